@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,15 @@ def train(*options: object) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         summary = json.loads((run_dir / "summary.json").read_text())
         lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return summary, lines
+
+
+def trained_run(config: str, seed: int, options: Sequence[str] = ()) -> Path:
+    """Train one seed of a configuration; returns the directory of its run, which stays."""
+    run_dir = Path(tempfile.mkdtemp(prefix="jb-")) / "run"
+    command = [sys.executable, "-m", "juggler", "train", config, "--seed", str(seed), *options]
+    command += ["--run-dir", str(run_dir), "--progress", "off"]
+    subprocess.run(command, check=True, env=environment(), stdout=subprocess.DEVNULL)
+    return run_dir
 
 
 def steady_rate(lines: list[dict[str, Any]], after: float = 2.0) -> float:

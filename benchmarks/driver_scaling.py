@@ -1,4 +1,9 @@
-"""A whole driver with fake runners and learners. Prints one JSON line about its costs."""
+"""A whole driver with fake runners and learners. Prints one JSON line about its costs.
+
+With --watched, there is everything around the run that people may have: a page that somebody looks
+at, trackers, and a callback that hears of all. What these take of the driver's thread is measured
+by itself, because the CPU time of two runs differs by more than that.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +14,34 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import psutil
 from fakes import LIVE_STEPS, ROWS, STEPS, Script, Waits, run_fakes
 
+from juggler.driver.callbacks import Callback, Callbacks
+from juggler.driver.callbacks_of_keys import callbacks_of
 from juggler.driver.config import RunConfig
-from juggler.driver.driver import Driver, Listen
+from juggler.driver.driver import Driver, Listen, RunFailed
 from juggler.driver.record.progress import SilentProgress
-from juggler.driver.record.run_directory import RunDirectory
+from juggler.driver.record.run_directory import SUMMARY_FILE, RunDirectory
 from juggler.driver.record.wording import Level
+from juggler.driver.status import StatusReader
 
 WARM_UP_LINES = 1  # metrics lines, one a second
+#: What the driver's thread does for those around a run.
+AROUND = (
+    (Callbacks, "metrics"),
+    (Callbacks, "updated"),
+    (Callbacks, "tell"),
+    (StatusReader, "read"),
+    (RunDirectory, "_append_events"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +53,43 @@ class Moment:
     megabytes: float  # resident
     updates: int
     batches: int  # sampled
+    around: float  # CPU seconds of its thread, for what is around the run
 
 
 class Complaints(SilentProgress):
-    """Records errors: no worker should leave, and nothing else go wrong."""
+    """Records errors: no worker should leave, and nothing else go wrong. A page is looked at."""
 
     def message(self, text: str, level: Level = "info") -> None:
         if level != "info":
             print(text, file=sys.stderr)
+        elif text.startswith("page: "):
+            context = multiprocessing.get_context("spawn")
+            context.Process(target=look, args=(text.removeprefix("page: "),), daemon=True).start()
+
+
+def look(url: str) -> None:
+    """What a browser does: it asks once a second for what is new."""
+    seen, (run,) = "", json.load(urlopen(f"{url}api/runs"))["runs"]
+    while True:
+        urlopen(f"{url}api/runs").read()
+        told = json.load(urlopen(f"{url}api/run?id={run['id']}&detail=1&seen={seen}"))
+        assert told["status"], "the driver answers"
+        seen = told["curves"]["seen"]
+        time.sleep(1.0)
+
+
+class Hears(Callback):
+    """What a script may do: it keeps the metrics of each line and of each update."""
+
+    def __init__(self) -> None:
+        self.lines: list[Any] = []
+        self.updates = 0
+
+    def on_metrics(self, run: Any, metrics: Any) -> None:
+        self.lines.append(dict(metrics))
+
+    def on_update(self, run: Any, module_id: str, metrics: Any) -> None:
+        self.updates += 1
 
 
 class MeasuredDriver(Driver):
@@ -51,6 +99,7 @@ class MeasuredDriver(Driver):
         moments: the start of the measurement, each metrics line since, and the end.
         most_open: batches in the books at once, from request to end.
         line_seconds: CPU time of each metrics line.
+        around_seconds: CPU time of the driver's thread for what is around the run.
     """
 
     def measure(self, script: Script, seconds: float, waits: Any) -> dict[str, Any]:
@@ -62,7 +111,23 @@ class MeasuredDriver(Driver):
         self.line_seconds: list[float] = []
         self._top_up, self._loop.top_up = self._loop.top_up, self._measured_top_up
         self._write_line, self._upkeep.write_line = self._upkeep.write_line, self._measured_line
-        return self.run()
+        self.around_seconds = 0.0
+        if self._parts.callbacks.callbacks:
+            for kind, name in AROUND:
+                setattr(kind, name, self._measured(getattr(kind, name)))
+        with suppress(RunFailed):  # fake learners have no weights for the last checkpoint
+            self.run()
+        summary: dict[str, Any] = json.loads((self._directory.path / SUMMARY_FILE).read_bytes())
+        return summary
+
+    def _measured(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def measured(*arguments: Any) -> Any:
+            begun = time.thread_time()
+            found = call(*arguments)
+            self.around_seconds += time.thread_time() - begun
+            return found
+
+        return measured
 
     def _start(self) -> None:
         super()._start()
@@ -84,16 +149,17 @@ class MeasuredDriver(Driver):
         script, here = self._script, (line["num_env_runners"], line["num_learners"])
         self._complete_lines += here == (script.runners, script.learners)
         if self._complete_lines > WARM_UP_LINES and not self._parts.end.reached:
-            self.moments.append(_now(line))
+            self.moments.append(_now(line, self.around_seconds))
             if self.moments[-1].time >= self.moments[0].time + self._seconds:
                 self._parts.end.stop("measured")
         return line
 
 
-def _now(line: dict[str, Any]) -> Moment:
+def _now(line: dict[str, Any], around: float) -> Moment:
     megabytes = psutil.Process().memory_info().rss / 1e6
     batches = line["env_steps_sampled"] // LIVE_STEPS
-    return Moment(time.monotonic(), time.process_time(), megabytes, line["updates"], batches)
+    cpu = time.process_time()
+    return Moment(time.monotonic(), cpu, megabytes, line["updates"], batches, around)
 
 
 def _config(script: Script, batches: int, staleness: int) -> RunConfig:
@@ -118,9 +184,13 @@ def _deep(script: Script, batches: int) -> int:
     return 2 * int(updates + 4)
 
 
-def measure(script: Script, batches: int, staleness: int, seconds: float) -> dict[str, Any]:
+def measure(
+    script: Script, batches: int, staleness: int, seconds: float, watched: bool, track: list[str]
+) -> dict[str, Any]:
     """One configuration's figures."""
     config = _config(script, batches, staleness)
+    config.driver.web, config.driver.track = watched, track if watched else []
+    around = (*callbacks_of(config.driver), Hears()) if watched else ()
     queue = multiprocessing.get_context("spawn").Queue()
     with tempfile.TemporaryDirectory(prefix="jb-") as directory:
         path = Path(directory, "run")
@@ -130,6 +200,7 @@ def measure(script: Script, batches: int, staleness: int, seconds: float) -> dic
             Complaints(),
             started=time.monotonic(),
             listen=Listen("127.0.0.1:0"),
+            callbacks=around,
         )
         summary = driver.measure(script, seconds, queue)
         waits = queue.get(timeout=30)
@@ -146,6 +217,7 @@ def measure(script: Script, batches: int, staleness: int, seconds: float) -> dic
         "receipts_per_second": batches_booked / spent,
         "updates_per_second": (end.updates - begin.updates) / spent,
         "cpu_share": cpu / spent,
+        "around_share": (end.around - begin.around) / spent,
         "cpu_microseconds": 1e6 * cpu / batches_booked if batches_booked else None,
         "most_open": driver.most_open,
         "admitted": admitted,
@@ -196,8 +268,11 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=8, help="of each learner in an update")
     parser.add_argument("--staleness", type=int, default=0, help="0: no runner waits for admission")
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--watched", action="store_true", help="page, trackers and a callback")
+    parser.add_argument("--track", nargs="*", default=["tensorboard"], help="with --watched")
     given = vars(parser.parse_args())
-    rest = [given.pop(name) for name in ("batches", "staleness", "seconds")]
+    names = ("batches", "staleness", "seconds", "watched", "track")
+    rest = [given.pop(name) for name in names]
     print(json.dumps(measure(Script(**given), *rest)))
 
 

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
-from commands import environment, table
+from commands import table, trained_run
 
 from juggler.driver.league.payoffs import wilson
 from juggler.driver.league_players import LEAGUE
@@ -25,15 +22,6 @@ from juggler.driver.line_ups import play_matches
 from juggler.runtime.checkpoints.checkpoint import read
 
 MAIN = "main-0"
-
-
-def trained(config: str, seed: int, more: list[str]) -> Path:
-    """Train a league; returns the directory of its run."""
-    run = Path(tempfile.mkdtemp(prefix="league-past-")) / "run"
-    command = [sys.executable, "-m", "juggler", "train", config, *more, "--seed", str(seed)]
-    command += ["--run-dir", str(run), "--progress", "off"]
-    subprocess.run(command, check=True, env=environment(), stdout=subprocess.DEVNULL)
-    return run
 
 
 def copies(run: Path) -> list[tuple[str, str, int]]:
@@ -66,7 +54,7 @@ def main() -> None:
     parser.add_argument("--matches", type=int, default=200, help="against each copy; even")
     parser.add_argument("more", nargs="*", help="further options of juggler train, behind --")
     said = parser.parse_args()
-    run = said.run or trained(said.config, said.seed, said.more)
+    run = said.run or trained_run(said.config, said.seed, said.more)
     rows, rates = [], {}
     for number, (copy_id, parent, born_at) in enumerate(copies(run)):
         won = points(run, copy_id, said.matches, number)

@@ -15,15 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import numpy as np
-from commands import environment, table
+from commands import table, trained_run
 from numpy.typing import NDArray
 
 import juggler
@@ -45,13 +42,8 @@ def self_play() -> dict[str, Any]:
 
 def trained(seed: int, league: dict[str, Any] | None, more: list[str]) -> Path:
     """Train one seed; returns its directory."""
-    run = Path(tempfile.mkdtemp(prefix="league-rps-")) / "run"
-    command = [sys.executable, "-m", "juggler", "train", CONFIG, *more, "--seed", str(seed)]
-    command += ["--run-dir", str(run), "--progress", "off"]
-    if league is not None:
-        command += ["--league", json.dumps(league)]
-    subprocess.run(command, check=True, env=environment(), stdout=subprocess.DEVNULL)
-    return run
+    instead = [] if league is None else ["--league", json.dumps(league)]
+    return trained_run(CONFIG, seed, [*more, *instead])
 
 
 def policies(run: Path) -> list[NDArray[np.float64]]:

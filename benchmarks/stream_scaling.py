@@ -58,7 +58,7 @@ def _peak() -> int:
 
 def _serve(handler: grpc.GenericRpcHandler) -> tuple[grpc.Server, str]:
     """A server and its address. The server stops when its last reference is gone."""
-    server = make_server()
+    server = make_server(1024)
     server.add_generic_rpc_handlers((handler,))
     address = bind(server, "127.0.0.1:0")
     server.start()

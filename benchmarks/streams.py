@@ -45,10 +45,10 @@ def _stay_on_core(number: int) -> None:
     os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
-def _serve(handlers: list[grpc.GenericRpcHandler], address: str) -> grpc.Server:
+def _serve(handlers: list[grpc.GenericRpcHandler], address: str, streams: int = 8) -> grpc.Server:
     _stay_on_core(1)
     keep_freed_memory()  # as runners and learners do
-    server = make_server(8)
+    server = make_server(streams)
     server.add_generic_rpc_handlers(tuple(handlers))
     bind(server, address)
     server.start()

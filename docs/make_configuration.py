@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, fields
@@ -30,12 +31,15 @@ from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.pqn.config import PqnConfig
+from juggler.learner.algorithms.r2d2.config import R2d2Config
 from juggler.learner.algorithms.sac.config import SacConfig
 from juggler.learner.algorithms.td3.config import Td3Config
 from juggler.learner.config import LearnerConfig
+from juggler.learner.imitation_config import ImitationConfig
+from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.runtime.connectors.config import ConnectorsConfig, ConnectorsTable
 from juggler.runtime.modules.config import ModuleConfig
-from juggler.runtime.modules.model_config import ModelConfig
+from juggler.runtime.modules.model_config import ModelConfig, QNetworkConfig
 
 INTRODUCTION = """\
 # Configuration
@@ -65,10 +69,10 @@ some of the keys that nobody gave, and print them:
 An unknown key is an error that names the nearest right one. A value of the wrong type or out of its
 range is an error too.
 
-The keys that are tables in a file (`env_kwargs`, `model`, `connectors`, `optimizers`, `agents`,
-`modules`) are JSON on the command line: `--model '{"hidden_sizes": [128]}'`. The pairs of a
-schedule (`lr`) are written there one after the other: `--lr 0 1e-3 1000000 1e-4`. "none" on this
-page is `none` on the command line, `"none"` in a file, and `None` in Python.
+The keys that are tables in a file (`env_kwargs`, `model`, `connectors`, `optimizers`, `intrinsic`,
+`imitation`, `agents`, `modules`) are JSON on the command line: `--model '{"hidden_sizes": [128]}'`.
+The pairs of a schedule (`lr`) are written there one after the other: `--lr 0 1e-3 1000000 1e-4`.
+"none" on this page is `none` on the command line, `"none"` in a file, and `None` in Python.
 
 `juggler train --list` shows the configurations that ship. `config.toml` in a run's directory is the
 run's own configuration, and `juggler train` accepts it again (with another `--run-dir` if it has
@@ -85,12 +89,16 @@ SECTIONS: list[tuple[str, type[Any]]] = [
     ("Learning with PPO", PpoConfig),
     ("Learning with PQN", PqnConfig),
     ("Learning with BC", BcConfig),
-    ("Learning with DQN, SAC and TD3", OffPolicyConfig),
+    ("Learning with DQN, R2D2, SAC and TD3", OffPolicyConfig),
     ("Learning with DQN", DqnConfig),
+    ("Learning with R2D2", R2d2Config),
     ("Learning with SAC", SacConfig),
     ("Learning with TD3", Td3Config),
+    ("Intrinsic rewards: keys of `intrinsic`", IntrinsicConfig),
+    ("Imitation: keys of `imitation`", ImitationConfig),
     ("The module", ModuleConfig),
     ("The default module: keys of `model`", ModelConfig),
+    ("Values of actions: keys of `model`", QNetworkConfig),
     ("Connectors", ConnectorsTable),
     ("Connectors: keys of `connectors`", ConnectorsConfig),
     ("Several agents", AgentsConfig),
@@ -128,12 +136,13 @@ def _section(title: str, kind: type[Any]) -> str:
 
 
 def _own_fields(kind: type[Any]) -> list[Field[Any]]:
-    """All fields; of an algorithm only those that no section before has, or other defaults."""
-    if kind is LearnerConfig or not issubclass(kind, LearnerConfig):
+    """All fields; of an algorithm or its `model` only those that no section before has, or that
+    have other defaults."""
+    if kind is LearnerConfig or not issubclass(kind, LearnerConfig | QNetworkConfig):
         return list(fields(kind))
     shared = (ActorCriticConfig, OffPolicyConfig)
     base = next((each for each in shared if issubclass(kind, each) and kind is not each), None)
-    base = base or LearnerConfig
+    base = base or (LearnerConfig if issubclass(kind, LearnerConfig) else ModelConfig)
     every = {field.name: _default(field) for field in fields(base)}
     return [field for field in fields(kind) if every.get(field.name) != _default(field)]
 
@@ -188,7 +197,9 @@ def _default(field: Field[Any]) -> str:
     value = field.default if field.default_factory is MISSING else field.default_factory()
     if value is None:
         return "none"
-    text = tomli_w.dumps({"x": value}) if not isinstance(value, dict) else "x = {}"
+    if isinstance(value, dict):
+        return f"`{{{', '.join(f'{key} = {json.dumps(each)}' for key, each in value.items())}}}`"
+    text = tomli_w.dumps({"x": value})
     return f"`{' '.join(text.partition('=')[2].split()).replace('[ ', '[').replace(', ]', ']')}`"
 
 

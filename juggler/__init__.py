@@ -72,18 +72,24 @@ if TYPE_CHECKING:
     from juggler.learner.algorithms.bc.core import Bc as Bc
     from juggler.learner.algorithms.dqn.config import DqnConfig as DqnConfig
     from juggler.learner.algorithms.dqn.core import Dqn as Dqn
+    from juggler.learner.algorithms.imitation.discriminator import Discriminator as Discriminator
     from juggler.learner.algorithms.impala.config import ImpalaConfig as ImpalaConfig
     from juggler.learner.algorithms.impala.core import Impala as Impala
+    from juggler.learner.algorithms.intrinsic.rnd import Rnd as Rnd
     from juggler.learner.algorithms.ppo.config import PpoConfig as PpoConfig
     from juggler.learner.algorithms.ppo.core import Ppo as Ppo
     from juggler.learner.algorithms.pqn.config import PqnConfig as PqnConfig
     from juggler.learner.algorithms.pqn.core import Pqn as Pqn
+    from juggler.learner.algorithms.r2d2.config import R2d2Config as R2d2Config
+    from juggler.learner.algorithms.r2d2.core import R2d2 as R2d2
     from juggler.learner.algorithms.registry import build_learner as build_learner
     from juggler.learner.algorithms.sac.config import SacConfig as SacConfig
     from juggler.learner.algorithms.sac.core import Sac as Sac
     from juggler.learner.algorithms.td3.config import Td3Config as Td3Config
     from juggler.learner.algorithms.td3.core import Td3 as Td3
     from juggler.learner.config import LearnerConfig as LearnerConfig
+    from juggler.learner.core.around_core import AroundCore as AroundCore
+    from juggler.learner.core.around_core import AroundState as AroundState
     from juggler.learner.core.forward import Forward as Forward
     from juggler.learner.core.forward import Loss as Loss
     from juggler.learner.core.gradient_core import GradientCore as GradientCore
@@ -116,6 +122,8 @@ if TYPE_CHECKING:
     from juggler.learner.data.sources import Columns as Columns
     from juggler.learner.data.sources import DataSource as DataSource
     from juggler.learner.data.sources import Queue as Queue
+    from juggler.learner.imitation_config import ImitationConfig as ImitationConfig
+    from juggler.learner.intrinsic_config import IntrinsicConfig as IntrinsicConfig
     from juggler.learner.learner import Learner as Learner
     from juggler.learner.optim.config import Scheduled as Scheduled
     from juggler.learner.optim.optimizers import Schedule as Schedule
@@ -177,6 +185,8 @@ _PUBLIC = {
     "AnyOf": "juggler.runtime.modules.specs",
     "Appo": "juggler.learner.algorithms.appo.core",
     "AppoConfig": "juggler.learner.algorithms.appo.config",
+    "AroundCore": "juggler.learner.core.around_core",
+    "AroundState": "juggler.learner.core.around_core",
     "Aux": "juggler.learner.core.learner_core",
     "Bc": "juggler.learner.algorithms.bc.core",
     "BcConfig": "juggler.learner.algorithms.bc.config",
@@ -194,6 +204,7 @@ _PUBLIC = {
     "DataSource": "juggler.learner.data.sources",
     "Demonstrations": "juggler.driver.recording",
     "DeterministicActorCritic": "juggler.runtime.modules.deterministic_actor_critic",
+    "Discriminator": "juggler.learner.algorithms.imitation.discriminator",
     "DistributionSpec": "juggler.runtime.modules.distributions",
     "Dqn": "juggler.learner.algorithms.dqn.core",
     "DqnConfig": "juggler.learner.algorithms.dqn.config",
@@ -203,8 +214,10 @@ _PUBLIC = {
     "FreezePlayer": "juggler.driver.league.events",
     "GradientCore": "juggler.learner.core.gradient_core",
     "Grads": "juggler.learner.core.learner_core",
+    "ImitationConfig": "juggler.learner.imitation_config",
     "Impala": "juggler.learner.algorithms.impala.core",
     "ImpalaConfig": "juggler.learner.algorithms.impala.config",
+    "IntrinsicConfig": "juggler.learner.intrinsic_config",
     "LeagueBuilder": "juggler.driver.league.builder",
     "LeagueResults": "juggler.driver.league.results",
     "Learner": "juggler.learner.learner",
@@ -243,12 +256,15 @@ _PUBLIC = {
     "PqnConfig": "juggler.learner.algorithms.pqn.config",
     "QNetwork": "juggler.runtime.modules.q_network",
     "Queue": "juggler.learner.data.sources",
+    "R2d2": "juggler.learner.algorithms.r2d2.core",
+    "R2d2Config": "juggler.learner.algorithms.r2d2.config",
     "RLModule": "juggler.runtime.modules.rl_module",
     "RLModuleSpec": "juggler.runtime.modules.module_spec",
     "Replay": "juggler.learner.data.replay.replay",
     "ResetPlayer": "juggler.driver.league.events",
     "Result": "juggler.driver.result",
     "RetirePlayer": "juggler.driver.league.events",
+    "Rnd": "juggler.learner.algorithms.intrinsic.rnd",
     "Run": "juggler.driver.callbacks",
     "RunConfig": "juggler.driver.config",
     "RunFailed": "juggler.driver.driver",

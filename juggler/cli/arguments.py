@@ -18,6 +18,7 @@ import tyro
 from juggler.cli.reattaching import PREDECESSOR
 from juggler.driver.config import ConfigError, RunConfig, instead_of, must_suit
 from juggler.driver.given_config import read_toml
+from juggler.driver.record.driver_file import find_driver_from_elsewhere
 from juggler.driver.record.run_directory import CONFIG_FILE
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.runtime.actors.attachment import describe, explains_itself
@@ -37,7 +38,8 @@ class WorkerArguments:
     """How a worker on another host finds its driver."""
 
     driver: str
-    """Address of the driver, HOST:PORT."""
+    """Address of the driver, HOST:PORT; or the run directory, if this host shares its file system.
+    """
 
     index: int = -1
     """This worker's number among those of its role. -1: the driver chooses."""
@@ -68,16 +70,20 @@ class WorkerArguments:
 
         Raises:
             EndpointError: an address is malformed, or cannot be listened on.
+            RunDirectoryError: the run in the directory has no driver.
             ValueError: the token, or the directory for TLS, cannot be read or used.
         """
-        split_address(self.driver)
+        address = self.driver
+        if Path(address).is_dir() or ":" not in address:
+            address = find_driver_from_elsewhere(Path(address), self.timeout)
+        split_address(address)
         tls = read_tls(self.tls)
         health = None
         if self.health_bind:
             health = Health()
             health.serve(self.health_bind)
         return Contact(
-            address=self.driver,
+            address=address,
             index=self.index,
             token=read_token(self.token_file, tls),
             tls=tls,
@@ -210,6 +216,7 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
     from juggler.driver.driver import RunFailed
     from juggler.driver.record.run_directory import RunDirectoryError
     from juggler.experiments.sweep import SweepFailed
+    from juggler.launch.commands import LaunchError
     from juggler.runtime.checkpoints.checkpoint import CheckpointError
 
     expected = CheckpointError, RunDirectoryError, RunFailed
@@ -221,7 +228,7 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
             print(traceback, file=sys.stderr)
         print(f"juggler {command}: {error}", file=sys.stderr)
         return 2
-    except (*expected, EndpointError, PlotError, SweepFailed) as error:
+    except (*expected, EndpointError, PlotError, SweepFailed, LaunchError) as error:
         print(f"juggler {command}: {error}", file=sys.stderr)
         return 1
     except Exception as error:

@@ -25,7 +25,7 @@ from juggler.driver.result import has_checkpoint
 from juggler.driver.training import resume_run, start_run
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.tls import read_tls
-from juggler.runtime.checkpoints.checkpoint import read
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
 
 
 @dataclass(kw_only=True)
@@ -65,10 +65,28 @@ def run(arguments: Sequence[str]) -> int:
     return report_errors("driver", lambda: _drive(arguments, started))
 
 
-def _drive(arguments: Sequence[str], started: float) -> int:
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the arguments say.
+
+    Attributes:
+        arguments: checked.
+        keys: of the configuration, that somebody gave.
+        checkpoint: to go on from; None: a new run.
+    """
+
+    arguments: Arguments
+    keys: frozenset[str]
+    checkpoint: Checkpoint | None
+
+
+def read_arguments(arguments: Sequence[str]) -> Given:
+    """Parse and check the arguments, and the configuration that they name.
+
+    Raises:
+        ConfigError: something in them cannot be.
+    """
     first, algorithm = parse_first(Arguments, arguments, "driver")
-    tls = read_tls(first.tls)
-    listen = Listen(first.bind, first.insecure, read_token(first.token_file, tls), tls)
     if first.resume is not None and first.config is not None:
         raise ConfigError("give a configuration or --resume, not both")
     if first.go_on:
@@ -90,10 +108,19 @@ def _drive(arguments: Sequence[str], started: float) -> int:
             f"evaluation_seconds = {seconds:g}: workers that dial in do not evaluate. Set "
             "evaluation_seconds = 0, and play the checkpoints with `juggler evaluate`"
         )
+    given.resume = first.resume
+    return Given(given, keys | keys_given(arguments), checkpoint)
+
+
+def _drive(arguments: Sequence[str], started: float) -> int:
+    read_first = read_arguments(arguments)
+    given, checkpoint = read_first.arguments, read_first.checkpoint
+    tls = read_tls(given.tls)
+    listen = Listen(given.bind, given.insecure, read_token(given.token_file, tls), tls)
     monitoring = given.monitoring(given.insecure, listen.token, listen.tls)
     if checkpoint is not None:
         resume_run(
-            Path(first.resume or ""),
+            Path(given.resume or ""),
             checkpoint,
             given.run,
             started=started,
@@ -101,8 +128,12 @@ def _drive(arguments: Sequence[str], started: float) -> int:
             monitoring=monitoring,
         )
     else:
-        keys |= keys_given(arguments)
         start_run(
-            given.run, keys, started=started, over=first.go_on, listen=listen, monitoring=monitoring
+            given.run,
+            read_first.keys,
+            started=started,
+            over=given.go_on,
+            listen=listen,
+            monitoring=monitoring,
         )
     return 0

@@ -51,6 +51,8 @@ def _show(given: Arguments) -> int:
     first = next(statuses)
     try:
         if given.json:
+            from juggler.driver.asking import to_plain
+
             _print_all(given, first, statuses, lambda each: print(json.dumps(to_plain(each))))
         else:
             _show_tables(given, first, statuses)
@@ -98,13 +100,12 @@ def _statuses(given: Arguments) -> Iterator[Any]:
     """
     import grpc
 
-    from juggler.driver.monitoring import STATUS_METHOD
+    from juggler.driver.asking import ask_status
     from juggler.driver.record.driver_file import find_driver, not_running
     from juggler.driver.record.run_directory import RunDirectoryError
-    from juggler.runtime.actors.credentials import bearer, read_token
+    from juggler.runtime.actors.credentials import read_token
     from juggler.runtime.actors.endpoints import EndpointError, dial, split_address
     from juggler.runtime.actors.tls import read_tls
-    from juggler.runtime.wire.v1 import status_pb2
 
     run_dir = Path(given.where)
     if not run_dir.is_dir() and ":" not in given.where:
@@ -116,17 +117,11 @@ def _statuses(given: Arguments) -> Iterator[Any]:
         split_address(address)
     tls = read_tls(given.tls)
     with dial(address, tls) as channel:
-        ask: Any = channel.unary_unary(
-            STATUS_METHOD,
-            request_serializer=status_pb2.StatusRequest.SerializeToString,
-            response_deserializer=status_pb2.RunStatus.FromString,
-        )
-        metadata = bearer(read_token(given.token_file, tls))
+        token = read_token(given.token_file, tls)
         answered = False
         while True:
             try:
-                request = status_pb2.StatusRequest()
-                status = ask(request, timeout=_ANSWER_SECONDS, metadata=metadata)
+                status = ask_status(channel, _ANSWER_SECONDS, token)
             except grpc.RpcError as error:
                 answer: Any = error
                 gone = answer.code() == grpc.StatusCode.UNAVAILABLE
@@ -138,21 +133,3 @@ def _statuses(given: Arguments) -> Iterator[Any]:
             answered = True
             yield status
             time.sleep(_EVERY_SECONDS)
-
-
-def to_plain(message: Any) -> dict[str, Any]:
-    """A message as plain JSON data, by the names of its fields, with whole numbers as such."""
-    plain: dict[str, Any] = {}
-    for field in message.DESCRIPTOR.fields:
-        value = getattr(message, field.name)
-        if field.has_presence and not message.HasField(field.name):
-            plain[field.name] = None
-        elif field.message_type is None:
-            plain[field.name] = list(value) if field.is_repeated else value
-        elif field.message_type.GetOptions().map_entry:
-            plain[field.name] = dict(value)
-        elif field.is_repeated:
-            plain[field.name] = [to_plain(each) for each in value]
-        else:
-            plain[field.name] = to_plain(value)
-    return plain

@@ -47,7 +47,7 @@ def _books(status: status_pb2.RunStatus) -> Table:
     rows = {
         "return": f"{number(episodes.return_mean if has_return else None)} over the last 100 of "
         f"{episodes.ended:,} episodes",
-        **_returns("modules", {m.module_id: m for m in status.modules}),
+        **_returns("modules", {_module(each): each for each in status.modules}),
         **_league(status),
         **_returns("agents", {agent.agent: agent for agent in status.agents}),
         "steps": f"{quantity(steps.sampled)} sampled = {quantity(steps.trained)} trained + "
@@ -67,6 +67,10 @@ def _books(status: status_pb2.RunStatus) -> Table:
     for name, text in rows.items():
         grid.add_row(name, text)
     return grid
+
+
+def _module(module: status_pb2.ModuleStatus) -> str:
+    return f"{module.module_id}{' (not trained)' if module.HasField('steps_played') else ''}"
 
 
 def _league(status: status_pb2.RunStatus) -> dict[str, str]:

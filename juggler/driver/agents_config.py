@@ -14,7 +14,7 @@ from juggler.envrunner.setup import RANDOM, may_play
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS, PIPELINES
 from juggler.runtime.checkpoints.frozen import DIGEST, FROM, TRAIN, is_frozen
 from juggler.runtime.episodes.version import DEFAULT_MODULE
-from juggler.runtime.nearest import nearest
+from juggler.runtime.nearest import closest, nearest
 
 #: Keys of a module's table that no other part of a configuration has.
 WAITED_FOR: Final = "waited_for"
@@ -240,10 +240,11 @@ class AgentsConfig:
         for agent in agents:
             matching = [pattern for pattern in self.agents if matches(agent, pattern)]
             if not matching:
-                raise ConfigError(
-                    f"agents: no pattern matches agent {agent!r}: add one for it, such as "
-                    f'"*" = "{DEFAULT_MODULE}" as the last one'
-                )
+                add = f'add one for it, such as "*" = "{DEFAULT_MODULE}" as the last one'
+                idle = [each for each in self.agents if not any(matches(a, each) for a in agents)]
+                near = closest(agent, idle)
+                hint = f"did you mean it with {near!r}, which matches none?" if near else add
+                raise ConfigError(f"agents: no pattern matches agent {agent!r}: {hint}")
             deciding.add(matching[0])
             found[agent] = self.agents[matching[0]]
         for pattern in self.agents:

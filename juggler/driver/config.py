@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -17,7 +18,7 @@ from juggler.driver.driver_config import ConfigError as ConfigError
 from juggler.driver.driver_config import DriverConfig as DriverConfig
 from juggler.driver.league.builders import NO_BUILDER
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.setup import may_play
+from juggler.envrunner.setup import RANDOM, may_play
 from juggler.learner.algorithms.registry import algorithms_with, find_algorithm
 from juggler.learner.config import LearnerConfig
 from juggler.runtime.checkpoints.frozen import is_frozen
@@ -25,7 +26,7 @@ from juggler.runtime.connectors.config import ConnectorsTable
 from juggler.runtime.elsewhere import called_here
 from juggler.runtime.modules.by_name import name_of
 from juggler.runtime.modules.config import ModuleConfig
-from juggler.runtime.modules.model_config import ModelConfig
+from juggler.runtime.modules.model_config import QNetworkConfig
 from juggler.runtime.nearest import nearest
 
 
@@ -142,7 +143,7 @@ class RunConfig:
             raise
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        parts = self.driver, self.env_runner, self.learner, self.agents
+        parts = self.driver, self.env_runner, self.learner, self.agents, self.connectors.parsed()
         must_go_together(Checked(*parts, self.critics_see, self.others, self.played_by))
         for module_id, table in self.agents.modules.items():
             if not is_frozen(table):
@@ -196,6 +197,12 @@ class RunConfig:
             for piece in ("clip_rewards", "normalize_rewards", "scale_rewards")
             if piece in pieces and scale != 1.0
         ]
+        if RANDOM not in self.others:
+            doubts += [
+                f"module {each!r} learns like any other: did you mean {RANDOM!r}, which draws "
+                "actions at random and needs no training?"
+                for each in get_close_matches(RANDOM, self.module_ids, cutoff=0.8)
+            ]
         return doubts + self.learner.doubts()
 
     @classmethod
@@ -215,6 +222,8 @@ class RunConfig:
             raise ConfigError(f"{where}: {error}") from error
         config = cls(learner=algorithm.config(algorithm=name))
         owners = _owners(config, where)
+        if isinstance(values.get("module"), Mapping):
+            raise ConfigError(f"{where}: module is a name: did you mean the table 'modules'?")
         for key in values:
             if key not in owners:
                 must_suit(key, name, where)
@@ -293,7 +302,7 @@ def instead_of(key: str) -> str:
     """How an error about a key ends that no run has, and that other libraries or models have; or
     ""."""
     hidden = {"distribution", "critic_space"}
-    own_keys = [each.name for each in fields(ModelConfig) if each.name not in hidden]
+    own_keys = [each.name for each in fields(QNetworkConfig) if each.name not in hidden]
     if key == "population":
         return (
             ": a run has none; a script trains many learners of one algorithm together with "

@@ -11,6 +11,11 @@ from juggler.driver.league.config import LeagueConfig
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.learner.algorithms.registry import ALGORITHMS, find_algorithm
 from juggler.learner.config import LearnerConfig
+from juggler.runtime.connectors.built_in import Place
+from juggler.runtime.connectors.config import ConnectorsConfig
+
+#: Connectors that change neither what a policy sees nor what it does.
+_HARMLESS = ("clip_actions", "discounted_returns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,7 @@ class Checked:
     env_runner: EnvRunnerConfig
     learner: LearnerConfig
     agents: AgentsConfig
+    connectors: ConnectorsConfig
     critics_see: Sequence[str]
     others: Sequence[str]
     played_by: Mapping[str, Sequence[str]]
@@ -37,6 +43,11 @@ def must_go_together(config: Checked) -> None:
             "round acts with the weights that the last one made; set weights_interval = 1, or "
             "synchronous = false"
         )
+    for name in ("intrinsic", "imitation"):
+        if table := getattr(config.learner, name):
+            _check_rewards(config, f"{name} = {table!r}")
+    if config.learner.imitation:
+        _check_imitation(config)
     if config.agents.league:
         _check_league(config)
     if config.env_runner.gateway:
@@ -44,16 +55,49 @@ def must_go_together(config: Checked) -> None:
     if config.env_runner.dataset:
         _check_dataset(config)
     runner = config.env_runner
-    if (runner.gateway or runner.is_elsewhere) and (seen := config.critics_see):
+    if (runner.gateway or runner.is_served) and (seen := config.critics_see):
         raise ConfigError(
             f"critic_sees = {seen[0]!r}: simulators send what an agent observes, and no more "
             "that a value function could see; leave it out"
         )
-    is_elsewhere = runner.is_elsewhere and not runner.gateway  # else env is only a name
-    if is_elsewhere and (key := config.agents.first_given):
+    is_served = runner.is_served and not runner.gateway  # else env is only a name
+    if is_served and (key := config.agents.first_given):
         raise ConfigError(
             f"{key} with env = {runner.env!r}: its environments have one agent; leave out {key}"
         )
+
+
+def _check_rewards(config: Checked, given: str) -> None:
+    """
+    Raises:
+        ConfigError: other rewards make no difference, or the module shares parts.
+    """
+    algorithm = config.learner.algorithm
+    if find_algorithm(algorithm).offline:
+        raise ConfigError(
+            f"{given} with algorithm = {algorithm!r}: it learns from a data set, so that nothing "
+            "that it does is ever rewarded; leave it out"
+        )
+    if config.agents.shared:
+        raise ConfigError(
+            f"{given} with shared: modules that share parts cannot have rewards of their own; "
+            "leave one of them out"
+        )
+
+
+def _check_imitation(config: Checked) -> None:
+    """
+    Raises:
+        ConfigError: policy and demonstrations would not see and do the same.
+    """
+    places: tuple[Place, ...] = ("env_to_module", "module_to_env")
+    for place in places:
+        pieces = [piece.use for piece in config.connectors.pipeline(place)]
+        if other := [piece for piece in pieces if piece not in _HARMLESS]:
+            raise ConfigError(
+                f"imitation with {other[0]!r} in connectors.{place}: demonstrations have what the "
+                "environment showed and got, and the policy would have something else; leave it out"
+            )
 
 
 def _check_gateway(config: Checked) -> None:

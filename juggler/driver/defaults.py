@@ -22,6 +22,7 @@ from juggler.runtime.wire.v1 import spaces_pb2
 from juggler.runtime.wire.v1.tensors_pb2 import DType
 
 _WIDE = {"hidden_sizes": [256, 256], "activation": "relu"}
+_REMEMBERING = {"recurrent": "lstm"}
 #: By algorithm, whatever the environment.
 CHOSEN: dict[str, dict[str, Any]] = {
     "impala": {
@@ -51,6 +52,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
     "bc": {"num_env_runners": 1, "envs_per_runner": 16, "fragment_steps": 16, "lr": 1e-3},
     "dqn": {"envs_per_runner": 8, "fragment_steps": 16, "lr": 5e-4, "model": _WIDE},
     "pqn": {"envs_per_runner": 8, "fragment_steps": 32, "lr": 1e-3},
+    "r2d2": {"envs_per_runner": 8, "fragment_steps": 32, "lr": 5e-4, "model": _REMEMBERING},
     "sac": {"envs_per_runner": 4, "fragment_steps": 8, "model": _WIDE},
     "td3": {"envs_per_runner": 4, "fragment_steps": 8, "model": _WIDE},
     "ppo": {
@@ -92,6 +94,7 @@ _BATCH = {
     "ppo": 2048,
     "pqn": 256,
     "dqn": 128,
+    "r2d2": 256,
     "sac": 32,
     "td3": 32,
 }
@@ -199,7 +202,9 @@ def _chosen(
     if config.learner.weights_interval > 1:
         chosen.pop("max_staleness", None)
     keeps = isinstance(config.learner, OffPolicyConfig)  # rewards as they come
-    if "reward_scale" not in given and not keeps:
+    # Demonstrations have observations as they are, and rewards of the discriminator have a scale.
+    plain = keeps or bool(config.learner.imitation)
+    if "reward_scale" not in given and not plain:
         gamma = chosen.get("gamma", config.learner.gamma)
         rewarded = not find_algorithm(algorithm).offline
         if pieces := _connectors(observed, gamma if rewarded else None):

@@ -109,6 +109,10 @@ class DriverConfig:
     """Trackers that record the run's configuration and metrics, some of: tensorboard (events in the
     run's directory), wandb and mlflow (checkpoints at the end, too)."""
 
+    web: bool = False
+    """Serve a page about the run, for a browser of this host, while it goes on: at
+    http://127.0.0.1:7070/, or at the first port after that which is free."""
+
     progress: Literal["auto", "live", "plain", "json", "off"] = "auto"
     """What is shown meanwhile; auto: live in a terminal, one line in a notebook, plain lines
     elsewhere; json: those as objects."""

@@ -15,6 +15,7 @@ from juggler.envrunner.setup import RANDOM
 from juggler.runtime.checkpoints.checkpoint import read_or_warn
 from juggler.runtime.checkpoints.frozen import DIRECTORY, place_and_module, run_of
 from juggler.runtime.nearest import nearest
+from juggler.runtime.wire.spaces import space_to_message
 
 if TYPE_CHECKING:
     from juggler.envrunner.multi_agent.turns import AgentGroup
@@ -202,7 +203,8 @@ class _Seats:
 def _must_fit(policy: Policy, who: str | Policy, group: AgentGroup) -> None:
     for name in ("observation_space", "action_space"):
         has, needs = getattr(policy, name), getattr(group, name)
-        if has != needs:
+        # Messages are compared, since a checkpoint holds MultiBinary([5]) as MultiBinary(5).
+        if has != needs and space_to_message(has) != space_to_message(needs):
             raise ValueError(
                 f"{who} cannot play {', '.join(group.agents)}: its {name} is {has}, and theirs is "
                 f"{needs}"

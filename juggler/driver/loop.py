@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from juggler.driver.checkpoint.snapshots import SnapshotWritten
 from juggler.driver.core.events import Proceed
-from juggler.driver.monitoring import StatusAsked
+from juggler.driver.monitoring import ScaleAsked, StatusAsked
 from juggler.driver.parts import RunParts
+from juggler.driver.scaling import scale
 from juggler.driver.status import StatusReader
 from juggler.driver.upkeep import Upkeep
 from juggler.driver.workers.worker_events import WorkerEvents
@@ -28,7 +29,7 @@ class StopAsked:
 
 
 #: What the loop hears of.
-Event = HubEvent | Exited | SnapshotWritten | StopAsked | StatusAsked
+Event = HubEvent | Exited | SnapshotWritten | StopAsked | StatusAsked | ScaleAsked
 
 
 class Loop:
@@ -138,6 +139,9 @@ class Loop:
             case StatusAsked():
                 if event.answer.set_running_or_notify_cancel():
                     event.answer.set_result(self._status.read())
+            case ScaleAsked():
+                if event.answer.set_running_or_notify_cancel():
+                    scale(parts, event)
             case Exited():
                 parts.departures.exited(event)
             case SnapshotWritten():

@@ -21,6 +21,9 @@ from juggler.runtime.actors.vitals import Service
 from juggler.runtime.wire.v1 import status_pb2
 
 STATUS_METHOD = "/juggler.v1.Run/Status"
+SCALE_METHOD = "/juggler.v1.Run/Scale"
+#: EnvRunners that can be asked for.
+MOST_ENV_RUNNERS = 4096
 
 #: Time limit for the driver's loop to answer.
 ANSWER_SECONDS = 5.0
@@ -57,6 +60,15 @@ class StatusAsked:
     answer: Future[status_pb2.RunStatus]
 
 
+@dataclass(frozen=True, slots=True)
+class ScaleAsked:
+    """A request for another number of EnvRunners on this host. The driver's loop answers with the
+    number so far, or with a ValueError if it starts none."""
+
+    env_runners: int
+    answer: Future[int]
+
+
 class MonitoringServices:
     """Serves a run's status, and what the options list. The driver's loop answers requests.
 
@@ -65,18 +77,26 @@ class MonitoringServices:
     """
 
     def __init__(
-        self, options: MonitoringOptions, token: str, ask: Callable[[StatusAsked], None]
+        self,
+        options: MonitoringOptions,
+        token: str,
+        ask: Callable[[StatusAsked | ScaleAsked], None],
     ) -> None:
         self._options = options
         self._ask = ask
         self._health, self._health_beside = AsyncHealth(_ATTACH_SERVICE, _STATUS_SERVICE), Health()
         self._open = ExitStack()
         reflection = (_Reflection(),) if options.reflection else ()
-        status = _RunService(self.question, token)
+        status = _RunService(self.question, self._scale, token)
         self.services: tuple[Service, ...] = (self._health, status, *reflection)
 
     def question(self) -> Future[status_pb2.RunStatus]:
         asked = StatusAsked(Future())
+        self._ask(asked)
+        return asked.answer
+
+    def _scale(self, env_runners: int) -> Future[int]:
+        asked = ScaleAsked(env_runners, Future())
         self._ask(asked)
         return asked.answer
 
@@ -116,19 +136,26 @@ class MonitoringServices:
 class _RunService:
     """`juggler.v1.Run` on the hub's server."""
 
-    def __init__(self, question: Callable[[], Future[status_pb2.RunStatus]], token: str) -> None:
-        self._question = question
+    def __init__(
+        self,
+        question: Callable[[], Future[status_pb2.RunStatus]],
+        scale: Callable[[int], Future[int]],
+        token: str,
+    ) -> None:
+        self._question, self._ask_for = question, scale
         self._token = token
 
     async def add_to(self, server: Any) -> None:
         # A stream, because gRPC would read a unary request before the token is checked.
-        handler: Any = grpc.stream_stream_rpc_method_handler(
+        status: Any = grpc.stream_stream_rpc_method_handler(
             self._status, response_serializer=status_pb2.RunStatus.SerializeToString
         )
-        service, method = STATUS_METHOD.strip("/").split("/")
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(service, {method: handler}),)
+        scale: Any = grpc.stream_stream_rpc_method_handler(
+            self._scale, response_serializer=status_pb2.ScaleReply.SerializeToString
         )
+        service, status_name = STATUS_METHOD.strip("/").split("/")
+        methods = {status_name: status, SCALE_METHOD.rpartition("/")[2]: scale}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
 
     async def _status(self, _: Any, context: Any) -> None:
         # Only the driver's own user can open its Unix socket.
@@ -136,14 +163,34 @@ class _RunService:
             metadata = context.invocation_metadata() or ()
             if (refusal := why_not_admitted(metadata, self._token)) is not None:
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
+        await context.write(await _answered(self._question(), context))
+
+    async def _scale(self, requests: Any, context: Any) -> None:
+        if not context.peer().startswith("unix:"):
+            reason = "a run is scaled from the driver's own host"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
+        wanted = 0
+        async for content in requests:
+            wanted = status_pb2.ScaleRequest.FromString(content).env_runners
+            break
+        if not 1 <= wanted <= MOST_ENV_RUNNERS:
+            reason = f"{wanted} EnvRunners: must be from 1 to {MOST_ENV_RUNNERS}"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
         try:
-            # The request is empty and need not be read.
-            status = await asyncio.wait_for(asyncio.wrap_future(self._question()), ANSWER_SECONDS)
-        except TimeoutError:
-            reason = f"the driver's loop has not answered for {ANSWER_SECONDS:.0f} s"
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
+            before = await _answered(self._ask_for(wanted), context)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         else:
-            await context.write(status)
+            await context.write(status_pb2.ScaleReply(before=before))
+
+
+async def _answered(future: Future[Any], context: Any) -> Any:
+    """What the driver's loop answers; a loop that hangs ends the call."""
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(future), ANSWER_SECONDS)
+    except TimeoutError:
+        reason = f"the driver's loop has not answered for {ANSWER_SECONDS:.0f} s"
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
 
 
 class _Reflection:

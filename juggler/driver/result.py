@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import html
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from juggler.driver.config import RunConfig
 from juggler.driver.record.metrics_file import metrics_table
-from juggler.driver.record.run_directory import METRICS_FILE, SUMMARY_FILE
+from juggler.driver.record.run_state import last_summary
 from juggler.driver.record.wording import best_checkpoint, here, outcome
 from juggler.runtime.checkpoints.checkpoint import DIRECTORY, newest_first
 
@@ -78,14 +77,7 @@ def has_checkpoint(run_dir: Path) -> bool:
 
 def goal_reached(run_dir: Path, before: RunConfig, now: RunConfig) -> str:
     """Return the stop condition that ended a run; "" if there was none, or it has changed since."""
-    try:
-        # A run writes its summary last: one older than the metrics is from before a resume.
-        last_line = (run_dir / METRICS_FILE).stat().st_mtime_ns
-        if (run_dir / SUMMARY_FILE).stat().st_mtime_ns < last_line:
-            return ""
-        reason = json.loads((run_dir / SUMMARY_FILE).read_text())["reason_for_stop"]
-    except (OSError, ValueError, KeyError):
-        return ""
+    reason = str(last_summary(run_dir).get("reason_for_stop", ""))
     goal = _GOALS.get(reason, "")
     return reason if goal and vars(now.driver)[goal] == vars(before.driver)[goal] else ""
 

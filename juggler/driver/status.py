@@ -63,14 +63,21 @@ class StatusReader:
         return status
 
     def _modules(self) -> Iterator[status_pb2.ModuleStatus]:
-        """Each module, if there are several."""
-        modules = self.parts.core.modules
-        for module_id, module in modules.items() if len(modules) > 1 else ():
+        """Each module, if there are several: those that are trained, and then the others."""
+        modules, others = self.parts.core.modules, self.parts.config.others
+        if len(modules) + len(others) < 2:
+            return
+        for module_id, module in modules.items():
             yield status_pb2.ModuleStatus(
                 module_id=module_id,
                 version=module.weights_version.message(),
                 steps=_steps(module.ledger.counters()),
                 return_mean=self.parts.metrics.of(module_id).return_mean,
+            )
+        for module_id in others:
+            metrics = self.parts.metrics.of(module_id)
+            yield status_pb2.ModuleStatus(
+                module_id=module_id, return_mean=metrics.return_mean, steps_played=metrics.played
             )
 
     def _agents(self) -> Iterator[status_pb2.AgentStatus]:

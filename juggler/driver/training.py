@@ -13,6 +13,7 @@ from typing import Any
 
 from juggler.driver.agents_found import FoundGroup, needs_environment, with_agents
 from juggler.driver.callbacks import Callback, checked
+from juggler.driver.callbacks_of_keys import callbacks_of
 from juggler.driver.checkpoint import beginning as beginnings
 from juggler.driver.checkpoint.beginning import Beginning, beginning_of, other_run
 from juggler.driver.checkpoint.books import must_be_sound
@@ -46,7 +47,6 @@ from juggler.driver.script_classes import (
     pack,
 )
 from juggler.driver.signals import as_exception
-from juggler.driver.trackers.tracking import tracking
 from juggler.driver.with_dataset import with_dataset
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.open_files import allow_many_open_files
@@ -174,7 +174,7 @@ def start_run(
         ConfigError: the configuration names something that this host does not have or cannot make,
             or weights that the run cannot begin with.
     """
-    callbacks = (*tracking(config.driver.track), *callbacks)
+    callbacks = (*callbacks_of(config.driver), *callbacks)
     progress = make_progress(config.driver.progress)
     path = Path(config.driver.run_dir) if config.driver.run_dir else None
     before = path if over and path and (path / CONFIG_FILE).is_file() else None
@@ -248,7 +248,7 @@ def resume_run(
         progress.message(nothing_to_do(run_dir, reached, config))
         summary = json.loads((run_dir / SUMMARY_FILE).read_text())
         return Result(summary, run_dir, checkpoint.path)
-    callbacks = (*tracking(config.driver.track), *callbacks)
+    callbacks = (*callbacks_of(config.driver), *callbacks)
     frozen = frozen_modules(config, run_dir)
     config = with_digests(config, frozen)
     beginning = None

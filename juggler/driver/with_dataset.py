@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.envrunner.datasets.finding import DatasetError, environment_of
 from juggler.learner.algorithms.registry import find_algorithm
+from juggler.runtime.datasets.finding import DatasetError, environment_of
 
 
 def with_dataset(config: RunConfig, given: Collection[str], *, is_here: bool) -> RunConfig:
-    """A configuration whose environment is that of its data set, unless somebody gave one. One
-    without a data set stays as it is.
+    """A configuration whose environment is that of its data set, unless somebody gave one; and that
+    finds its data sets, and demonstrations, from any directory. One without them stays as it is.
 
     Args:
         config: of the run.
@@ -24,6 +25,8 @@ def with_dataset(config: RunConfig, given: Collection[str], *, is_here: bool) ->
         ConfigError: the algorithm learns from nothing else, there is no such data set, or nothing
             says what evaluations are to play.
     """
+    if is_here:
+        config = _with_demonstrations(config)
     name, algorithm = config.env_runner.dataset, config.learner.algorithm
     if not name and find_algorithm(algorithm).offline:
         raise ConfigError(
@@ -45,7 +48,31 @@ def with_dataset(config: RunConfig, given: Collection[str], *, is_here: bool) ->
         )
     elif not told:
         told = {"env": Path(name).name}  # for people; nobody plays it
-    # A run that is resumed from another directory has to find it, too.
+    return replace(config, env_runner=replace(config.env_runner, dataset=_kept(name), **told))
+
+
+def _with_demonstrations(config: RunConfig) -> RunConfig:
+    """A configuration that names the demonstrations of its modules by where they are."""
+    modules = config.agents.modules
+    if not config.learner.imitation and not any("imitation" in each for each in modules.values()):
+        return config
+    learner = replace(config.learner, imitation=_found(config.learner.imitation))
+    tables = {
+        module_id: {**table, "imitation": _found(table["imitation"])}
+        if "imitation" in table
+        else table
+        for module_id, table in modules.items()
+    }
+    return replace(config, learner=learner, agents=replace(config.agents, modules=tables))
+
+
+def _found(imitation: dict[str, Any]) -> dict[str, Any]:
+    named = imitation.get("demonstrations")
+    return {**imitation, "demonstrations": _kept(named)} if named else imitation
+
+
+def _kept(name: str) -> str:
+    """What a run's directory calls a data set. A run that is resumed from another directory has to
+    find it, too."""
     place = Path(name).expanduser()
-    kept = str(place.resolve()) if place.exists() else name
-    return replace(config, env_runner=replace(config.env_runner, dataset=kept, **told))
+    return str(place.resolve()) if place.exists() else name

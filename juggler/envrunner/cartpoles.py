@@ -43,6 +43,11 @@ class CartPoles(MultiAgentVectorEnv):
         self._generator = np.random.default_rng()
         # [4, N, A]: position, velocity, angle and angular velocity
         self._state = np.zeros((4, num_envs, num_agents))
+        self._change = np.zeros_like(self._state)
+        p = self._physics
+        self._pushes = np.array([-p.force_mag, p.force_mag]) / p.total_mass  # [2] by action
+        limits = [p.x_threshold, p.theta_threshold_radians]
+        self._limits = np.array(limits)[:, None, None]  # [2, 1, 1]
         self._there = np.zeros((num_envs, num_agents), np.bool_)
         self._steps = np.zeros(num_envs, np.intp)
 
@@ -56,27 +61,36 @@ class CartPoles(MultiAgentVectorEnv):
         return self._observations(), self._there
 
     def step(self, actions: Any) -> VectorStep:
-        p, there = self._physics, self._there
-        x, x_dot, theta, theta_dot = self._state  # [N, A] each
-        force = np.where(actions == 1, p.force_mag, -p.force_mag)  # [N, A]
+        p, there, change = self._physics, self._there, self._change
+        _, x_acc, _, theta_acc = change  # [N, A] each, written below
+        _, _, theta, theta_dot = self._state
         cos, sin = np.cos(theta), np.sin(theta)
-        push = (force + p.polemass_length * theta_dot**2 * sin) / p.total_mass
-        inertia = p.length * (4.0 / 3.0 - p.masspole * cos**2 / p.total_mass)
-        theta_acc = (p.gravity * sin - cos * push) / inertia
-        x_acc = push - p.polemass_length * theta_acc * cos / p.total_mass
-        change = np.empty_like(self._state)  # [4, N, A]
-        change[0], change[1], change[2], change[3] = x_dot, x_acc, theta_dot, theta_acc
-        change *= p.tau
-        change *= there  # carts of agents that are done stand still
+        weight = p.polemass_length / p.total_mass
+        push = theta_dot * theta_dot  # [N, A]
+        push *= sin
+        push *= weight
+        push += self._pushes.take(actions)
+        inertia = cos * cos  # [N, A]
+        inertia *= -p.length * p.masspole / p.total_mass
+        inertia += p.length * 4.0 / 3.0
+        np.multiply(sin, p.gravity, out=theta_acc)
+        theta_acc -= cos * push
+        theta_acc /= inertia
+        np.multiply(theta_acc, cos, out=x_acc)
+        x_acc *= -weight
+        x_acc += push
+        change[::2] = self._state[1::2]
+        change *= np.multiply(there, p.tau)  # carts of agents that are done stand still
         self._state += change
         self._steps += 1
 
-        fallen = (np.abs(x) > p.x_threshold) | (np.abs(theta) > p.theta_threshold_radians)
-        late = (self._steps >= self._most_steps)[:, None]  # [N, 1]
+        beyond = np.abs(self._state[::2]) > self._limits  # [2, N, A]
         rewards = there.astype(np.float64)  # [N, A]
-        terminated, balanced = there & fallen, there & ~fallen
-        self._there = balanced & ~late
-        return VectorStep(self._observations(), rewards, terminated, balanced & late, self._there)
+        terminated = there & (beyond[0] | beyond[1])
+        balanced = there ^ terminated
+        truncated = balanced & (self._steps >= self._most_steps)[:, None]
+        self._there = balanced ^ truncated
+        return VectorStep(self._observations(), rewards, terminated, truncated, self._there)
 
     def _observations(self) -> NDArray[np.float32]:
         """Return what all agents see: [N, A, 4]."""

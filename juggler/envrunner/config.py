@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 #: Prefixes of the names of environments that are not Python environments.
-_ELSEWHERE = ("dm_env_rpc://", "envpool:")
+_SERVED = "dm_env_rpc://"
+_ELSEWHERE = (_SERVED, "envpool:")
 
 Vectorize = Literal["auto", "native", "sync", "async"]
 Autoreset = Literal["auto", "next_step", "same_step", "disabled"]
@@ -61,6 +62,11 @@ class EnvRunnerConfig:
     def is_elsewhere(self) -> bool:
         """Whether the environments are not Python environments."""
         return self.env.startswith(_ELSEWHERE)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether `env` is the address of simulators, which have one agent."""
+        return self.env.startswith(_SERVED)
 
     def validate(self) -> None:
         """

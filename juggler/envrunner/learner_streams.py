@@ -54,6 +54,8 @@ class LearnerStreams:
         self.senders: dict[str, tuple[str, EpisodeSender]] = {}
         self.version: Version | None = None
         self._index, self._contact, self._settled = index, contact, settled
+        self._attachment = attachment
+        self._said: set[str] = set()
         self._worker_id = attachment.worker_id
         self._metadata = call_metadata(contact.token, attachment.run_id, attachment.incarnation)
         self._subscription: WeightsSubscription | None = None
@@ -75,7 +77,9 @@ class LearnerStreams:
         for worker_id, learner in now.items():
             if worker_id not in self.senders:
                 address, tls = self._reachable(learner), self._contact.tls
-                sender = EpisodeSender(address, self._metadata, self._batch_settled, tls)
+                sender = EpisodeSender(
+                    address, self._metadata, self._batch_settled, tls, self._shares_nothing
+                )
                 self.senders[worker_id] = (learner.incarnation, sender)
         self._subscribe(learners[self._index % len(learners)] if learners else None)
 
@@ -94,6 +98,12 @@ class LearnerStreams:
 
     def _batch_settled(self, batch_id: int, dropped: str, explanation: str) -> None:
         self._settled(self.module_id, batch_id, dropped, explanation)
+
+    def _shares_nothing(self, why: str) -> None:
+        """Say once why no memory is shared; the first EnvRunner speaks for all on this host."""
+        if self._index == 0 and why not in self._said:
+            self._said.add(why)
+            self._attachment.report(training_pb2.Note(text=why))
 
     def _reachable(self, learner: training_pb2.Learners.Learner) -> str:
         """The first address that this worker can use: Unix sockets only on the driver's host."""
@@ -120,6 +130,7 @@ class LearnerStreams:
                 Limits(),
                 tls=self._contact.tls,
                 module_id=self.module_id,
+                inline=self._shares_nothing,
             )
 
     # -- weights --------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ class Environments(PacedSlots):
 
     def hand_in_old(self, version: Version) -> None:
         """Hand in rows that began with weights too far behind the newest."""
-        self._newest[:] = version
+        self.newest[:] = version
         old = self._is_old(self.of["row"])
         self.hand_in(old & self.of["acted"])
         resting = np.array([place for place in self._resting if old[place]], np.intp)  # [B]

@@ -165,7 +165,7 @@ class Recorder:
     def _episode(self, place: int) -> _Episode:
         """The episode that is running there, or a new one."""
         if place not in self._episodes:
-            self._episodes[place] = _Episode(self._environments.new_episode())
+            self._episodes[place] = _Episode(int(self._environments.new_episodes(1)[0]))
         return self._episodes[place]
 
     def _drop(self, recording: Recording) -> None:

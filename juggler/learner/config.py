@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypedDict, get_args, get_type_hints
 
+from juggler.learner.imitation_config import ImitationConfig
+from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.learner.optim.config import (
     OWN_KEYS,
     OptimizerConfig,
@@ -24,8 +26,8 @@ class LearnerConfig(OptimizerConfig):
     """
 
     algorithm: str = "impala"
-    """The algorithm: appo, bc, dqn, impala, ppo, pqn, sac, td3, or one of your own as
-    package.module:Class."""
+    """The algorithm: appo, bc, dqn, impala, ppo, pqn, r2d2, sac, td3, or one of your own
+    as package.module:Class."""
 
     reward_scale: float = 1.0
     """Factor that rewards are multiplied by before learning. Returns of some tens are learned
@@ -38,6 +40,14 @@ class LearnerConfig(OptimizerConfig):
     """Optimizers for parts of a module: tables with names of your choice. In each, the key
     parameters lists patterns of parameters' names, and lr, optimizer, adam_betas, rmsprop_decay,
     optimizer_epsilon, grad_clip and grad_clip_by may differ from the run's."""
+
+    intrinsic: dict[str, Any] = field(default_factory=dict)
+    """A reward for what is new, beside that of the environment: a table, whose keys are listed in
+    docs/configuration.md. Without it there is none."""
+
+    imitation: dict[str, Any] = field(default_factory=dict)
+    """Demonstrations to imitate, in place of the environment's rewards: a table, whose keys are
+    listed in docs/configuration.md. Without it rewards are the environment's."""
 
     micro_batches: int = 1
     """Parts of a sample, or of each minibatch, whose gradients are computed one after the other.
@@ -73,6 +83,15 @@ class LearnerConfig(OptimizerConfig):
         """
         self.validate_optimizer()
         self.optimizer_specs()
+        if self.intrinsic:
+            IntrinsicConfig.parse(self.intrinsic)
+        if self.imitation:
+            ImitationConfig.parse(self.imitation)
+        if self.intrinsic and self.imitation:
+            raise ValueError(
+                "intrinsic with imitation: rewards are either for what is new or for what was "
+                "demonstrated; leave one of them out"
+            )
         self.check_above("reward_scale", 0)
         self.check_above("batch_size", 0)
         self.check_at_least("max_staleness", 1)
@@ -93,6 +112,16 @@ class LearnerConfig(OptimizerConfig):
         """Raises:
         ValueError: the algorithm cannot learn from rows of this many steps.
         """
+
+    def check_burn_in(self, burn_in: int, steps: int) -> None:
+        """Raises:
+        ValueError: a burn-in leaves nothing to learn from in rows of this many steps.
+        """
+        if burn_in >= steps:
+            raise ValueError(
+                f"burn_in = {burn_in}: must be below fragment_steps = {steps}, or a row that "
+                "continues an episode has nothing left to learn from"
+            )
 
     def doubts(self) -> list[str]:
         """What can be meant, and hardly is; as people are told when a run starts."""

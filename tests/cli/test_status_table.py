@@ -7,8 +7,8 @@ import json
 import pytest
 from rich.console import Console
 
-from juggler.cli.status import to_plain
 from juggler.cli.status_table import table
+from juggler.driver.asking import to_plain
 from juggler.runtime.wire.v1 import status_pb2
 
 STATUS = status_pb2.RunStatus(
@@ -60,6 +60,16 @@ def test_the_table_says_what_people_look_for() -> None:
     assert "1:05 ago: ValueError: no" in drawn
     assert "trouble 8" in drawn
     assert "trouble 1" not in drawn, "only the newest"
+
+
+def test_a_module_that_is_not_trained_is_marked() -> None:
+    status = status_pb2.RunStatus()
+    status.modules.add(module_id="hunter", return_mean=0.5)
+    status.modules.add(module_id="random", return_mean=-0.5, steps_played=0)
+    console = Console(width=200, color_system=None)
+    with console.capture() as captured:
+        console.print(table(status, 200))
+    assert "hunter 0.50, random (not trained) -0.50" in captured.get()
 
 
 def test_workers_are_in_order_of_their_numbers() -> None:

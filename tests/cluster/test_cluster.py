@@ -7,11 +7,20 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 from support.cluster import Cluster
 from support.engine import IMAGE
 from support.network import free_address
+
+LEAGUE = (
+    "--env juggler:MatrixGame --algorithm ppo --envs-per-runner 16 --fragment-steps 16 "
+    "--batch-size 256 --checkpoint-seconds 5 --stop-steps 1000000000 --league '"
+    '{"builder": "alphastar", "max_historical": 5, "min_games": 1, "options": {"mains": 2, '
+    '"main_exploiters": 1, "league_exploiters": 1, "min_phase_steps": 2000, '
+    '"max_phase_steps": 4000}}\''
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -240,3 +249,71 @@ def test_a_cluster_that_is_stopped_ends_in_order_and_goes_on_when_it_is_started(
     _figure("all started: all there after", time.monotonic() - begun)
     long_run.wait_for_training()
     assert long_run.newest()["env_steps_trained"] > end["env_steps_trained"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)  # it may be alone, and then builds the image
+def test_a_league_outlives_a_killed_learner_and_a_host_that_is_paused(cluster: Cluster) -> None:
+    cluster.compose("down", "--timeout", "30")
+    cluster.configure("jl", JUGGLER_RUN=LEAGUE)
+    begun = time.monotonic()
+    cluster.compose("up", "-d")
+    cluster.wait_until(lambda: len(_players(cluster)) == 4, "four players learn")
+    cluster.wait_for_workers(3)
+    _figure("league: all four players after", time.monotonic() - begun)
+    _figure("league: every player is trained and copied within", _all_are_copied(cluster))
+
+    before, victim = len(cluster.events()), cluster.containers("learner")[0]
+    worker = cluster.worker(victim)
+    begun = time.monotonic()
+    cluster.kill(victim)
+    cluster.wait_for_event(f"{worker} left: ", before)
+    _figure("league: killed learner missed after", time.monotonic() - begun)
+    cluster.wait_for_workers(3)
+    _figure("league: killed learner back after", time.monotonic() - begun)
+    _figure("league: every player is trained and copied within", _all_are_copied(cluster))
+
+    host = cluster.containers("learner")[1], cluster.containers("envrunner")[2]
+    workers = [cluster.worker(each) for each in host]
+    before, begun = len(cluster.events()), time.monotonic()
+    for each in host:
+        cluster.docker("pause", each)
+    try:
+        for worker in workers:
+            cluster.wait_for_event(f"{worker} left: no heartbeat", before)
+        _figure("league: paused host missed after", time.monotonic() - begun)
+        reached = cluster.newest()["env_steps_trained"]
+        cluster.wait_until(
+            lambda: cluster.newest()["env_steps_trained"] > reached, "the other learner goes on"
+        )
+    finally:
+        for each in host:
+            cluster.docker("unpause", each)
+    begun = time.monotonic()
+    cluster.wait_for_workers(3)
+    _figure("league: paused host back after", time.monotonic() - begun)
+    _figure("league: every player is trained and copied within", _all_are_copied(cluster))
+    assert not [each for each in cluster.events() if "cannot" in each]
+    cluster.compose("stop")
+    end = json.loads((cluster.run_dir / "summary.json").read_text())
+    assert (end["reason_for_stop"], end["env_steps_in_flight"]) == ("terminated", 0)
+
+
+def _players(cluster: Cluster) -> dict[str, Any]:
+    """The players of a league that learn, as the newest line of metrics has them."""
+    return dict(cluster.newest().get("league", {}).get("learning", {}))
+
+
+def _all_are_copied(cluster: Cluster) -> float:
+    """Until every player has more steps and copies than now -> seconds."""
+    before = _players(cluster)
+
+    def went_on() -> bool:
+        now = _players(cluster)
+        return now.keys() >= before.keys() and all(
+            bool(now[player][key] > was[key])
+            for player, was in before.items()
+            for key in ("steps", "copies")
+        )
+
+    return cluster.wait_until(went_on, "every player is trained and copied")

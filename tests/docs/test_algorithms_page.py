@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from support.algorithms import NUMBER, acts_in_choices, keeps_steps
+from support.algorithms import NUMBER, acts_in_choices, keeps_steps, needs_memory
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.config import EnvRunnerConfig
@@ -112,6 +112,8 @@ def test_a_cell_of_the_table_is_as_it_says(algorithm: str, column: str) -> None:
     observations, actions, model = CELLS[column]
     if column not in OF_ACTIONS and not acts_in_choices(algorithm):
         actions = NUMBER
+    if needs_memory(algorithm) and column != "fully connected":
+        model = {**CELLS["recurrent"][2], **model}
     module, model = find_algorithm(algorithm).module, {**SMALL, **model}
     make = partial(build_module, module, observations, actions, model, check_specs=True)
     if _table()[algorithm, column] == "no":

@@ -86,6 +86,7 @@ def test_an_agent_whose_name_looks_like_a_pattern_can_be_named() -> None:
     ("tables", "words"),
     [
         ({"agents": {"adversary_*": "x"}}, "no pattern matches agent 'agent_0': add one for it"),
+        ({"agents": {"advers": "x", "agent_*": "y"}}, "did you mean it with 'advers', which match"),
         ({"agents": {"*": "x", "player_*": "y"}}, "'player_*' matches no agent: the environment"),
         ({"agents": {"*": "x", "agent_0": "y"}}, "'agent_0' decides nothing"),
         ({"modules": {"hunters": {}}}, "modules.hunters: no agent is mapped to module 'hunters'"),
@@ -180,6 +181,7 @@ def test_what_acts_needs_no_algorithm() -> None:
         ({"agents": {"*": "x" * 65}}, "use 1 to 64 letters"),
         ({"agents": {"*": 3}}, "Expected `str | array`, got `int`"),
         ({"modules": {"a/b": {}}}, "modules: 'a/b' cannot be a module's id"),
+        ({"module": {"a": {"gamma": 0.9}}}, "module is a name: did you mean the table 'modules'?"),
         ({"modules": {"a": 3}}, "Expected `table`, got `int`"),
         ({"modules": {"a": {"gama": 1}}}, "modules.a: unknown key 'gama': did you mean 'gamma'?"),
         ({"modules": {"a": {"seed": 1}}}, "seed is a key of the run as a whole, and the same"),
@@ -191,7 +193,7 @@ def test_what_acts_needs_no_algorithm() -> None:
         ({"modules": {"a": {"hidden_sizes": [1]}}}, "modules.a: unknown key 'hidden_sizes': it is"),
         ({"modules": {"a": {"waited_for": 1}}}, "waited_for = 1: expected true or false"),
         ({"agents": {"x": "b"}, "modules": {"a": {}}}, "no agent is mapped to module 'a'; there"),
-        ({"agents": {"x": "b"}, "env": "envpool:Pong-v5"}, "with env = 'envpool:Pong-v5': its env"),
+        ({"agents": {"x": "b"}, "env": "dm_env_rpc://h:1"}, "with env = 'dm_env_rpc://h:1': its e"),
         (
             {"modules": {"default": {}}, "env": "dm_env_rpc://h:1"},
             "its environments have one agent",
@@ -204,6 +206,15 @@ def test_what_acts_needs_no_algorithm() -> None:
 )
 def test_a_wrong_table_is_one_sentence_that_names_it(values: dict[str, Any], words: str) -> None:
     assert words in _error(**values)
+
+
+@pytest.mark.parametrize(
+    ("player", "doubts"), [("randm", 1), ("Random", 1), ("random", 0), ("hard", 0)]
+)
+def test_a_module_that_is_almost_called_random_is_doubted(player: str, doubts: int) -> None:
+    told = RunConfig.from_flat({"agents": {"x": "main", "y": ["main", player]}}).doubts()
+    assert len(told) == doubts
+    assert all(f"module {player!r} learns" in each and "'random'" in each for each in told)
 
 
 def test_a_class_of_a_script_in_a_table_is_named_and_travels() -> None:

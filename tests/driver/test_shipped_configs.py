@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.algorithms import acts_in_choices
+from support.algorithms import acts_in_choices, needs_memory
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import load_config
@@ -21,7 +21,10 @@ def test_a_task_ships_with_settings_for_each_algorithm() -> None:
         if each.offline:  # its task is a data set
             continue
         task, env = "cartpole", "CartPole-v1"
-        if not acts_in_choices(algorithm):
+        if needs_memory(algorithm):
+            task = "memory-cartpole"
+            env = "juggler.envrunner.memory_cartpole:MemoryCartPole-v0"
+        elif not acts_in_choices(algorithm):
             task, env = "pendulum", "Pendulum-v1"
         config = load_config(task, algorithm)
         assert config.learner.algorithm == algorithm

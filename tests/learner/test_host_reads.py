@@ -50,6 +50,8 @@ CONFIGS: dict[str, LearnerConfig] = {
     "impala": ImpalaConfig(),
     "appo": AppoConfig(buffer_batches=2, batch_uses=2, target_kl=0.01),
     "ppo": PpoConfig(epochs=2, minibatches=2),
+    "impala with rnd": ImpalaConfig(intrinsic={"kind": "rnd"}),
+    "ppo with rnd": PpoConfig(epochs=2, minibatches=2, intrinsic={"kind": "rnd"}),
     "ppo with a limit": PpoConfig(epochs=2, minibatches=2, target_kl=0.01),
 }
 

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
+from juggler.learner.algorithms.r2d2.config import R2d2Config
 from juggler.learner.algorithms.registry import ALGORITHMS
 
 TWO = spaces.Discrete(2)
@@ -28,5 +29,15 @@ def action_space_of(algorithm: str) -> gymnasium.Space[Any]:
 
 
 def keeps_steps(algorithm: str) -> bool:
-    """Whether an algorithm that ships draws single steps from those that it keeps."""
+    """Whether an algorithm that ships draws from steps that it keeps."""
     return issubclass(ALGORITHMS[algorithm].config, OffPolicyConfig)
+
+
+def needs_memory(algorithm: str) -> bool:
+    """Whether an algorithm that ships trains only modules with a state."""
+    return issubclass(ALGORITHMS[algorithm].config, R2d2Config)
+
+
+def takes_memory(algorithm: str) -> bool:
+    """Whether an algorithm that ships trains modules with a state."""
+    return needs_memory(algorithm) or not keeps_steps(algorithm)

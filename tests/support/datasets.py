@@ -10,8 +10,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from juggler.envrunner.datasets.dataset import RecordedEpisode
 from juggler.envrunner.datasets.writing import writing
+from juggler.runtime.datasets.dataset import RecordedEpisode
 from juggler.runtime.wire.structures import to_tree, tree_map
 
 VECTOR = spaces.Box(-10, 10, (3,), np.float32)

@@ -17,6 +17,7 @@ import numpy as np
 from juggler.runtime.actors.credentials import CallMetadata, call_metadata, why_refused
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver, EpisodeSender
+from juggler.runtime.streams.memory_sockets import MemorySocket
 from juggler.runtime.wire.frames import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 
@@ -34,7 +35,8 @@ def tree(batch_id: int, size: int = 4) -> dict[str, Any]:
 
 
 class LearnerEnd:
-    """Listens on a path; may be stopped, and started again as another process would be.
+    """Listens on a path, where senders can share memory with it; may be stopped, and started again
+    as another process would be.
 
     Attributes:
         taken: the frames, in the order in which they came.
@@ -57,9 +59,11 @@ class LearnerEnd:
     def start(self) -> None:
         self._threads = ThreadPoolExecutor(max_workers=8)
         self._server = grpc.server(self._threads, options=SERVER_OPTIONS)
-        receiver = EpisodeReceiver(self._take, self._why_refused, self._limits)
+        self.memory = MemorySocket(self.address)
+        receiver = EpisodeReceiver(self._take, self._why_refused, self._limits, memory=self.memory)
         self._server.add_generic_rpc_handlers((receiver.handler(),))
         bind(self._server, self.address)
+        self.tcp_address = bind(self._server, "127.0.0.1:0")
         self._server.start()
 
     def stop(self) -> None:
@@ -67,6 +71,7 @@ class LearnerEnd:
         self.begin_to_stop()
         assert self._server.stop(grace=None).wait(PATIENCE)
         self._threads.shutdown(wait=False)
+        self.memory.close()
 
     def begin_to_stop(self) -> None:
         """Streams break, even where `answer` waits."""
@@ -86,12 +91,13 @@ class Senders:
 
     def __init__(self) -> None:
         self.settled: list[tuple[int, str, str]] = []  # over all senders
+        self.inline: list[str] = []  # why senders share no memory
         self._changed = threading.Condition()
         self._senders: list[EpisodeSender] = []
 
     def open(self, address: str, token: str = "secret", run_id: str = "run") -> EpisodeSender:
         metadata = call_metadata(token, run_id, "incarnation")
-        sender = EpisodeSender(address, metadata, self._settled)
+        sender = EpisodeSender(address, metadata, self._settled, inline=self.inline.append)
         self._senders.append(sender)
         return sender
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import psutil
 
-from juggler.cli.status import Arguments, _statuses, to_plain
+from juggler.cli.status import Arguments, _statuses
+from juggler.driver.asking import to_plain
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -156,6 +157,18 @@ class Command:
     def interrupt(self) -> None:
         """What a terminal does on Ctrl-C: the signal goes to everybody in the group."""
         os.killpg(self.process.pid, signal.SIGINT)
+
+
+def workers_in(directory: Path, title: str) -> list[psutil.Process]:
+    """The processes with this title whose working directory it is."""
+    found = []
+    for each in psutil.process_iter():
+        try:
+            if f"juggler: {title}" in " ".join(each.cmdline()) and each.cwd() == str(directory):
+                found.append(each)
+        except psutil.Error:
+            continue
+    return found
 
 
 def eventually(

@@ -14,6 +14,7 @@ import numpy as np
 from juggler.runtime.actors.credentials import CallMetadata, call_metadata, why_refused
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.streams.memory_sockets import MemorySocket
 from juggler.runtime.streams.weights import SUBSCRIBE_METHOD, Weights, WeightsPublisher
 from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
@@ -46,9 +47,11 @@ class Learner:
         """Listen, with a new publisher or with something else that answers."""
         self._threads = ThreadPoolExecutor(self._max_streams, thread_name_prefix="learner")
         self._server = grpc.server(self._threads, options=SERVER_OPTIONS)
-        self.publisher = WeightsPublisher(self._why_refused)
+        self.memory = MemorySocket(self.address)
+        self.publisher = WeightsPublisher(self._why_refused, self.memory)
         self._server.add_generic_rpc_handlers((handler or self.publisher.handler(),))
         bind(self._server, self.address)
+        self.tcp_address = bind(self._server, "127.0.0.1:0")
         self._server.start()
 
     def publish(self, generation: int, update: int, size: int = 4) -> Version:
@@ -60,6 +63,7 @@ class Learner:
         """As if the process were killed; then every thread of it has to end."""
         assert self._server.stop(grace=None).wait(PATIENCE)
         self._threads.shutdown(wait=True)
+        self.memory.close()
 
     def _why_refused(self, metadata: CallMetadata) -> str | None:
         self.came.release()

@@ -222,6 +222,12 @@ class _NobodyIsLocal:
     def gave_up_on(self, worker_id: str) -> None:
         pass
 
+    def is_let_go(self, worker_id: str) -> bool:
+        return False
+
+    def was_let_go(self, worker_id: str) -> bool:
+        return False
+
     def any_up(self, role: str) -> bool:
         return False
 

@@ -12,8 +12,8 @@ from support.place import Place, assert_books_balance, eventually, metrics, summ
 from support.seeds import seeds
 
 import juggler
-from juggler.envrunner.datasets.dataset import Dataset
 from juggler.envrunner.environments.vector import make_vector_env
+from juggler.runtime.datasets.dataset import Dataset
 
 pytest.importorskip("minari", reason="needs juggler[datasets]")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # of several commands each
@@ -33,7 +33,7 @@ def demonstrations(place: Path, episodes: int = 10) -> Path:
     """Episodes of CartPole in which poles are held until the end."""
     import gymnasium
 
-    from juggler.envrunner.datasets.dataset import RecordedEpisode
+    from juggler.runtime.datasets.dataset import RecordedEpisode
 
     env, rule, played = gymnasium.make("CartPole-v1"), Balanced(), []
     for seed in range(episodes):
@@ -63,6 +63,22 @@ def test_ten_episodes_of_cartpole_teach_to_hold_poles(place: Place, seed: int) -
     played = juggler.evaluate(place.path / "run", episodes=50, seed=1000)
     assert played.mean >= 475, (played.returns, metrics(place.path / "run")[-1])
     assert written.is_dir()
+
+
+@seeds
+def test_ten_episodes_of_cartpole_are_imitated_in_place_of_rewards(place: Place, seed: int) -> None:
+    demonstrations(place.path / "shown")
+    table = json.dumps({"demonstrations": "shown", "limit": 1.0})
+    options = ("--algorithm", "ppo", "--synchronous", "--seed", seed, "--imitation", table)
+    stops = ("--stop-return", 475, "--stop-steps", 1_000_000)
+    run = place.run("train", "cartpole", *options, *stops, "--run-dir", "run")
+    assert run.status == 0, run.output
+    assert_books_balance(place.path / "run")
+    assert summary(place.path / "run")["solved"], run.output
+    told = summary(place.path / "run")["modules"]["default"]
+    assert abs(told["imitation_reward"]) < 1, "hardly to be told from the demonstrations"
+    assert str(place.path / "shown") in (place.path / "run" / "config.toml").read_text()
+    place.assert_nothing_is_left()
 
 
 def test_what_a_policy_does_is_recorded_as_it_is_evaluated(place: Place) -> None:

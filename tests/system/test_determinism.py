@@ -76,6 +76,9 @@ CASES = {
 #: Those that every run of the tests tries.
 QUICK = ("plain",)
 
+#: Those that are tried with shared memory and without.
+SHARED = ("plain", "recurrent", "masks and permutations")
+
 #: "connectors" is the case of a run that is killed.
 WITH_A_BREAK = [case for case in CASES if case != "connectors"]
 
@@ -112,11 +115,12 @@ class WithDropout(juggler.Catalog):
 """
 
 
-def started(place: Place, case: str, run: str, **keys: Any) -> Command:
+def started(place: Place, case: str, run: str, shared_memory: str = "", **keys: Any) -> Command:
     """A new run in the directory `run`."""
     place.write("mine.py", MINE)
     place.write("run.toml", SETTINGS + CASES[case])
-    return place.start("train", "run.toml", *_options(run_dir=run, **keys), **_path(place))
+    variables = {**_path(place), "JUGGLER_SHARED_MEMORY": shared_memory}
+    return place.start("train", "run.toml", *_options(run_dir=run, **keys), **variables)
 
 
 def resumed(place: Place, run: str, **keys: Any) -> Command:
@@ -175,6 +179,21 @@ def test_a_run_with_a_break_at_a_checkpoint_equals_one_without(place: Place, cas
     end = record(place, "whole", 8)["counters"]
     assert (end["in_flight"], sum(end["dropped"].values())) == (0, 0)
     assert end["episodes"] == len(end["returns"]) > 0
+    place.assert_nothing_is_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SHARED)
+def test_a_run_that_shares_memory_equals_one_that_does_not(place: Place, case: str) -> None:
+    ended(started(place, case, "inline", shared_memory="off", stop_steps=2000))
+    shared = started(place, case, "shared", shared_memory="0", stop_steps=2000)
+    learner = place.worker("learner 0").pid
+    maps = Path(f"/proc/{learner}/maps")
+    eventually(lambda: "memfd:juggler" in maps.read_text(), 60, lambda: shared.output)
+    ended(shared)
+    for update in (4, 8, 12):
+        assert_equal(place, "inline", "shared", update)
+    assert_books_balance(place.path / "shared")
     place.assert_nothing_is_left()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.disk import Disk
+from support.league_runs import LEAGUE
 from support.place import (
     Command,
     Place,
@@ -97,6 +98,40 @@ def test_training_goes_on_whatever_becomes_of_the_disk(place: Place, disk: Disk)
     resumed = place.run("train", "--resume", directory, "--stop-seconds", 1)
     assert "going on from update" in resumed.output
     place.assert_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_a_league_goes_on_without_the_copies_that_a_full_disk_refuses(
+    place: Place, disk: Disk
+) -> None:
+    directory = disk.path / "run"
+    place.write("league.toml", LEAGUE)
+    options = ["--run-dir", directory, "--stop-steps", 10**9, "--checkpoint-seconds", 1]
+    run = place.start("train", "league.toml", *options)
+    frozen = directory / "frozen"
+    eventually(lambda: frozen.is_dir() and any(frozen.iterdir()), 60, lambda: run.output)
+
+    disk.fill(run.process.pid)
+    run.wait_for("there is no copy ")
+    reached = status(directory)["league"]["learning"]
+    eventually(lambda: _all_learn(directory, reached), 60, lambda: run.output)
+    copies = {each.name for each in frozen.iterdir()}
+    disk.empty(run.process.pid)
+    eventually(lambda: {each.name for each in frozen.iterdir()} - copies, 60, lambda: run.output)
+
+    run.interrupt()
+    assert run.wait(30) == 130, run.output
+    assert_books_balance(directory)
+    assert "Traceback" not in run.output
+    resumed = place.run("train", "--resume", directory, "--stop-seconds", 1)
+    assert "going on from update" in resumed.output
+    assert "there is no copy" not in resumed.output, "those of the checkpoint are whole"
+    place.assert_nothing_is_left()
+
+
+def _all_learn(directory: Path, reached: list[dict[str, Any]]) -> bool:
+    now = {each["player_id"]: each["steps"] for each in status(directory)["league"]["learning"]}
+    return all(now[each["player_id"]] > each["steps"] for each in reached)
 
 
 def assert_books_balance_so_far(directory: Path) -> None:

@@ -111,6 +111,23 @@ def test_a_sign_is_remembered_for_twenty_steps(place: Place, kind: str, seed: in
     assert_learned(place, seed, LONG_MAZE | {"model": {"recurrent": kind}}, 0.85)
 
 
+@seeds
+def test_a_sign_is_remembered_for_twenty_steps_by_r2d2(place: Place, seed: int) -> None:
+    settings = {
+        "algorithm": "r2d2",
+        "env": "support.toys:TMaze",
+        "env_kwargs": {"length": 20},
+        "num_env_runners": 1,
+        "envs_per_runner": 8,
+        "fragment_steps": 64,
+        "batch_size": 512,
+        "lr": 1e-3,
+        "model": {"recurrent": "lstm", "hidden_sizes": [64]},
+        "stop_steps": 150_000,
+    }
+    assert_learned(place, seed, settings, 0.85)
+
+
 @pytest.mark.long
 def test_the_sign_is_not_known_at_the_end_without_a_memory(place: Place) -> None:
     assert_failed(place, MAZE, 0.5)

@@ -81,11 +81,17 @@ class AlphaStar(LeagueBuilder):
     league_reset_probability: float = 0.25
     """How often a league exploiter is reset when it was copied."""
 
+    last_copy_steps: int | None = None
+    """Once all players together were trained on so many steps, none of them is copied or reset any
+    more: in the rest of a run, mains learn to beat the last copies. none: there is no such end."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for key in ("main_exploiters", "league_exploiters", "min_phase_steps"):
             self.check_at_least(key, 0)
         self.check_at_least("max_phase_steps", max(self.min_phase_steps, 1))
+        if self.last_copy_steps is not None:
+            self.check_at_least("last_copy_steps", 0)
         self.check_fractions(
             "pfsp_probability",
             "verification_probability",
@@ -119,6 +125,8 @@ class AlphaStar(LeagueBuilder):
     # Copies and resets.
 
     def build(self, results: LeagueResults) -> Iterable[BuilderCommand]:
+        if self.last_copy_steps is not None and results.steps >= self.last_copy_steps:
+            return
         for player in results.players(learning=True):
             role = results.player(player).role
             measure = results.mains() if role == MAIN_EXPLOITER else _frozen(results)

@@ -60,6 +60,11 @@ class LeagueResults:
         """Players with the role "main" that can play now."""
         return self.players(MAIN)
 
+    @property
+    def steps(self) -> int:
+        """Steps that all players together were trained on."""
+        return sum(player.steps for player in self._roster.players.values())
+
     def win_rate(self, player_id: str, other: str) -> float:
         """From 0 to 1; 0.5 while they have played too few games."""
         return self._payoffs.win_rate(player_id, other)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import secrets
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -209,6 +210,7 @@ class Shards:
             worker.data_addresses[0],
             call_metadata(self._token, self._run_id, worker.incarnation),
             partial(self.settled, shard.number),
+            inline=partial(warnings.warn, category=RuntimeWarning, stacklevel=2),
         )
         jobs = [Job("", f"setup of {worker.worker_id}", [command]), *self._set_up(shard.number)]
         shard.joined(worker, sender, jobs)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
+import time
 from pathlib import Path
 
 from juggler.driver.record.run_directory import CONFIG_FILE, SUMMARY_FILE, RunDirectoryError
 
 DRIVER_FILE = "driver.json"
+_LOOK_SECONDS = 0.5
 
 
 def announce(run_dir: Path, run_id: str, addresses: list[str]) -> str:
     """Write the driver's addresses, its own host's first; return "" or why that failed."""
     path = run_dir / DRIVER_FILE
     try:
-        path.write_text(json.dumps({"run": run_id, "addresses": addresses}) + "\n")
+        told = {"run": run_id, "host": socket.gethostname(), "addresses": addresses}
+        path.write_text(json.dumps(told) + "\n")
     except OSError as error:
         return f"cannot write {path}: {error.strerror}"
     return ""
@@ -33,15 +37,49 @@ def find_driver(run_dir: Path) -> str:
     Raises:
         RunDirectoryError: the run has no driver now, or this is not a run directory.
     """
+    return _told(run_dir)[0][0]
+
+
+def find_driver_from_elsewhere(run_dir: Path, timeout: float) -> str:
+    """Return the address of a run's driver for other hosts that share its file system. Waits for a
+    driver that has not begun yet.
+
+    Args:
+        run_dir: of the run.
+        timeout: how many seconds to wait.
+
+    Raises:
+        RunDirectoryError: the run has no driver by then, or none that other hosts can dial.
+    """
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            addresses, host = _told(run_dir)
+            break
+        except RunDirectoryError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(_LOOK_SECONDS)
+    if len(addresses) < 2:
+        raise RunDirectoryError(
+            f"the driver of {run_dir} takes no workers of other hosts: start it with `juggler "
+            "driver`, and give it --bind"
+        )
+    bound, _, port = addresses[-1].rpartition(":")
+    return f"{host}:{port}" if bound in ("0.0.0.0", "[::]") else addresses[-1]
+
+
+def _told(run_dir: Path) -> tuple[list[str], str]:
+    """Addresses of the driver, and the name of its host."""
     if not (run_dir / CONFIG_FILE).is_file():
         raise RunDirectoryError(f"{run_dir} is neither HOST:PORT nor the directory of a run")
     try:
-        address = json.loads((run_dir / DRIVER_FILE).read_text())["addresses"][0]
+        told = json.loads((run_dir / DRIVER_FILE).read_text())
+        return [str(address) for address in told["addresses"]], str(told.get("host", ""))
     except FileNotFoundError:
         raise RunDirectoryError(not_running(run_dir)) from None
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise RunDirectoryError(f"cannot read {run_dir / DRIVER_FILE}: {error}") from error
-    return str(address)
 
 
 def not_running(run_dir: Path) -> str:

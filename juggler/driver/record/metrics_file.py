@@ -28,6 +28,29 @@ class MetricsLines:
     broken: int
 
 
+class MetricsCourse:
+    """Puts the lines of a run in order, as they come: those of steps that are made again go, and
+    the clock goes on.
+
+    Attributes:
+        lines: oldest first.
+        taken_back: how many lines have gone.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.taken_back = 0
+        self._offset = 0.0
+
+    def add(self, line: dict[str, Any]) -> None:
+        while self.lines and self.lines[-1][STEPS] > line[STEPS]:
+            self.lines.pop()  # made again from a checkpoint before
+            self.taken_back += 1
+        if self.lines and line[TIME] + self._offset < self.lines[-1][TIME]:
+            self._offset = self.lines[-1][TIME]  # the clock began anew
+        self.lines.append({**line, TIME: line[TIME] + self._offset} if self._offset else line)
+
+
 def read_metrics(run_dir: Path) -> MetricsLines:
     """Read all metrics of a run.
 
@@ -40,15 +63,10 @@ def read_metrics(run_dir: Path) -> MetricsLines:
     except OSError as error:
         raise RunDirectoryError(f"cannot read {file}: {error.strerror}") from error
     found = [line for line in map(parse_line, texts) if line is not None]
-    course: list[dict[str, Any]] = []
-    offset = 0.0
+    course = MetricsCourse()
     for line in found:
-        while course and course[-1][STEPS] > line[STEPS]:
-            course.pop()  # made again from a checkpoint before
-        if course and line[TIME] + offset < course[-1][TIME]:
-            offset = course[-1][TIME]  # the clock began anew
-        course.append({**line, TIME: line[TIME] + offset} if offset else line)
-    return MetricsLines(course, len(texts) - len(found))
+        course.add(line)
+    return MetricsLines(course.lines, len(texts) - len(found))
 
 
 def metrics_table(run_dir: Path) -> list[dict[str, Any]]:

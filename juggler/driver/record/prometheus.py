@@ -17,7 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from juggler.driver.record.metrics_server import MetricsServer
+from juggler.driver.record.http_server import HttpServer
 from juggler.runtime.actors.endpoints import EndpointError, is_loopback, split_address
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import status_pb2
@@ -61,7 +61,7 @@ def serve_metrics(
     registry.register(_RunCollector(read))
     ProcessCollector(registry=registry)  # the driver's CPU time, memory and descriptors
     try:
-        server = MetricsServer(host, port, make_wsgi_app(registry), token, tls)
+        server = HttpServer(host, port, make_wsgi_app(registry), token, tls)
     except OSError as error:
         raise EndpointError(f"cannot serve metrics on {address}: {error.strerror}") from error
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
@@ -146,6 +146,13 @@ def _modules(modules: Sequence[status_pb2.ModuleStatus]) -> Iterator[Metric]:
     if not modules:
         return
     of = ("module",)
+    returns = {(m.module_id,): m.return_mean for m in modules if m.HasField("return_mean")}
+    text = "Mean return of its agents' last 100 episodes"
+    yield _gauge("module_return_mean", text, returns, of)
+    played = {(m.module_id,): m.steps_played for m in modules if m.HasField("steps_played")}
+    text = "Steps of the agents of a module that is not trained"
+    yield _counter("module_steps_played", text, played, of)
+    modules = [each for each in modules if not each.HasField("steps_played")]
     for field, text in (
         ("sampled", "Live steps of the module's agents"),
         ("trained", "Of these, steps trained on, counted once"),
@@ -163,9 +170,6 @@ def _modules(modules: Sequence[status_pb2.ModuleStatus]) -> Iterator[Metric]:
     yield _gauge("module_steps_in_flight", "Of these, steps not used yet", flying, of)
     updates = {(each.module_id,): each.version.update for each in modules}
     yield _gauge("module_weights_update", "Update of the module's newest weights", updates, of)
-    returns = {(m.module_id,): m.return_mean for m in modules if m.HasField("return_mean")}
-    text = "Mean return of its agents' last 100 episodes"
-    yield _gauge("module_return_mean", text, returns, of)
 
 
 def _agents(agents: Sequence[status_pb2.AgentStatus]) -> Iterator[Metric]:

@@ -114,12 +114,12 @@ class WorkerRecords:
             self._gone[record.worker_id] = record
             self._forget()
 
-    def exited(self, event: Exited) -> None:
-        """Record that a local process has ended."""
+    def exited(self, event: Exited, failed: bool = True) -> None:
+        """Record that a local process has ended, which is a failure unless it was asked to."""
         record = self._of(event.worker_id)
         self._gone.pop(event.worker_id, None)
         record.ended_pid = event.pid
-        if not record.reported_failure:
+        if failed and not record.reported_failure:
             record.set_error(event.how)
         record.set_state("down" if event.restart_in is None else "restarting")
 

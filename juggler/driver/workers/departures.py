@@ -69,6 +69,8 @@ class Departures:
     def left(self, event: Left) -> None:
         """Tell people of a worker that has left, unless what ends the run says it all."""
         failure = event.failure
+        if self._local.is_let_go(event.worker.worker_id):
+            return  # its exit is told
         if self._end.reached or (self.hopeless(event) and failure and not failure.traceback):
             return
         text = f"{event.worker.worker_id} left: {event.reason}"
@@ -94,10 +96,13 @@ class Departures:
 
     def exited(self, event: Exited) -> None:
         """A local process has ended. If it was attached, it has also left."""
-        self._metrics.workers.exited(event)
         role = event.worker_id.rpartition("-")[0]
+        let_go = self._local.was_let_go(event.worker_id)
+        self._metrics.workers.exited(event, failed=not let_go)
         if self._end.reached:
             return None
+        if let_go:
+            return self._progress.message(f"{event.worker_id} has left, as asked", "info")
         if event.restart_in is not None:
             text = f"{event.worker_id} (pid {event.pid}) ended: {event.how}. Starting it again"
             return self._progress.message(text, "warning")

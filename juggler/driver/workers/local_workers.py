@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Container
 from typing import Any
 
 from juggler.driver.config import DriverConfig
+from juggler.driver.core.group import worker_order
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR, EnvRunnerProgram, GatewayAddress
 from juggler.learner.process.program import LEARNER, LearnerProgram
 from juggler.runtime.actors.mailbox import Mailbox
@@ -37,8 +40,10 @@ class LocalWorkers:
         self._token = token
         self._own_code = own_code
         self._down: set[str] = set()
+        self._let_go: set[str] = set()  # that leave, or have left, because fewer are wanted
         self._worker_ids: set[str] = set()
         self._shares = False  # the forkserver
+        self._gateway: GatewayAddress | None = None
         self._timeout = 20.0  # seconds for a worker to reach the driver
 
     @property
@@ -56,12 +61,48 @@ class LocalWorkers:
             config: how many.
             gateway: where EnvRunners take simulators; "": they have environments.
         """
-        address = GatewayAddress(gateway) if gateway else None
+        self._gateway = GatewayAddress(gateway) if gateway else None
         self._timeout = config.worker_timeout_seconds
         for index in range(config.learners):
             self.start_learner(index)
         for index in range(config.num_env_runners):
-            self._start(ENVRUNNER, index, _OF_ENV_RUNNERS, address)
+            self._start(ENVRUNNER, index, _OF_ENV_RUNNERS)
+
+    def scale(self, env_runners: int, attached: Container[str]) -> tuple[int, list[str]]:
+        """Start EnvRunners, or let those with the highest numbers go, until there are so many.
+
+        Args:
+            env_runners: how many.
+            attached: ids of the workers that can be told to leave. Others are killed.
+
+        Returns:
+            How many there were, and the ids of those that are to be told.
+        """
+        here = sorted(self._up(ENVRUNNER), key=worker_order)
+        leaving = here[env_runners:]
+        for worker_id in leaving:
+            self._let_go.add(worker_id)
+            seconds = self._timeout if worker_id in attached else 0.0
+            self._supervisor.let_go(worker_id, seconds)
+        # The number of one that is still leaving is not given again.
+        taken = set(here) | self._let_go
+        free = (index for index in itertools.count() if f"{ENVRUNNER}-{index}" not in taken)
+        for index in itertools.islice(free, max(0, env_runners - len(here))):
+            self._down.discard(f"{ENVRUNNER}-{index}")
+            self._start(ENVRUNNER, index, _OF_ENV_RUNNERS)
+        return len(here), [worker_id for worker_id in leaving if worker_id in attached]
+
+    def is_let_go(self, worker_id: str) -> bool:
+        """Whether it leaves because fewer are wanted."""
+        return worker_id in self._let_go
+
+    def was_let_go(self, worker_id: str) -> bool:
+        """Its process has ended -> whether because fewer are wanted. Its number is free then."""
+        if not self.is_let_go(worker_id):
+            return False
+        self._let_go.remove(worker_id)
+        self._worker_ids.discard(worker_id)
+        return True
 
     def start_learner(self, index: int) -> None:
         """As `start`, of one learner."""
@@ -98,7 +139,12 @@ class LocalWorkers:
 
     def any_up(self, role: str) -> bool:
         """Whether a process of this role runs or will run again."""
-        return any(each.startswith(f"{role}-") for each in self._worker_ids - self._down)
+        return bool(self._up(role))
+
+    def _up(self, role: str) -> set[str]:
+        """Ids of the workers of a role that run or will run again, and are to stay."""
+        all_up = self._worker_ids - self._down - self._let_go
+        return {each for each in all_up if each.startswith(f"{role}-")}
 
     def keep_failing(self, role: str) -> bool:
         """Whether every process of this role has died twice or more without enough use."""
@@ -118,9 +164,7 @@ class LocalWorkers:
             let_go_of_forkserver()
         self._directory.remove()
 
-    def _start(
-        self, role: str, index: int, policy: RestartPolicy, gateway: GatewayAddress | None = None
-    ) -> None:
+    def _start(self, role: str, index: int, policy: RestartPolicy) -> None:
         if not self._shares:
             share_forkserver()
             self._shares = True
@@ -138,6 +182,7 @@ class LocalWorkers:
             target = "juggler.learner.process.learner_worker:main"
             program = LearnerProgram(contact, own_code=self._own_code)
         else:
+            gateway = self._gateway if role == ENVRUNNER else None
             of_gateway = "juggler.gateway.runner:main"
             target = of_gateway if gateway else "juggler.envrunner.envrunner_worker:main"
             program = EnvRunnerProgram(contact, role, self._own_code, gateway)

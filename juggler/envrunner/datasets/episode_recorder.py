@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from juggler.envrunner.datasets.dataset import RecordedEpisode
 from juggler.envrunner.environments.autoreset import autoreset_mode, final_observation
+from juggler.runtime.datasets.dataset import RecordedEpisode
 from juggler.runtime.wire.structures import to_tree, tree_map
 from juggler.runtime.wire.trees import Tree
 

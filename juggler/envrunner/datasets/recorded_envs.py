@@ -10,9 +10,9 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.datasets.dataset import Dataset, RecordedEpisode
-from juggler.envrunner.datasets.finding import DatasetError
 from juggler.envrunner.failures import EnvironmentFailed
+from juggler.runtime.datasets.dataset import Dataset, RecordedEpisode
+from juggler.runtime.datasets.finding import DatasetError
 from juggler.runtime.wire.structures import from_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 

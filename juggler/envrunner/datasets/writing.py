@@ -13,8 +13,8 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from juggler.envrunner.datasets.dataset import RecordedEpisode
-from juggler.envrunner.datasets.finding import DATA, DatasetError
+from juggler.runtime.datasets.dataset import RecordedEpisode
+from juggler.runtime.datasets.finding import DATA, DatasetError
 from juggler.runtime.installing import installing
 from juggler.runtime.wire.structures import from_tree
 

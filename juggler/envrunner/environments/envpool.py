@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Collection
 from typing import Any, Final
 
 from gymnasium.vector import VectorWrapper
@@ -24,7 +25,7 @@ class EnvPoolVector(VectorWrapper):
 
     def __init__(self, name: str, count: int, options: dict[str, Any]) -> None:
         self._name, self._count, self._options = name, count, options
-        super().__init__(self._make({}))
+        super().__init__(make_pool(name, count, options))
         # EnvPool's spaces are those of one environment.
         self.observation_space = batch_space(self.single_observation_space, count)
         self.action_space = batch_space(self.single_action_space, count)
@@ -34,7 +35,7 @@ class EnvPoolVector(VectorWrapper):
     ) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
             self.env.close()
-            self.env = self._make({"seed": seed % 2**31})
+            self.env = make_pool(self._name, self._count, {**self._options, "seed": seed % 2**31})
         observations, _ = self.env.reset()  # [N, ...]
         return observations, {}
 
@@ -42,11 +43,40 @@ class EnvPoolVector(VectorWrapper):
         # EnvPool's infos do not follow Gymnasium's conventions.
         return *self.env.step(actions)[:4], {}
 
-    def _make(self, seed: dict[str, int]) -> Any:
-        envpool = importlib.import_module("envpool")
-        arguments = {**self._options, **seed, "num_envs": self._count}
-        with failures_of(SCHEME + self._name, "constructor"):
-            return envpool.make_gymnasium(self._name, **arguments)
+
+def make_pool(name: str, count: int, options: dict[str, Any]) -> Any:
+    """Make environments, which EnvPool steps together.
+
+    Raises:
+        EnvironmentFailed: EnvPool cannot make them.
+    """
+    envpool = importlib.import_module("envpool")
+    with failures_of(SCHEME + name, "constructor"):
+        return envpool.make_gymnasium(name, **options, num_envs=count)
+
+
+def number_of_agents(name: str) -> int:
+    """Return how many agents an environment of EnvPool has.
+
+    Raises:
+        EnvironmentFailed: EnvPool does not know it, or cannot load it.
+    """
+    envpool = importlib.import_module("envpool")
+    with failures_of(SCHEME + name, "constructor"):
+        return int(envpool.make_spec(name).config.max_num_players)
+
+
+def check_options(options: Collection[str]) -> None:
+    """Check the arguments of EnvPool that a run gives.
+
+    Raises:
+        ValueError: they have one that Juggler sets.
+    """
+    if reserved := {"num_envs", "seed", "batch_size"}.intersection(options):
+        raise ValueError(
+            f"env_kwargs of an envpool: environment cannot have {', '.join(sorted(reserved))}: "
+            "set envs_per_runner and seed instead"
+        )
 
 
 def make_envpool_vector(config: EnvRunnerConfig) -> EnvPoolVector:
@@ -62,9 +92,5 @@ def make_envpool_vector(config: EnvRunnerConfig) -> EnvPoolVector:
             f"vectorize = {config.vectorize!r}: EnvPool steps its environments itself; use auto or "
             "native"
         )
-    if reserved := {"num_envs", "seed", "batch_size"} & config.env_kwargs.keys():
-        raise ValueError(
-            f"env_kwargs of an envpool: environment cannot have {', '.join(sorted(reserved))}: "
-            "set envs_per_runner and seed instead"
-        )
+    check_options(config.env_kwargs)
     return EnvPoolVector(config.env.removeprefix(SCHEME), config.envs_per_runner, config.env_kwargs)

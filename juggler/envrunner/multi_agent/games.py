@@ -12,6 +12,7 @@ from gymnasium import Space
 
 from juggler.envrunner.multi_agent.slot_books import BrokenRule
 from juggler.envrunner.multi_agent.turns import STATE
+from juggler.envrunner.multi_agent.wrapped_attributes import reader
 from juggler.runtime.modules.columns import ACTION_MASK
 
 
@@ -85,6 +86,7 @@ class Game(ABC):
         self._places = {each: place for place, each in enumerate(self.ids)}
         self._slots = [index * len(self.ids) + place for place in range(len(self.ids))]
         self._group_of: Sequence[int] = ()
+        self._agents: Callable[[], Any] = list  # of the running episode, those that are there
 
     def spaces_of(self, agent: Hashable) -> tuple[Space[Any], Space[Any]]:
         """Return the observation space and the action space of an agent.
@@ -137,6 +139,7 @@ class Game(ABC):
 
     def _begins(self) -> None:
         self._steps = 0
+        self._agents = reader(self.env, "agents")
         self._require_agents()
 
     def _is_late(self) -> bool:
@@ -145,7 +148,7 @@ class Game(ABC):
         return self._steps == self._limit
 
     def _require_agents(self) -> None:
-        if not self.env.agents:
+        if not self._agents():
             raise BrokenRule(self.index, "no agent is there: `agents` is empty after the reset")
 
     def _acts(self, agent: Hashable, observation: Any, info: Any, reports: Reports) -> None:
@@ -186,8 +189,8 @@ class ParallelGame(Game):
             raise BrokenRule(self.index, "it must return (observations, infos), two dicts by agent")
         observations, infos = told
         self._begins()
-        self._all_act(self.env.agents, observations, infos, reports)
-        self._show_critics(observations, self.env.agents, (), reports)
+        self._all_act(self._agents(), observations, infos, reports)
+        self._show_critics(observations, self._agents(), (), reports)
         by_agent: Mapping[Hashable, Any] = infos
         return by_agent
 
@@ -200,7 +203,7 @@ class ParallelGame(Game):
             )
             raise BrokenRule(self.index, reason)
         observations, rewards, terminations, truncations, infos = told
-        there, late = dict.fromkeys(self.env.agents), self._is_late()
+        there, late = dict.fromkeys(self._agents()), self._is_late()
         ended: list[Hashable] = []
         for agent in actions:
             terminated = self._of(agent, terminations, "terminations")
@@ -270,6 +273,7 @@ class TurnBasedGame(Game):
 
     def reset(self, seed: int, reports: Reports) -> Mapping[Hashable, Any]:
         self.env.reset(seed=seed)
+        self._on_turn = reader(self.env, "agent_selection")
         self._begins()
         # What becomes of agents that end at once goes to nobody, since they have not acted.
         if not self._serve(Reports(len(reports.acting)), reports):
@@ -289,8 +293,8 @@ class TurnBasedGame(Game):
         are truncated.
         """
         served: set[Hashable] = set()
-        while self.env.agents:
-            agent = self.env.agent_selection
+        while self._agents():
+            agent = self._on_turn()
             if agent in served:
                 reason = (
                     f"agent {agent!r} is still on turn after its last step, which had no action"
@@ -305,6 +309,8 @@ class TurnBasedGame(Game):
                 return False
             if not (terminated or truncated):
                 self._acts(agent, observation, info, reports)
+                if not self.critics_see:
+                    return True
                 for kind, seen in self._seen_by_critics(self._observations).items():
                     reports.critics_now[kind][self.index] = seen
                 return True
@@ -316,7 +322,7 @@ class TurnBasedGame(Game):
         return False
 
     def _observations(self) -> dict[Hashable, Any]:
-        return {agent: self.env.observe(agent) for agent in self.env.agents}
+        return {agent: self.env.observe(agent) for agent in self._agents()}
 
     def _show_critics_the_end(self, ends: Reports) -> None:
         for kind, seen in self._seen_by_critics(self._observations).items():
@@ -331,11 +337,13 @@ class TurnBasedGame(Game):
                 "_cumulative_rewards, as PettingZoo's AECEnv has them"
             )
             raise BrokenRule(self.index, reason)
-        for agent in self.env.agents:
+        for agent in self._agents():
             self._rewarded(agent, rewards[agent], ends)
             self._ends(agent, self.env.observe(agent), infos.get(agent), False, ends)
 
 
 def mask_in(info: Any) -> Any:
     """Return the action mask in an agent's info; None if there is none."""
-    return info.get(ACTION_MASK) if isinstance(info, Mapping) else None
+    # A dict is one, and the check of other mappings takes longer.
+    is_mapping = type(info) is dict or isinstance(info, Mapping)
+    return info.get(ACTION_MASK) if is_mapping else None

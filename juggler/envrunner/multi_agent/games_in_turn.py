@@ -114,6 +114,7 @@ class GamesInTurn:
                 rewards,
                 np.array([each.slot for told in reports.ended for each in told], np.intp),
                 over,
+                over,
                 self._now_acting(reports),
             )
             return self._turn(reports, booked, over)

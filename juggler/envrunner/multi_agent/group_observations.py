@@ -145,7 +145,8 @@ def stacked(
         Misfit: a value does not fit the space.
     """
     try:
-        trees = [to_tree(space, each) for each in values]
+        # Values of Dicts are trees, but for Tuples in them.
+        trees = [to_tree(space, each) for each in values] if _has_tuples(space) else values
         return unflatten(
             (path, _stacked([at(tree, path) for tree in trees], leaf)) for path, leaf in leaves
         )
@@ -154,6 +155,12 @@ def stacked(
             if why := misfit(space, value, what):
                 raise Misfit(row, why) from None
         raise
+
+
+def _has_tuples(space: spaces.Space[Any]) -> bool:
+    if isinstance(space, spaces.Dict):
+        return any(map(_has_tuples, space.spaces.values()))
+    return isinstance(space, spaces.Tuple)
 
 
 def _everything(space: spaces.Space[Any]) -> Any:

@@ -10,12 +10,16 @@ from typing import Any, Final
 from gymnasium.envs.registration import EnvSpec
 
 from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
+from juggler.envrunner.environments.envpool import number_of_agents
+from juggler.envrunner.environments.extras import check_extra
 from juggler.envrunner.environments.naming import find_environment
-from juggler.envrunner.multi_agent import openspiel, pettingzoo_games
+from juggler.envrunner.multi_agent import envpool_games, openspiel, pettingzoo_games
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
 
 #: What finds a game, by the scheme of its name.
 FINDERS: Final[dict[str, Callable[[str], Callable[..., Any]]]] = {
+    ENVPOOL: envpool_games.find_game,
     openspiel.SCHEME: openspiel.find_game,
     pettingzoo_games.SCHEME: pettingzoo_games.find_game,
 }
@@ -29,9 +33,9 @@ def has_several_agents(
 ) -> bool:
     """Tell whether the environments of a run have several agents.
 
-    They do if their name begins with "pettingzoo:" or "open_spiel:", or if they come from a class
-    with PettingZoo's Parallel or AEC interface, or from a `MultiAgentVectorEnv`. A function is
-    asked for the class after its "->". No environment is made.
+    They do if their name begins with "pettingzoo:" or "open_spiel:", if EnvPool says so of one of
+    its own, or if they come from a class with PettingZoo's Parallel or AEC interface, or from a
+    `MultiAgentVectorEnv`. A function is asked for the class after its "->". No environment is made.
 
     Args:
         config: the environments.
@@ -39,11 +43,14 @@ def has_several_agents(
 
     Raises:
         ValueError: there is no such environment, or its package is not installed.
-        EnvironmentFailed: importing its module failed.
+        EnvironmentFailed: importing its module failed, or EnvPool does not know it.
     """
     if env_factory is None:
-        if config.gateway or config.is_elsewhere or ":" not in config.env:
+        if config.gateway or config.is_served or ":" not in config.env:
             return False
+        if config.env.startswith(ENVPOOL):
+            check_extra(config.env)
+            return number_of_agents(config.env.removeprefix(ENVPOOL)) > 1
         if config.env.startswith(tuple(FINDERS)):
             return True
         source = find_environment(config.env)

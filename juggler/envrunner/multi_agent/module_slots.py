@@ -20,12 +20,13 @@ from juggler.envrunner.paced.places import put, take
 from juggler.envrunner.paced.random_policy import RandomPolicy
 from juggler.envrunner.paced.rows import oldest_version
 from juggler.envrunner.paced.slots import PacedSlots
+from juggler.envrunner.paced.step_log import StepLog
 from juggler.envrunner.rounds import Played, Recorded
 from juggler.runtime.connectors.connector import NotFinite
 from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.mergeable_state import State, merge
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.modules.columns import ACTION_MASK, OBSERVATIONS
+from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import from_tree, to_tree, zeros
 from juggler.runtime.wire.trees import Tree
 
@@ -85,27 +86,23 @@ class ModuleSlots:
         self._place_of[self._slots] = np.arange(self.most_rows)
         self._places = self._place_of.copy()  # [N A] whoever plays now
         self._plays_whole_group = role.is_whole_group
-        self._paced = PacedSlots(
-            space_with_critic(connectors.observation_space, critic_space),
-            policy,
-            steps,
-            row_age,
-            None if critic_space is None else OBSERVATIONS,
-        )
+        kept = space_with_critic(connectors.observation_space, critic_space)
+        self._paced = PacedSlots(kept, policy, steps, row_age)
         self._paced.seat(self.most_rows)
+        self._log = StepLog(self._paced, kept, policy)  # of this round
         self._row_age = row_age
         spaces = role.spaces
         self._legal = LegalActions.of(
             connectors.observation_space, spaces.action_space, "an episode"
         )
         self._seen: Any = None  # [B, ...] what the agents that act next see, as batches hold it
-        self._kept: Any = None  # [B, ...] the same, with what the critic sees, as rows hold it
         self._delta: State = {}
         self._not_finite: NonFinite | None = None
         self.acting = np.zeros(0, np.intp)
         self.where: NDArray[np.intp] | slice = slice(None)
         self._version = Version(0, 0)
         self.is_seated = True
+        self._shown: NDArray[np.intp] | None = None  # the slots of which `acting` was taken
 
     @classmethod
     def at_random(
@@ -120,6 +117,7 @@ class ModuleSlots:
     def forget(self) -> None:
         """Drop all rows and running episodes."""
         self._paced.forget()
+        self._log.clear()
         self.connectors.forget()
         self._delta, self._not_finite = {}, None
 
@@ -134,6 +132,7 @@ class ModuleSlots:
         mine = line_up.players == self.role.module_id  # [K * A]
         if not self.is_seated and not mine.any():
             return
+        self._shown = None
         self._place_of[line_up.slots] = np.where(mine, self._places[line_up.slots], -1)
         self.is_seated = bool((self._place_of >= 0).any())
 
@@ -141,6 +140,7 @@ class ModuleSlots:
         """Play nothing until a line-up says otherwise."""
         self._plays_whole_group = self.is_seated = False
         self._place_of.fill(-1)
+        self._shown = None
 
     def take(
         self,
@@ -157,42 +157,31 @@ class ModuleSlots:
             line_up: of the episodes that begin with this turn, where line-ups are drawn.
             critic: what the module's critic sees of the environments; None: no more than agents.
         """
-        paced = self._paced
         if len(turn.ended):
             places, mine = self._mine(turn.ended)
             if len(places):
                 lasts = self.connectors(take(turn.last_observations, mine))  # [E, ...]
                 if critic is not None:
                     lasts = with_critic(lasts, take(critic.at_end, self._environments(places)))
-                self._take_rewards(places, turn.last_rewards[mine])
-                truncated = ~turn.terminated[mine]  # [E]
-                paced.end(places, truncated, take(lasts, truncated))
-                paced.observe(places, lasts)
+                self._log.end(places, turn.last_rewards[mine], ~turn.terminated[mine], lasts)
         if line_up is not None:  # the ends above are of the episodes before
             self.line_up(line_up)
-        self.acting, self.where = self._mine(turn.acting)
+        if turn.acting is not self._shown:
+            self.acting, self.where = self._mine(turn.acting)
+            self._shown = turn.acting
         if not len(self.acting):
             return
-        self._seen = self._stored(take(turn.observations, self.where), recorded)  # [B, ...]
-        self._kept = self._seen
+        seen = self._stored(take(turn.observations, self.where), recorded)  # [B, ...]
+        self._seen = kept = seen
         if critic is not None:
-            now = take(critic.now, self._environments(self.acting))  # [B, ...]
-            self._kept = with_critic(self._seen, now)
-        first, rewards = turn.first[self.where], turn.rewards[self.where]  # [B] both
-        if not np.count_nonzero(first):
-            self._take_rewards(self.acting, rewards)
-        elif not first.all():
-            self._take_rewards(self.acting[~first], rewards[~first])
-        paced.observe(self.acting, self._kept)
+            kept = with_critic(seen, take(critic.now, self._environments(self.acting)))
+        self._log.show(self.acting, turn.rewards[self.where], turn.first[self.where], kept)
 
-    def act(self, recorded: bool) -> Any:
+    def act(self) -> Any:
         """Let the module act -> actions for the environments, in the order of `acting`."""
         if self._legal is not None:
             self._check_masks(self._legal, self._seen[ACTION_MASK])
-        if not recorded:
-            self._paced.pause(self.acting)  # a row has no gaps
-        recording = np.full(len(self.acting), recorded)  # [B]
-        return self._paced.act(self.acting, recording, self._kept)
+        return self._log.act(self._seen)
 
     def act_deterministically(self, turn: GroupTurn) -> Any:
         """Let the module act without exploration -> actions in the order of `acting`.
@@ -200,6 +189,7 @@ class ModuleSlots:
         Takes the place of `take` and `act`, and records nothing.
         """
         self.acting, self.where = self._mine(turn.acting)
+        self._shown = None
         if not len(self.acting):
             return None
         seen = self.connectors(take(turn.observations, self.where))  # [B, ...]
@@ -213,6 +203,7 @@ class ModuleSlots:
     def result(self) -> Recorded | NonFinite:
         """What was recorded until the end of this round: the batch of the oldest complete rows."""
         paced, rows = self._paced, self._paced.rows
+        self._write(True)
         if not self._row_age:
             paced.hand_in(np.ones(len(paced.of["row"]), np.bool_))
         stale = self._drop_stale()
@@ -244,6 +235,7 @@ class ModuleSlots:
         Raises:
             NonFinite: a reward was not finite.
         """
+        self._write(False)
         if self._not_finite is not None:
             raise self._not_finite
         ended, self._paced.ended = self._paced.ended, []
@@ -252,6 +244,7 @@ class ModuleSlots:
 
     def skip(self) -> None:
         """Forget the returns of a round that was not recorded."""
+        self._write(False)
         self._paced.ended.clear()
 
     def _environments(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -267,14 +260,11 @@ class ModuleSlots:
         mine = np.flatnonzero(places >= 0)
         return places[mine], mine
 
-    def _take_rewards(self, places: NDArray[np.intp], rewards: NDArray[np.float64]) -> None:
-        finite = np.isfinite(rewards)  # [B]
-        if np.count_nonzero(finite) < len(finite):
+    def _write(self, recorded: bool) -> None:
+        """Bring the steps of this round into rows."""
+        if (bad := self._log.write(recorded)) is not None:
             # Returns are told before the batch with these steps is complete.
-            place = int(places[finite.argmin()])
-            step = int(self._paced.of["step"][place])
-            self._not_finite = self._lost(place, step, "rewards", 0)
-        self._paced.take_rewards(places, rewards)
+            self._not_finite = self._lost(bad.place, bad.step, bad.column, 0)
 
     def _stored(self, shown: Tree, recorded: bool) -> Any:
         """Observations [B, ...] as batches hold them."""
@@ -287,9 +277,7 @@ class ModuleSlots:
                 self._delta = merge(self._delta, delta) if self._delta else delta
             except NotFinite as error:
                 # A connector that clips may have hidden the number from `check_finite`.
-                place = int(self.acting[error.row])
-                step = int(self._paced.of["step"][place])
-                self._not_finite = self._lost(place, step, "observations", 0)
+                self._log.doubt(error.row)
         return stored
 
     def _drop_stale(self) -> int:

@@ -104,7 +104,7 @@ class MultiAgentSampler:
             self._taken = True
         for _ in range(self._steps):
             before = time.perf_counter()
-            actions = self._act(turn, recorded)
+            actions = self._act(turn)
             between = time.perf_counter()
             turn = self._envs.step(actions)
             seconds["inference"] += between - before
@@ -149,12 +149,12 @@ class MultiAgentSampler:
             group = turn.groups[slots.role.group]
             slots.take(group, module_id in recorded, line_up, critic)
 
-    def _act(self, turn: Turn, recorded: Collection[str]) -> list[Any]:
+    def _act(self, turn: Turn) -> list[Any]:
         """The actions of all agents that act next, by group."""
         parts: list[list[tuple[ModuleSlots, Any]]] = [[] for _ in turn.groups]
-        for module_id, slots in self._modules.items():
+        for slots in self._modules.values():
             if len(slots.acting):
-                parts[slots.role.group].append((slots, slots.act(module_id in recorded)))
+                parts[slots.role.group].append((slots, slots.act()))
         groups = zip(turn.groups, self._envs.groups, parts, strict=True)
         return [merged_actions(turn, group.action_space, part) for turn, group, part in groups]
 

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 Slots = NDArray[np.intp]
 Floats = NDArray[np.float64]
 
+#: Steps that are kept until they are booked.
+_MOST_QUIET = 256
+
 
 class BrokenRule(Exception):
     """An environment did what PettingZoo's rules forbid.
@@ -91,6 +94,9 @@ class SlotBooks:
         self._began = np.zeros(num_envs, np.intp)  # the step with which the episode began
         self._longest = 0  # of the episodes that are over
         self._acted_at = np.zeros(slots, np.intp)  # the step of the last action
+        self._acting = np.zeros(0, np.intp)  # [B] the slots that act next
+        # [N * A] of steps that the books above do not know yet.
+        self._quiet: list[Floats] = []
 
     def reset(self, acting: Slots) -> Booked:
         """Begin an episode in every environment.
@@ -102,28 +108,31 @@ class SlotBooks:
         for each in (*books, self._agent_returns, self._acted_at):
             each.fill(0)
         self._steps = 0
+        self._quiet.clear()
         none = np.zeros(0)
         agent_returns = np.zeros((0, len(self._agents)))
         over = none, none.astype(np.intp), agent_returns
         return self._booked(acting, none.astype(np.bool_), none, *over)
 
-    def step(self, rewards: Floats, ended: Slots, over: Slots, acting: Slots) -> Booked:
+    def step(
+        self, rewards: Floats, ended: Slots, over: Slots, began: Slots, acting: Slots
+    ) -> Booked:
         """Book one step of all environments, in which all slots that were `acting` have acted.
 
         Args:
             rewards: [N * A] float64 of this step; 0 where a slot got none.
             ended: [E] slots whose episode ended.
-            over: [L] environments that have no agents left and have begun their next episode.
+            over: [L] environments that have no agents left.
+            began: [K] environments that have begun an episode.
             acting: [B] the slots that act next.
 
         Raises:
             BrokenRule: an agent got a reward after its end, ended twice, came back after its end,
                 or was left without an end when the episode of its environment was over.
         """
+        self._catch_up()
         self._steps += 1
-        if np.count_nonzero(self.ended):
-            late = np.flatnonzero(self.ended & (rewards != 0))
-            self._forbid(late, "got a reward after its episode ended")
+        self._forbid_late(rewards)
         self._rewards += rewards
         self._returns += np.add.reduce(rewards.reshape(-1, len(self._agents)), 1)
         self._agent_returns += rewards * self._acted
@@ -149,13 +158,48 @@ class SlotBooks:
             )
             self._acted[of_env] = self.ended[of_env] = False
             self._rewards[of_env] = self._agent_returns[of_env] = 0
-            self._returns[over], self._began[over] = 0, self._steps
+            self._returns[over] = 0
+        self._began[began] = self._steps
         if np.count_nonzero(self.ended):
             back = acting[self.ended[acting]]
             self._forbid(
                 back, "came back after its episode ended: it must not act again in the episode"
             )
         return self._booked(acting, last, last_rewards, env_returns, env_lengths, agent_returns)
+
+    def go_on(self, rewards: Floats) -> Floats:
+        """Book a step in which no slot ended, and after which the same slots act as before it.
+
+        Args:
+            rewards: as of `step`, and kept.
+
+        Returns:
+            [B] float64 of the last actions of the slots that act next.
+
+        Raises:
+            BrokenRule: an agent got a reward after its end.
+        """
+        if len(self._quiet) == _MOST_QUIET:
+            self._catch_up()
+        self._steps += 1
+        self._forbid_late(rewards)
+        self._quiet.append(rewards)
+        return rewards if len(self._acting) == len(rewards) else rewards[self._acting]
+
+    def _catch_up(self) -> None:
+        """Book what happened in quiet steps, in the order in which it happened."""
+        if not self._quiet:
+            return
+        steps = np.stack(self._quiet)  # [T, N * A]
+        self._quiet.clear()
+        of_envs = np.add.reduce(steps.reshape(len(steps), -1, len(self._agents)), 2)  # [T, N]
+        self._returns = _added(self._returns, of_envs)
+        self._agent_returns = np.where(
+            self._acted, _added(self._agent_returns, steps), self._agent_returns
+        )
+        self._rewards = _added(self._rewards, steps)
+        self._rewards[self._acting] = 0
+        self._acted_at[self._acting] = self._steps + 1
 
     def overdue(self, steps: int) -> Overdue | None:
         """Find an agent that has neither acted nor ended for so many steps of its environment, or
@@ -165,6 +209,7 @@ class SlotBooks:
         Args:
             steps: at least as many are very long.
         """
+        self._catch_up()
         steps = max(steps, 2 * self._longest)
         waiting = self._acted & ~self.ended  # [N * A]
         idle = np.flatnonzero(waiting & (self._steps - self._acted_at >= steps))
@@ -192,12 +237,24 @@ class SlotBooks:
             self._acted[acting] = True
         self._rewards[acting] = 0
         self._acted_at[acting] = self._steps + 1
+        self._acting = acting
         return Booked(last, last_rewards, first, rewards, returns, lengths, agent_returns)
+
+    def _forbid_late(self, rewards: Floats) -> None:
+        if np.count_nonzero(self.ended):
+            late = np.flatnonzero(self.ended & (rewards != 0))
+            self._forbid(late, "got a reward after its episode ended")
 
     def _forbid(self, slots: Slots, reason: str) -> None:
         if len(slots):
             env, agent = divmod(int(slots[0]), len(self._agents))
             raise BrokenRule(env, f"agent {self._agents[agent]!r} {reason}")
+
+
+def _added(sums: Floats, steps: Floats) -> Floats:
+    """Sums [S] and what is added to them in each step [T, S], in this order."""
+    every: Floats = np.add.reduce(np.concatenate((sums[None], steps)), 0)
+    return every
 
 
 def told_overdue(found: Overdue | None, name: str, remedy: str) -> str:

@@ -42,7 +42,8 @@ class GroupTurn:
     An agent whose episode ends before it has acted in it is in neither list.
 
     Attributes:
-        acting: [B] the slots that act next, in ascending order.
+        acting: [B] the slots that act next, in ascending order. The same array as in another turn
+            holds the same slots.
         observations: [B, ...] what they see; may be the environments' memory, valid until they are
             stepped.
         first: [B] this is their first action in the episode.
@@ -84,7 +85,8 @@ class CriticObservations:
 class Turn:
     """What one step of all environments led to.
 
-    An environment whose agents are all done begins its next episode within the same step.
+    An environment whose agents are all done begins its next episode within the same step, or with
+    the next one.
 
     Attributes:
         groups: in the order of `MultiAgentEnvs.groups`.

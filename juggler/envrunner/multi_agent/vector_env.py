@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from juggler.runtime.wire.trees import Tree
@@ -46,6 +47,9 @@ class MultiAgentVectorEnv(ABC):
             "action_mask".
         action_space: of one agent.
         state_space: of what `state` returns; None: critics can see nothing of it.
+        autoreset_mode: DISABLED: `reset` begins the next episode of an environment that is over.
+            NEXT_STEP: the next `step` does, whatever the actions are, and `reset` is called for all
+            environments alone.
     """
 
     num_envs: int
@@ -53,6 +57,7 @@ class MultiAgentVectorEnv(ABC):
     observation_space: Space[Any]
     action_space: Space[Any]
     state_space: Space[Any] | None = None
+    autoreset_mode: AutoresetMode = AutoresetMode.DISABLED
 
     @abstractmethod
     def reset(self, seed: int | None, which: NDArray[np.bool_]) -> tuple[Tree, NDArray[np.bool_]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from juggler.envrunner.environments.legal_actions import LegalActions
@@ -83,6 +84,11 @@ class VectorTurns:
         self.critic_spaces: Mapping[str, Space[Any]] = spaces
         self._books = SlotBooks(self.num_envs, self.agents)
         self._acting = np.zeros(0, np.intp)  # [B] slots
+        self._acts = b""  # flags of those who act next
+        # Flags of steps in which no agent ends: none are set, or those of agents who have ended.
+        self._no_ends = [bytes(2 * self._slots), b""]
+        self._not_first = np.zeros(0, np.bool_)  # [B]
+        self._running = np.ones(self.num_envs, np.bool_)  # [N]
 
     def reset(self, seed: int) -> Turn:
         # Like other vectors, it takes one seed and derives the rest from it.
@@ -90,6 +96,8 @@ class VectorTurns:
             environment_seeds(seed, 1)[0], np.ones(self.num_envs, np.bool_)
         )
         self._acting = np.flatnonzero(acting)  # [B]
+        self._running[:] = True
+        self._not_first = np.zeros(len(self._acting), np.bool_)
         booked = self._books.reset(self._acting)
         none = np.zeros(0, np.intp)
         group = GroupTurn(
@@ -106,7 +114,9 @@ class VectorTurns:
         seen = self._seen_by_critics(observations, np.ravel(acting), "reset")
         critics = {kind: CriticObservations(now, now) for kind, now in seen.items()}
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
-        return Turn((group,), everywhere, none, *ended_with, critics)
+        self._first = Turn((group,), everywhere, none, *ended_with, critics)
+        self._acts, self._no_ends[1] = acting.tobytes(), b""
+        return self._first
 
     def step(self, actions: Sequence[Any]) -> Turn:
         (batch,) = actions
@@ -118,23 +128,35 @@ class VectorTurns:
         )
         # A copy, since environments that begin an episode may reuse the memory.
         rewards = np.array(rewards, np.float64).ravel()  # [N * A]
+        ends = terminated.tobytes() + truncated.tobytes()
+        if ends in self._no_ends and acting.tobytes() == self._acts:
+            return self._same_act(observations, acting, rewards)
         ended = ((terminated | truncated).ravel() & ~self._books.ended).nonzero()[0]  # [E]
         last_observations = _kept(observations, ended)
         ended_terminated = terminated.ravel()[ended]  # [E]
         goes_on: Bools = np.logical_or.reduce(acting, 1)  # [N]
-        gone = (~goes_on).nonzero()[0]  # [L]
+        gone = (self._running & ~goes_on).nonzero()[0]  # [L]
         at_end: dict[str, Tree] = {}
         if self.critic_spaces and len(ended):
             there = np.array(acting).ravel()  # [N A]
             there[ended] = True
             at_end = self._seen_by_critics(observations, there, "step")
-        if len(gone):
+        began = gone  # [K]
+        if self._env.autoreset_mode == AutoresetMode.NEXT_STEP:
+            began = (~self._running).nonzero()[0]
+            self._must_act(goes_on | self._running, "step")
+            self._running = goes_on
+        elif len(gone):
             observations, acting = self._begin(None, ~goes_on)
         now = self._seen_by_critics(observations, np.ravel(acting), "step")
         critics = {kind: CriticObservations(now[kind], at_end.get(kind, now[kind])) for kind in now}
+        # An environment that has yet to begin an episode must be seen to do so.
+        acts = acting.tobytes() if self._running.all() else b""
+        self._acts, self._no_ends[1] = acts, b"" if len(gone) else ends
         self._acting = acting.ravel().nonzero()[0]  # [B]
+        self._not_first = np.zeros(len(self._acting), np.bool_)
         try:
-            booked = self._books.step(rewards, ended, gone, self._acting)
+            booked = self._books.step(rewards, ended, gone, began, self._acting)
         except BrokenRule as error:
             raise self._failure(error.env, "step", error.reason) from None
         last = booked.last  # [E]
@@ -152,7 +174,33 @@ class VectorTurns:
             terminated=ended_terminated,
         )
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
-        return Turn((group,), gone, gone, *ended_with, critics)
+        return Turn((group,), began, gone, *ended_with, critics)
+
+    def _same_act(self, observations: Tree, acting: Bools, rewards: NDArray[np.float64]) -> Turn:
+        """The turn after a step in which no agent ended, if the same ones act again."""
+        try:
+            of_acting = self._books.go_on(rewards)  # [B]
+        except BrokenRule as error:
+            raise self._failure(error.env, "step", error.reason) from None
+        critics: dict[str, CriticObservations] = {}
+        if self.critic_spaces:
+            now = self._seen_by_critics(observations, np.ravel(acting), "step")
+            critics = {kind: CriticObservations(seen, seen) for kind, seen in now.items()}
+        first = self._first  # with which no agent ended either
+        (blank,) = first.groups
+        group = GroupTurn(
+            self._acting,
+            _rows(observations, self._acting),
+            self._not_first,
+            of_acting,
+            blank.ended,
+            blank.last_observations,
+            blank.last_rewards,
+            blank.terminated,
+        )
+        none = first.over
+        ended_with = first.env_returns, first.env_lengths, first.agent_returns
+        return Turn((group,), none, none, *ended_with, critics)
 
     def overdue(self, steps: int) -> str:
         found = self._books.overdue(steps)
@@ -167,10 +215,16 @@ class VectorTurns:
             shown, acting = self._env.reset(seed, which)
         observations = self._checked(shown, "reset")
         self._check_shapes("reset", acting=acting)
-        idle = np.flatnonzero(~acting.any(1))
-        if len(idle):
-            raise self._failure(int(idle[0]), "reset", "no agent is acting after the reset")
+        self._must_act(np.logical_or.reduce(acting, 1), "reset")
         return observations, acting
+
+    def _must_act(self, acts: Bools, call: str) -> None:
+        """
+        Raises:
+            EnvironmentFailed: nobody acts in an environment that has begun an episode [N].
+        """
+        if len(idle := np.flatnonzero(~acts)):
+            raise self._failure(int(idle[0]), call, "no agent is acting after the reset")
 
     def _seen_by_critics(self, observations: Tree, there: Bools, call: str) -> dict[str, Tree]:
         """Copies of what critics see now [N, ...], with the observations of the slots that are
@@ -191,6 +245,9 @@ class VectorTurns:
     def _spread(self, batch: Any) -> Any:
         """Put the actions [B, ...] of the acting agents into actions of all agents [N, A, ...]."""
         space = self.groups[0].action_space
+
+        if isinstance(batch, np.ndarray) and len(batch) == self._slots:
+            return batch.reshape(*self._shape, *batch.shape[1:])
 
         def spread(acted: Any) -> NDArray[Any]:
             acted = np.asarray(acted)
@@ -261,7 +318,9 @@ class VectorTurns:
 
 def _kept(observations: Tree, slots: NDArray[np.intp]) -> Tree:
     """Copies of the rows [B, ...] of some slots: the next episode may begin in the same memory."""
-    copied: Tree = tree_map(lambda array: array.reshape(-1, *array.shape[2:])[slots], observations)
+    copied: Tree = tree_map(
+        lambda array: array.reshape(-1, *array.shape[2:]).take(slots, 0), observations
+    )
     return copied
 
 
@@ -270,7 +329,7 @@ def _rows(observations: Tree, slots: NDArray[np.intp]) -> Tree:
 
     def rows(array: NDArray[Any]) -> NDArray[Any]:
         every = array.reshape(-1, *array.shape[2:])  # [N * A, ...]
-        return every if len(slots) == len(every) else every[slots]
+        return every if len(slots) == len(every) else every.take(slots, 0)
 
     found: Tree = tree_map(rows, observations)
     return found

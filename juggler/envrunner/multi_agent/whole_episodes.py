@@ -58,6 +58,7 @@ def play_whole_episodes(
     players = Players(count, envs.agents, played_by)
     so_far = _SoFar(count, len(envs.agents))
     lengths = np.zeros(count, np.int64)  # [N] so far
+    running = np.zeros(count, np.bool_)  # [N]
     cut = np.zeros(count, np.bool_)  # [N] the running episode has been counted once
     step = 0
     turn = envs.reset(seed)
@@ -70,9 +71,11 @@ def play_whole_episodes(
             for slots in modules:
                 slots.line_up(line_up)
         so_far.act(turn)
+        running[turn.began] = True
         turn = envs.step(_act(envs, modules, turn))
         step += 1
-        lengths += 1
+        lengths += running
+        running[turn.over] = False
         so_far.told(turn)
         ended = {
             int(row): so_far.returns(row) if cut[row] else (total, of_agents)

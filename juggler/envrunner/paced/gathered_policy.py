@@ -43,6 +43,7 @@ class GatheredPolicy:
 
     Attributes:
         blank_inputs: zeros [D], in the shape of the distribution's inputs.
+        remembers: the module has a recurrent state, or a connector has contexts.
 
     Raises:
         ValueError: the module returns no inputs of an action distribution.
@@ -62,7 +63,8 @@ class GatheredPolicy:
         self._generator = torch.Generator()
         self.seed(seed)
         like = self._module.initial_states(1)  # [1, ...]
-        self._remembers = bool(like)
+        self._has_state = bool(like)
+        self.remembers = self._has_state or self._contexts.any
         self._states = room_for(like, 1)  # [S, ...] before the next step
         self._before = room_for(like, 1)  # [S, ...] before the last one
         require_log_probabilities(module, self._module.distribution is not None)
@@ -171,7 +173,7 @@ class GatheredPolicy:
 
     def _begun(self, places: NDArray[np.intp], first: NDArray[np.bool_]) -> Any:
         """The states [B, ...] that agents act with, new ones where episodes begin."""
-        if not self._remembers:
+        if not self._has_state:
             return {}
         states = self._module.restarted(take(self._states, places), first)  # [B, ...]
         put(self._before, places, states)
@@ -205,7 +207,7 @@ class GatheredPolicy:
             first: the first of them begins an episode.
         """
         states: dict[str, Tree] = {}
-        if not (self._remembers or self._contexts.any):
+        if not (self._has_state or self._contexts.any):
             return states
         places, seen = np.array([place]), []
         for t in range(len(rewards)):
@@ -216,7 +218,7 @@ class GatheredPolicy:
                 states[CONNECTOR_STATES] = self._contexts.of(places)
             self._contexts.chose(take(actions, now), places)
             self._contexts.rewarded(places, rewards[now])
-        if self._remembers:
+        if self._has_state:
             kept = self._module.restarted(take(self._states, places), np.array([first]))  # [1, ...]
             states[MODULE_STATE] = kept
             sequence = tree_map(
@@ -232,7 +234,7 @@ class GatheredPolicy:
     def states_before(self, places: NDArray[np.intp]) -> dict[str, Tree]:
         """The states of agents [B] before their last step, as in `EpisodeBatch.states`."""
         states: dict[str, Tree] = {}
-        if self._remembers:
+        if self._has_state:
             states[MODULE_STATE] = take(self._before, places)
         if self._contexts.any:
             states[CONNECTOR_STATES] = self._contexts.of(places)

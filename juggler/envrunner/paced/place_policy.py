@@ -15,9 +15,11 @@ class PlacePolicy(Protocol):
 
     Attributes:
         blank_inputs: zeros [D], in the shape of the inputs of the action distribution.
+        remembers: it keeps something of each agent from step to step.
     """
 
     blank_inputs: NDArray[np.float32]
+    remembers: bool
 
     def seed(self, seed: int) -> None: ...
 

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from juggler.runtime.wire.structures import tree_map
 
+#: So many places are written as items; for fewer of them, it takes longer to see them so.
+_MANY = 128
+
 
 def grown(tree: Any, capacity: int) -> Any:
     """A tree of arrays [S, ...], extended with zeros to [capacity, ...]."""
@@ -32,6 +35,8 @@ def room_for(tree: Any, capacity: int) -> Any:
 def take(tree: Any, places: Any) -> Any:
     """Copies of places [B] of a tree [S, ...] -> [B, ...]; views, if the places are a slice."""
     if isinstance(tree, np.ndarray):
+        if isinstance(places, np.ndarray):  # this is several times as fast as tree[places]
+            return tree.take(places.nonzero()[0] if places.dtype == np.bool_ else places, 0)
         return tree[places]
     return {key: take(branch, places) for key, branch in tree.items()}
 
@@ -39,10 +44,30 @@ def take(tree: Any, places: Any) -> Any:
 def put(tree: Any, places: Any, values: Any) -> None:
     """Write [B, ...] into places [B] of a tree [S, ...]."""
     if isinstance(tree, np.ndarray):
+        if tree.ndim > 1 and isinstance(places, np.ndarray) and len(places) >= _MANY:
+            tree, values = _items(tree, values)
         tree[places] = values
     else:
         for key, branch in tree.items():
             put(branch, places, values[key])
+
+
+def _items(tree: NDArray[Any], values: Any) -> tuple[NDArray[Any], Any]:
+    """The same arrays, with one item [S] and [B] for everything at a place, where they can be seen
+    so: NumPy writes many of these several times as fast."""
+    if not (
+        isinstance(values, np.ndarray)
+        and values.dtype == tree.dtype
+        and values.shape[1:] == tree.shape[1:]
+        and tree.flags.c_contiguous
+        and values.flags.c_contiguous
+        and tree.size
+        and values.size
+    ):
+        return tree, values
+    item = f"V{tree.nbytes // len(tree)}"
+    of_tree = tree.reshape(len(tree), -1).view(item)[:, 0]  # [S]
+    return of_tree, values.reshape(len(values), -1).view(item)[:, 0]  # [B]
 
 
 class Places:
@@ -75,5 +100,5 @@ class Places:
         taken, self._free = self._free[left:], self._free[:left]
         return taken[::-1]
 
-    def give_back(self, place: int) -> None:
-        self._free.append(place)
+    def give_back(self, *places: int) -> None:
+        self._free += places

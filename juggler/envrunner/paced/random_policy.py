@@ -86,6 +86,7 @@ class RandomPolicy:
 
     def __init__(self, action_space: Space[Any], seed: int) -> None:
         self.blank_inputs = np.zeros(0, np.float32)
+        self.remembers = False
         self._space = action_space
         self._actions = RandomActions(action_space, seed)
 

@@ -110,7 +110,7 @@ class Rows:
         if "actions" not in self.columns:
             self._make_room_for(actions)
         put(self.by_step["actions"], at, actions)
-        self.by_step["inputs"][at] = inputs
+        put(self.by_step["inputs"], at, inputs)
 
     def record(self, row: int, step: int, steps: int, **columns: Any) -> None:
         """Write L steps of a row.
@@ -161,9 +161,8 @@ class Rows:
         live = np.arange(self.steps) < kept["lengths"][:, None]  # [N, T]
         if not live.all():
             _fill_up(kept, live, last_observations)
-        finals = [(n, *final) for n, row in enumerate(taken) for final in self._finals.get(row, ())]
-        for row in taken:
-            self.give_back(row)
+        finals = [(n, *final) for n, row in enumerate(taken) for final in self._finals.pop(row, ())]
+        self._places.give_back(*taken)
         action_logp = kept["action_logp"]  # [N, T]
         ours = ~kept["recorded"]  # [N]
         if ours.any():
@@ -239,8 +238,9 @@ def _segments(kept: dict[str, Any], live: NDArray[np.bool_]) -> dict[str, NDArra
     first, last = live.copy(), live.copy()  # [N, T] both
     first[:, 1:] &= done[:, :-1]
     last[:, :-1] &= done[:, :-1] | ~live[:, 1:]
-    rows, starts = np.nonzero(first)  # [S] both
-    ends = np.nonzero(last)[1]  # [S]
+    starts, ends = first.ravel().nonzero()[0], last.ravel().nonzero()[0]  # [S] both, of all steps
+    rows = starts // live.shape[1]  # [S]
+    starts, ends = starts - rows * live.shape[1], ends - rows * live.shape[1]
     beginnings = kept["beginnings"][rows, starts]  # [S, 4]
     return {
         "segment_episodes": beginnings[:, 0].copy(),

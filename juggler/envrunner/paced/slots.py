@@ -31,13 +31,13 @@ class PacedSlots:
         steps: T, of a row.
         row_age: the most updates by which the weights of a row's first step may be behind the
             newest ones.
-        policy_sees: the part of observations that the policy sees; None: all of them.
 
     Attributes:
         rows: filling and complete.
         ended: return and length of the episodes that ended since the caller emptied the list.
         counts: of events so far, by name.
         of: what is known of each place, as arrays by name.
+        newest: [2] generation and update of the weights that act.
     """
 
     def __init__(
@@ -46,18 +46,17 @@ class PacedSlots:
         policy: PlacePolicy,
         steps: int,
         row_age: int,
-        policy_sees: str | None = None,
     ) -> None:
         self.rows = Rows(observation_space, steps, policy.blank_inputs)
         self.ended: list[tuple[float, int]] = []
         self.counts: Counter[str] = Counter()
-        self._policy, self._policy_sees = policy, policy_sees
+        self._policy = policy
         self._steps = steps
         self._row_age = row_age
         self._places = Places(_FIRST_PLACES)
         policy.grow(_FIRST_PLACES)
         self._next_episode = 0
-        self._newest = np.zeros(2, np.uint64)  # generation and update of the newest weights
+        self.newest = np.zeros(2, np.uint64)
         self._any_stale = False  # an agent's step under way may be the first of a row and stale
         self.of: dict[str, NDArray[Any]] = {
             "row": np.full(_FIRST_PLACES, -1, np.intp),  # -1: none
@@ -97,10 +96,10 @@ class PacedSlots:
         self.of["row"][:], self.of["acted"][:], self.of["first"][:] = -1, False, True
         self.of["length"][:], self.of["return"][:] = 0, 0
 
-    def new_episode(self) -> int:
-        """The id of a new episode."""
-        self._next_episode += 1
-        return self._next_episode - 1
+    def new_episodes(self, count: int) -> NDArray[np.intp]:
+        """The ids of new episodes."""
+        self._next_episode += count
+        return np.arange(self._next_episode - count, self._next_episode)
 
     # -- what becomes of actions -----------------------------------------------------------------
 
@@ -114,7 +113,7 @@ class PacedSlots:
         of["acted"][places] = False
         unrecorded = int(np.count_nonzero(of["row"][places] < 0))
         if self._any_stale:
-            self._let_go_of_stale(places)
+            self.let_go_of_stale(places)
         self.counts["steps_unrecorded"] += unrecorded
         if unrecorded or self._any_stale:
             recorded = of["row"][places] >= 0  # [B]
@@ -168,14 +167,32 @@ class PacedSlots:
             self.rows.finish(rows[full], steps[full])
             of["row"][places[full]] = -1
 
-    def _let_go_of_stale(self, places: NDArray[np.intp]) -> None:
-        """Free rows whose first step took so long that it is stale."""
-        rows = self.of["row"][places]  # [B]
-        stale = (rows >= 0) & (self.of["step"][places] == 0) & self._is_old(rows)
-        for row in rows[stale].tolist():
+    def let_go_of_stale(self, places: NDArray[np.intp]) -> int:
+        """Free the rows at places [B] whose first step, under way so far, took so long that it is
+        stale -> how many."""
+        if not self._any_stale:
+            return 0
+        places = places[self._is_stale(places)]
+        for row in self.of["row"][places].tolist():
             self.rows.give_back(row)
-            self.counts["steps_stale"] += 1
-        self.of["row"][places[stale]] = -1
+        self.counts["steps_stale"] += len(places)
+        self.of["row"][places] = -1
+        return len(places)
+
+    def _is_stale(self, places: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """[B] at which places [B] the step under way is the first of its row, and stale."""
+        rows = self.of["row"][places]  # [B]
+        stale: NDArray[np.bool_] = (rows >= 0) & (self.of["step"][places] == 0) & self._is_old(rows)
+        return stale
+
+    def steps_before(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
+        """[B] complete steps of the rows at places [B]; -1: a step is under way that will be in no
+        row."""
+        of = self.of
+        in_row = of["row"][places] >= 0  # [B]
+        if self._any_stale:
+            in_row &= ~self._is_stale(places)
+        return np.where(in_row, of["step"][places], -of["acted"][places].astype(np.intp))
 
     # -- what is done there ----------------------------------------------------------------------
 
@@ -193,19 +210,18 @@ class PacedSlots:
         first = of["first"][places]  # [B]
         if np.count_nonzero(first):
             self._begin_episodes(places[first])
-        seen: Any = observations
-        if self._policy_sees is not None:
-            seen = seen[self._policy_sees]
-        sent, actions, inputs = self._policy.act(seen, places, first)
+        sent, actions, inputs = self._policy.act(observations, places, first)
         of["acted"][places] = True
-        of["version"][places] = self._newest
+        of["version"][places] = self.newest
         if np.count_nonzero(recording) < len(recording):
             places, first, inputs = places[recording], first[recording], inputs[recording]
             observations, actions = take(observations, recording), take(actions, recording)
         rows = of["row"][places]  # [B]
         new = rows < 0  # [B]
         if np.count_nonzero(new):
-            rows[new] = self._begin_rows(places[new], take(observations, new))
+            rows[new] = self.begin_rows(places[new], self._policy.states_before(places[new]))
+            begun = rows[new] * self.rows.width
+            put(self.rows.by_step["observations"], begun, take(observations, new))
             first |= new
         at = rows * self.rows.width + of["step"][places]  # [B]
         if np.count_nonzero(first):
@@ -214,16 +230,14 @@ class PacedSlots:
         return sent
 
     def _begin_episodes(self, places: NDArray[np.intp]) -> None:
-        begin, self._next_episode = self._next_episode, self._next_episode + len(places)
-        self.of["episode"][places] = np.arange(begin, self._next_episode)
+        self.of["episode"][places] = self.new_episodes(len(places))
         self.of["first"][places] = False
 
-    def _begin_rows(self, places: NDArray[np.intp], observations: Tree) -> NDArray[np.intp]:
-        """New rows [B] at places [B], with the observations [B, ...] that the agents acted on."""
-        rows = self.rows.begin(self._policy.states_before(places), len(places))
+    def begin_rows(self, places: NDArray[np.intp], states: dict[str, Tree]) -> NDArray[np.intp]:
+        """New rows [B] at places [B], with the states [B, ...] before their first steps."""
+        rows = self.rows.begin(states, len(places))
         self.of["row"][places], self.of["step"][places] = rows, 0
         self.rows.columns["places"][rows] = places
-        put(self.rows.by_step["observations"], rows * self.rows.width, observations)
         return rows
 
     def _beginnings(self, places: NDArray[np.intp]) -> NDArray[np.uint64]:
@@ -238,7 +252,7 @@ class PacedSlots:
 
     def use(self, version: Version) -> None:
         """Stamp steps with newer weights from now on, and hand in rows that are too old by now."""
-        self._newest[:] = version
+        self.newest[:] = version
         self.hand_in(self._is_old(self.of["row"]))
 
     def pause(self, places: NDArray[np.intp]) -> None:
@@ -251,7 +265,7 @@ class PacedSlots:
     def _is_old(self, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
         """[B] which of rows [B] began with weights that are too old by now."""
         begun = self.rows.first_updates[rows]  # [B]
-        old: NDArray[np.bool_] = begun + np.uint64(self._row_age) < self._newest[1]
+        old: NDArray[np.bool_] = begun + np.uint64(self._row_age) < self.newest[1]
         return old
 
     def hand_in(self, which: NDArray[np.bool_]) -> None:
@@ -278,11 +292,15 @@ class PacedSlots:
 
     def drop_stale(self) -> int:
         """Free complete rows that are too old for a batch -> the steps in them."""
-        rows, columns, dropped = self.rows, self.rows.columns, 0
+        rows = self.rows
         # A row that is full in time waits for at most as long again.
-        oldest = int(self._newest[1]) - 2 * self._row_age
-        for row in [row for row in rows.complete if int(rows.first_updates[row]) < oldest]:
-            dropped += int(columns["lengths"][row])
+        oldest = int(self.newest[1]) - 2 * self._row_age
+        if oldest <= 0 or not rows.complete:
+            return 0
+        complete = np.array(rows.complete, np.intp)
+        old = complete[rows.first_updates[complete] < oldest]
+        dropped = int(rows.columns["lengths"][old].sum())
+        for row in old.tolist():
             rows.complete.remove(row)
             rows.give_back(row)
         self.counts["steps_stale"] += dropped

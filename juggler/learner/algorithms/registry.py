@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +17,19 @@ from juggler.learner.algorithms.dqn import DqnAlgorithm
 from juggler.learner.algorithms.impala import ImpalaAlgorithm
 from juggler.learner.algorithms.ppo import PpoAlgorithm
 from juggler.learner.algorithms.pqn import PqnAlgorithm
+from juggler.learner.algorithms.r2d2 import R2d2Algorithm
 from juggler.learner.algorithms.sac import SacAlgorithm
 from juggler.learner.algorithms.td3 import Td3Algorithm
 from juggler.learner.config import LearnerConfig
+from juggler.learner.imitation_config import ImitationConfig
+from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import found
 from juggler.runtime.modules.named_classes import NamedClasses
 
 if TYPE_CHECKING:
+    from juggler.learner.core.learner_core import LearnerCore
     from juggler.learner.learner import Learner
 
 #: The algorithms that ship.
@@ -36,6 +40,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "impala": ImpalaAlgorithm,
     "ppo": PpoAlgorithm,
     "pqn": PqnAlgorithm,
+    "r2d2": R2d2Algorithm,
     "sac": SacAlgorithm,
     "td3": Td3Algorithm,
 }
@@ -114,12 +119,28 @@ def build_learner(
         critic_space=critic_space,
         check_specs=check_specs,
     )
+    made = make_core({DEFAULT_MODULE: make_module}, replace(config, intrinsic={}, imitation={}))
     return Learner(
-        make_core({DEFAULT_MODULE: make_module}, config),
+        _with_rewards(made, config),
         seed=seed,
         device=device,
         pipelines={DEFAULT_MODULE: pipeline},
     )
+
+
+def _with_rewards(core: Any, config: LearnerConfig) -> LearnerCore[Any]:
+    """A core with what a configuration has in place of the environment's rewards, or beside them,
+    around it."""
+    if config.intrinsic:
+        from juggler.learner.algorithms.intrinsic.rnd import Rnd
+
+        return Rnd(core, IntrinsicConfig.parse(config.intrinsic))
+    if config.imitation:
+        from juggler.learner.algorithms.imitation.discriminator import Discriminator
+
+        return Discriminator(core, ImitationConfig.parse(config.imitation))
+    made: LearnerCore[Any] = core
+    return made
 
 
 def _check_action_space(

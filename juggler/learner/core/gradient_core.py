@@ -51,6 +51,9 @@ class GradientCore(StateCore, ABC):
     mean_names: tuple[str, ...] = ()
     """Names of the `means` of its Loss; see there."""
 
+    learns_from_rewards: bool = True
+    """Whether rewards make a difference."""
+
     mapped: bool = False
     """Whether this core runs within `torch.func.vmap`, as a member of a population."""
 

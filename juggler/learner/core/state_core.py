@@ -62,6 +62,12 @@ class StateCore(LearnerCore[State], ABC):
         if not hasattr(self, "name"):
             raise ValueError(f"{type(self).__name__} needs a name, which its checkpoints carry")
         config.validate()
+        for table, around in (("intrinsic", "Rnd"), ("imitation", "Discriminator")):
+            if getattr(config, table):
+                raise ValueError(
+                    f"{table} = {getattr(config, table)!r} with {self.name}: a core has no rewards "
+                    f"of its own. Put juggler.{around}(core, ...) around it"
+                )
         self.config = config
         self._factories = factories
         modules, shared = make_modules(factories, seed=0)

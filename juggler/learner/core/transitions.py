@@ -22,6 +22,7 @@ class Transitions(NamedTuple):
     rewards: Tensor  # [N, T] discounted sums
     discounts: Tensor  # [N, T] of the value of the observation after them; 0: it terminated
     after: Tensor  # [N, T] int64, indices in `all_observations` of that observation
+    last: Tensor  # [N, T] int64, indices in the flattened [N, T] of the last of these steps
 
 
 def transitions(columns: Columns, n: int, gamma: float) -> Transitions:
@@ -35,22 +36,23 @@ def transitions(columns: Columns, n: int, gamma: float) -> Transitions:
     rewards, live = columns[c.REWARDS], columns[c.LIVE]  # [N, T]
     rows, steps = live.shape
     place = torch.arange(rows * steps, device=live.device).view(rows, steps)  # [N, T]
-    last = rows * steps + torch.arange(rows, device=live.device)  # [N]
-    following = torch.cat([place[:, 1:], last.unsqueeze(1)], 1)  # [N, T]
+    behind = rows * steps + torch.arange(rows, device=live.device)  # [N]
+    following = torch.cat([place[:, 1:], behind.unsqueeze(1)], 1)  # [N, T]
     finals = rows * steps + rows + torch.arange(len(columns[c.FINAL_ROWS]), device=live.device)
     following = following.index_put((columns[c.FINAL_ROWS], columns[c.FINAL_STEPS]), finals)
     over = columns[c.TERMINATED] | columns[c.TRUNCATED]  # [N, T]
     going_on = live & ~over  # [N, T] the next step is of the same episode, if it is in the row
-    sums, discounts, after = rewards, torch.full_like(rewards, gamma), following  # [N, T]
-    terminated, reaches = columns[c.TERMINATED], going_on  # [N, T]
+    sums, discounts, last = rewards, torch.full_like(rewards, gamma), place  # [N, T]
+    reaches = going_on  # [N, T]
     for ahead in range(1, n):
         reaches = reaches & _ahead(live, ahead)  # [N, T] step t + ahead belongs to it
         sums = torch.where(reaches, sums + gamma**ahead * _ahead(rewards, ahead), sums)
         discounts = torch.where(reaches, gamma ** (ahead + 1), discounts)
-        after = torch.where(reaches, _ahead(following, ahead), after)
-        terminated = torch.where(reaches, _ahead(columns[c.TERMINATED], ahead), terminated)
+        last = torch.where(reaches, place + ahead, last)
         reaches = reaches & _ahead(going_on, ahead)
-    return Transitions(sums, torch.where(terminated, 0.0, discounts), after)
+    terminated = columns[c.TERMINATED].flatten()[last]  # [N, T]
+    after = following.flatten()[last]  # [N, T]
+    return Transitions(sums, torch.where(terminated, 0.0, discounts), after, last)
 
 
 def rows_of_transitions(columns: Columns, n: int, gamma: float) -> dict[str, Any]:

@@ -47,6 +47,11 @@ class BatchValidator:
         self._observed = dict.fromkeys(OBSERVED, observed) | dict.fromkeys(OBSERVED_BY_CRITIC, seen)
         self._actions = dict(space_leaves(action_space))
         self._states = dict(flatten(states))
+        chosen = {
+            column: {path for path, space in expected.items() if _is_choice(space)}
+            for column, expected in {**self._observed, "actions": self._actions}.items()
+        }
+        self._chosen = {column: paths for column, paths in chosen.items() if paths}
 
     def checked(self, batch: EpisodeBatch) -> EpisodeBatch:
         """Check a batch, and return it with its actions in the dtypes that policies act in, so that
@@ -55,6 +60,7 @@ class BatchValidator:
         Raises:
             WireError: the batch does not fit; names the array.
         """
+        batch = self._with_own_choices(batch)
         leading_dimensions = 2 * ("N, T", "N", "K")
         for (column, expected), leading in zip(
             self._observed.items(), leading_dimensions, strict=True
@@ -81,6 +87,18 @@ class BatchValidator:
             for path, array in actions.items()
         ]
         return replace(batch, actions=unflatten(kept))
+
+    def _with_own_choices(self, batch: EpisodeBatch) -> EpisodeBatch:
+        """Copy choices that are bytes: as other bytes, they may lie in memory that the sender can
+        still change, and here it is relied on that what is checked stays."""
+        copied: dict[str, Any] = {}
+        for column, paths in self._chosen.items():
+            arrays = flatten(getattr(batch, column))
+            shared = {path for path, array in arrays if path in paths and array.dtype == np.uint8}
+            if shared:
+                own = [(path, np.copy(a) if path in shared else a) for path, a in arrays]
+                copied[column] = unflatten(own)
+        return replace(batch, **copied) if copied else batch
 
     def _arrays(
         self, column: str, tree: Tree, expected: dict[Path, Any]
@@ -121,6 +139,10 @@ class BatchValidator:
 
     def _name(self, column: str, path: Path) -> str:
         return f"{self._module}: {'/'.join((column, *path))}"
+
+
+def _is_choice(space: Space) -> bool:
+    return bounds_of_choices(space)[0] is not None
 
 
 def _kind(of: NDArray[Any] | Space) -> str:

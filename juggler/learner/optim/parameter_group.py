@@ -207,16 +207,16 @@ def make_modules(factories: Factories, seed: int) -> tuple[dict[str, RLModule], 
     if isinstance(factories, Mapping):
         modules = {}
         for module_id, make in factories.items():
-            with _seeded(seed, module_id):
+            with seeded(seed, module_id):
                 modules[module_id] = make()
         return modules, [[module_id] for module_id in modules]
-    with _seeded(seed, "multi"):
+    with seeded(seed, "multi"):
         multi = factories()
     return dict(multi.items()), [list(ids) for ids in multi.shared_groups()]
 
 
 @contextmanager
-def _seeded(seed: int, name: str) -> Iterator[None]:
+def seeded(seed: int, name: str) -> Iterator[None]:
     """Seed torch's CPU generator by the seed and the name; restore it afterwards."""
     entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode())])
     before = torch.get_rng_state()

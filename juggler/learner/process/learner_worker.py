@@ -84,7 +84,7 @@ class LearnerWorker:
         own_connectors: Any = None,
     ) -> None:
         self.modules: dict[str, HostedModule] = {}
-        self.publisher = WeightsPublisher(self._why_refused)
+        self.publisher = WeightsPublisher(self._why_refused, server.memory)
         self._attachment = attachment
         self._program = program
         self._server = server
@@ -145,7 +145,9 @@ class LearnerWorker:
         self._attachment.device_bytes = partial(reserved_bytes, self._device)
         torch.manual_seed(command.seed)  # for modules that draw from it, such as dropout
         check = Permits(command.permits_key).check
-        self._receiver = EpisodeReceiver(self._take, self._why_refused, Limits(), check)
+        self._receiver = EpisodeReceiver(
+            self._take, self._why_refused, Limits(), check, self._server.memory
+        )
         self._server.serve(self._receiver.handler(), self.publisher.handler())
         return attach_pb2.Done()
 

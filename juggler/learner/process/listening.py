@@ -10,10 +10,11 @@ import grpc
 from grpc_health.v1 import health
 
 from juggler.learner.process.program import LearnerProgram
-from juggler.runtime.actors.endpoints import bind, make_server
+from juggler.runtime.actors.endpoints import EndpointError, bind, make_server
 from juggler.runtime.actors.health import MOST_ASKING, Health
 from juggler.runtime.actors.reflection import add_reflection
 from juggler.runtime.streams.episodes import PUSH_METHOD
+from juggler.runtime.streams.memory_sockets import MemorySocket
 from juggler.runtime.streams.weights import SUBSCRIBE_METHOD
 
 _MOST_STREAMS = 1024  # of EnvRunners; health checks come on top
@@ -25,6 +26,8 @@ class LearnerServer:
 
     Attributes:
         addresses: at which EnvRunners can dial it.
+        memory: where EnvRunners of this host connect to share memory; None: it listens over TCP
+            alone.
     """
 
     def __init__(self, program: LearnerProgram) -> None:
@@ -40,6 +43,7 @@ class LearnerServer:
         if program.reflection:
             add_reflection(self._server, (*_SERVICES, health.SERVICE_NAME))
         self.addresses = _bind(self._server, program)
+        self.memory = _memory_socket(self.addresses)
         self._server.start()
 
     def serve(self, *handlers: grpc.GenericRpcHandler) -> None:
@@ -53,6 +57,8 @@ class LearnerServer:
     def close(self) -> None:
         self._health.ready(False)
         self._server.stop(grace=0.2).wait(timeout=2)
+        if self.memory is not None:
+            self.memory.close()
 
 
 class _Later(grpc.GenericRpcHandler):
@@ -87,6 +93,16 @@ def _bind(server: grpc.Server, program: LearnerProgram) -> list[str]:
         else:
             addresses.append(program.advertise or bound)
     return addresses
+
+
+def _memory_socket(addresses: Sequence[str]) -> MemorySocket | None:
+    address = next((each for each in addresses if each.startswith("unix:")), None)
+    if address is None:
+        return None
+    try:
+        return MemorySocket(address)
+    except OSError as error:
+        raise EndpointError(f"cannot listen beside {address}: {error}") from error
 
 
 def peer_host(program: LearnerProgram) -> str:

@@ -161,6 +161,16 @@ class Supervisor:
             slot.down = True
         self._events.put(Exited(worker_id, pid, "it failed again as before", None))
 
+    def let_go(self, worker_id: str, seconds: float) -> None:
+        """Let a worker stay down once its process has ended, which is killed if it takes longer
+        than so many seconds."""
+        with self._lock:
+            slot = self._slots[worker_id]
+            slot.last_life = True
+            slot.down = slot.process is None
+            slot.kill_at = time.monotonic() + seconds
+        self._wake()
+
     def kill(self, worker_id: str, pid: int, after: float = 0.0, abort: bool = False) -> None:
         """Kill a process in `after` seconds, if it is still the worker's current one.
 
@@ -271,8 +281,8 @@ class Supervisor:
         with self._lock:
             slot.kill_at = math.inf
             slot.process = process
-            if self._closing.is_set():
-                process.kill()  # `close` has seen all processes already
+            if self._closing.is_set() or slot.down:
+                process.kill()  # `close` or `let_go` has not seen this process
 
     def _ended(self, slot: _WorkerSlot) -> None:
         process = slot.process

@@ -1,7 +1,7 @@
 """TLS: what a host shows to others, how it knows them, and what went wrong if a handshake failed.
 
-TLS is always mutual: a client knows by the authority's certificate whom it talks to, and a server
-admits nobody without a certificate of that authority.
+TLS is mutual: a client knows by the authority's certificate whom it talks to, and a server admits
+nobody without a certificate of that authority. Only the page for browsers admits them without one.
 """
 
 from __future__ import annotations
@@ -52,14 +52,20 @@ class Tls:
             [(self.key, self.certificate)], self.authority
         )
 
-    def server_context(self) -> ssl.SSLContext:
+    def server_context(self, *, mutual: bool = True) -> ssl.SSLContext:
         """The context for one connection to a server other than gRPC's, from the current files.
+
+        Args:
+            mutual: whether clients need a certificate too, which browsers do not have.
 
         Raises:
             ValueError: the files are damaged, or being replaced.
             OSError: one of them is gone.
         """
-        return _context(Path(self.directory), ssl.PROTOCOL_TLS_SERVER)
+        context = _context(Path(self.directory), ssl.PROTOCOL_TLS_SERVER)
+        if not mutual:
+            context.verify_mode = ssl.CERT_NONE
+        return context
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         now = self.renewed()

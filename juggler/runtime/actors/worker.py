@@ -84,7 +84,11 @@ class _GivenUp(BaseException):
     running."""
 
 
-_SIGNALS = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
+_SIGNALS = {
+    signal.SIGTERM: "terminated",
+    signal.SIGINT: "interrupted",
+    signal.SIGHUP: "terminated",  # the connection that started it is gone
+}
 _STOP = attach_pb2.Stop.DESCRIPTOR.full_name
 _LEAVE_SECONDS = 30.0
 

@@ -207,7 +207,7 @@ def digest(record: dict[str, Any]) -> str:
 
 
 def _read_one(path: Path) -> Checkpoint:
-    record = _read_record(path)
+    record = read_record(path)
     try:
         fields = {name: record[name] for name in FIELDS}
         expected = record["files"][STATE_FILE]
@@ -229,8 +229,12 @@ def _read_one(path: Path) -> Checkpoint:
     return Checkpoint(**fields, tree=tree, path=path)
 
 
-def _read_record(path: Path) -> dict[str, Any]:
-    """The verified content of checkpoint.json."""
+def read_record(path: Path) -> dict[str, Any]:
+    """The verified content of checkpoint.json.
+
+    Raises:
+        CheckpointError: it is damaged, or not there.
+    """
     content = _read_file(path, RECORD_FILE)
     try:
         record = json.loads(content)
@@ -297,7 +301,7 @@ def newest_first(directory: Path) -> list[Path]:
 def version_of(path: Path) -> tuple[float, float]:
     """The version of the weights in a checkpoint; infinite if it cannot be read."""
     try:
-        version = _read_record(path)["version"]
+        version = read_record(path)["version"]
         return (version[0], version[1]) if _is_version(version) else (math.inf, math.inf)
     except (CheckpointError, KeyError):
         return (math.inf, math.inf)

@@ -19,6 +19,7 @@ from juggler.runtime.connectors.connector import (
 )
 from juggler.runtime.connectors.recurrence import linear_recurrence
 from juggler.runtime.connectors.rows import first_observations
+from juggler.runtime.connectors.tensor_moments import no_moments, variance, with_live
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
 
@@ -106,15 +107,12 @@ class NormalizeRewards(LearnerConnector):
         self._gamma = _discount(gamma)
         self._limit = _positive("limit", limit)
         self._epsilon = _positive("epsilon", epsilon)
-        nothing = torch.zeros((), dtype=torch.float64)
-        self._state = {"count": nothing, "mean": nothing, "m2": nothing}  # [] each; see Moments
+        self._state = no_moments()
 
     def __call__(self, columns: Columns) -> Columns:
         rewards, live = columns[c.REWARDS], columns[c.LIVE]  # [N, T] both
         self._merge(self._returns(columns), live)
-        state = self._state
-        variance = state["m2"] / state["count"].clamp(min=1)  # []
-        scale = torch.rsqrt(variance + self._epsilon).to(rewards.dtype)  # []
+        scale = torch.rsqrt(variance(self._state) + self._epsilon).to(rewards.dtype)  # []
         return columns | {c.REWARDS: (rewards * scale).clamp(-self._limit, self._limit)}
 
     def get_state(self) -> dict[str, Tensor]:
@@ -136,20 +134,8 @@ class NormalizeRewards(LearnerConnector):
         self._merge(nothing, torch.zeros_like(nothing, dtype=torch.bool))
 
     def _merge(self, returns: Tensor, live: Tensor) -> None:
-        """Merge the live returns [N, T] of all learners into the moments. Sums are of what returns
-        differ from the mean so far, which all learners have: then they lose no digits."""
-        old = {key: value.to(returns.device) for key, value in self._state.items()}  # [] each
-        x = torch.where(live, returns.double() - old["mean"], 0.0)  # [N, T]
-        own = torch.stack([live.sum().double(), x.sum(), x.square().sum()])  # [3]
-        added, total, squares = self.sums(own).unbind()  # [] each
-        count = old["count"] + added  # []
-        # Of old and new steps together, about the old mean: their mean, and their squares.
-        apart = total / count.clamp(min=1)  # []
-        self._state = {
-            "count": count,
-            "mean": old["mean"] + apart,
-            "m2": (old["m2"] + squares - apart * total).clamp(min=0),
-        }
+        """Merge the live returns [N, T] of all learners into the moments."""
+        self._state = with_live(self._state, returns.flatten(), live.flatten(), self.sums)
 
 
 def _positive(name: str, value: float) -> float:

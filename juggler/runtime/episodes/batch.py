@@ -176,8 +176,10 @@ class EpisodeBatch:
         _within("segment_starts + segment_lengths", ends, t + 1)
         if not self.truncated[self.final_rows, self.final_steps].all():
             raise WireError("final_rows and final_steps name a step that is not truncated")
-        named = np.unique(self.final_rows.astype(np.int64) * t + self.final_steps)
-        if not np.count_nonzero(self.truncated) == len(named) == len(self.final_rows):
+        named = np.zeros((n, t), np.bool_)  # [N, T]
+        named[self.final_rows, self.final_steps] = True
+        once = np.count_nonzero(named) == len(self.final_rows)
+        if not once or np.count_nonzero(self.truncated) != len(self.final_rows):
             raise WireError("a truncated step lacks its final observation")
         self._check_segments(n, t)
 

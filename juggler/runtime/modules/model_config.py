@@ -108,6 +108,34 @@ class ModelConfig:
         return config
 
 
+@dataclass(frozen=True, kw_only=True)
+class QNetworkConfig(ModelConfig):
+    """The keys of `model` that `QNetwork` has besides those of the default module."""
+
+    atoms: int = 0
+    """Returns whose probabilities are learned for each action, at equal distances from v_min to
+    v_max (C51, with DQN); 51 is usual. 0: the mean of returns is learned directly."""
+
+    v_min: float = -10.0
+    """The lowest of these returns, after reward_scale."""
+
+    v_max: float = 10.0
+    """The highest of these returns, after reward_scale."""
+
+    @classmethod
+    def parse(cls, model_config: Mapping[str, Any]) -> QNetworkConfig:
+        config = super().parse(model_config)
+        assert isinstance(config, cls)
+        if type(config.atoms) is not int or config.atoms < 0 or config.atoms == 1:
+            raise _wrong("atoms", "0, or an integer of at least 2, such as 51", config.atoms)
+        for key in ("v_min", "v_max"):
+            if not _is_number(getattr(config, key)):
+                raise _wrong(key, "a finite number", getattr(config, key))
+        if config.v_min >= config.v_max:
+            raise _wrong("v_min", f"below v_max = {config.v_max!r}", config.v_min)
+        return config
+
+
 def _positive(value: object) -> bool:
     return type(value) is int and value > 0
 

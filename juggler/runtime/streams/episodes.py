@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import grpc
@@ -14,7 +14,11 @@ from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.streams.calls import calls
+from juggler.runtime.streams.memory_sockets import MemorySocket
+from juggler.runtime.streams.shared_memory import Reader, Writer
+from juggler.runtime.streams.sharing import Dialled, expected
 from juggler.runtime.streams.unfinished import Unfinished
+from juggler.runtime.wire.chunks import Piece
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import Frame, FrameReader, Limits, encode_frame
 from juggler.runtime.wire.trees import Tree
@@ -37,6 +41,7 @@ class EpisodeReceiver:
         why_refused: returns why a call may not open a stream, given its metadata; None lets it in.
         limits: of one batch, compared with its header before memory is taken.
         check: raises a WireError if a header is not acceptable, before memory is taken.
+        memory: where EnvRunners of this host connect to share memory; None: they cannot.
     """
 
     def __init__(
@@ -45,11 +50,13 @@ class EpisodeReceiver:
         why_refused: Callable[[CallMetadata], str | None],
         limits: Limits,
         check: Callable[[episodes_pb2.BatchHeader], None] | None = None,
+        memory: MemorySocket | None = None,
     ) -> None:
         self._take = take
         self._why_refused = why_refused
         self._limits = limits
         self._check = check
+        self._memory = memory
         self._unfinished = Unfinished()
         self._taking = threading.Lock()
         self._seconds = 0.0
@@ -68,12 +75,17 @@ class EpisodeReceiver:
     def _push(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         if refusal := self._why_refused(context.invocation_metadata()):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
-        reader = FrameReader(episodes_pb2.BatchHeader, self._limits, check=self._check)
+        shared = expected(self._memory, context, Reader)
+        reader = FrameReader(
+            episodes_pb2.BatchHeader, self._limits, check=self._check, lease=shared.lease
+        )
         acknowledgements: deque[bytes] = deque()
         stream = calls().ServerStream(requests, context, partial(_first, acknowledgements))
 
         def received(message: bytes) -> None:
             started = time.perf_counter()
+            if shared.end is not None and not shared.end.answered:
+                shared.end.hear()
             frame = reader.feed(message)
             self._unfinished.hold(context, reader.unfinished_bytes)
             read = time.perf_counter()
@@ -99,6 +111,7 @@ class EpisodeReceiver:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             self._unfinished.hold(context, 0)
+            shared.close()
 
     def _taken(self, frame: BatchFrame) -> tuple[str, WireError | None]:
         """(the reason to refuse a batch or "", the error that ends its stream)."""
@@ -114,6 +127,9 @@ class EpisodeSender:
     The stream opens with the first batch, and again with the next one after it broke. `settled` is
     called once for each batch, in another thread: (batch id, "" or the reason, explanation), where
     the reason is "refused" or "learner_lost".
+
+    Over a Unix socket, large batches go through shared memory once the learner has shown that it
+    can map it. `inline` is called where it has not, with the reason for people.
     """
 
     def __init__(
@@ -122,10 +138,12 @@ class EpisodeSender:
         metadata: CallMetadata,
         settled: Callable[[int, str, str], None],
         tls: Tls | None = None,
+        inline: Callable[[str], None] | None = None,
     ) -> None:
         self._address = address
         self._metadata = metadata
         self._settled = settled
+        self._inline = inline
         self._channel = dial(address, tls)
         self._lock = threading.Lock()
         self._stream: _Stream | None = None
@@ -133,16 +151,19 @@ class EpisodeSender:
 
     def send(self, header: episodes_pb2.BatchHeader, tree: Tree) -> None:
         """Send a batch. Never waits for the network. The tree's arrays must not change any more:
-        they are read once earlier batches have left.
+        unless they are copied into shared memory here, they are read once earlier batches have
+        left.
 
         Raises:
             WireError: the tree holds something that cannot be sent.
         """
-        chunks = encode_frame(header, tree)
         with self._lock:
             if not self._closed and (self._stream is None or self._stream.broken):
-                self._stream = _Stream(self._channel, self._metadata, self._settled)
+                shared = Dialled(self._address, Writer, self._inline)
+                self._stream = _Stream(self._channel, self._metadata, self._settled, shared)
             stream = None if self._closed else self._stream
+        place = None if stream is None else stream.place
+        chunks = encode_frame(header, tree, place=place)
         if stream is None:
             self._settled(header.batch_id, "learner_lost", "the stream to the learner is closed")
         else:
@@ -164,8 +185,10 @@ class _Stream:
         channel: grpc.Channel,
         metadata: CallMetadata,
         settled: Callable[[int, str, str], None],
+        shared: Dialled[Writer],
     ) -> None:
         self._settled = settled
+        self._shared = shared
         self._unsent: deque[Iterator[bytes]] = deque()  # the chunks of each batch
         self._open: set[int] = set()
         self._lock = threading.Lock()
@@ -173,12 +196,21 @@ class _Stream:
         self._stream = calls().ClientStream(
             channel,
             PUSH_METHOD,
-            metadata,
+            shared.in_metadata(metadata),
             self._next_chunk,
             self._acknowledged,
             self._ended,
             name="episodes-acks",
         )
+
+    def place(self, pieces: Sequence[Piece], size: int) -> int | None:
+        """Put a large payload into shared memory. Returns its slot; None: it goes inline."""
+        if not self._shared.is_large(size) or (writer := self._shared.end) is None:
+            return None
+        slot = writer.place(pieces, size)
+        if slot is None and writer.why_not:
+            self._shared.give_up(writer.why_not)
+        return slot
 
     def put(self, batch_id: int, chunks: Iterator[bytes]) -> None:
         with self._lock:
@@ -200,6 +232,7 @@ class _Stream:
         return None
 
     def _acknowledged(self, message: bytes) -> None:
+        self._shared.hear()
         said = episodes_pb2.Acknowledgement.FromString(message)
         with self._lock:
             known = said.batch_id in self._open
@@ -213,6 +246,7 @@ class _Stream:
             self.broken = reason
             lost, self._open = self._open, set()
             self._unsent.clear()
+        self._shared.close()
         for batch_id in lost:
             self._settled(batch_id, "learner_lost", reason)
 

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from functools import partial
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.streams.calls import calls
+from juggler.runtime.streams.memory_sockets import MemorySocket
+from juggler.runtime.streams.shared_memory import Reader, SharedFrame, Writer
+from juggler.runtime.streams.sharing import Dialled, Expected, expected
 from juggler.runtime.wire.chunks import with_digest
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
@@ -35,7 +38,8 @@ class Weights:
 
 
 class _Offered:
-    """A version to send. A chunk is serialized for the first subscriber who takes it."""
+    """A version to send. A chunk is serialized for the first subscriber who takes it, and so is the
+    memory that subscribers of this host share."""
 
     def __init__(self, module_id: str, version: Version, tree: Tree, digests: bool) -> None:
         self.version = version
@@ -44,9 +48,27 @@ class _Offered:
         self._coming = encode_frame(header, tree, digest=digests)
         self._digests = digests
         self._chunks: list[bytes] = []  # that somebody has taken
+        self._whole: tuple[Message, Tree] | None = (header, tree)  # until somebody shares it
+        self._shared: SharedFrame | None = None
 
-    def chunks(self, digests: bool) -> Iterator[bytes]:
-        """All of them, the same for everybody."""
+    def chunks(self, digests: bool, writer: Writer | None) -> Iterator[bytes]:
+        """All of them: in shared memory if that goes, else the same for everybody.
+
+        Args:
+            digests: whether those with a payload have digests.
+            writer: of whoever asks; None: nothing is shared with it.
+        """
+        chunk = None if writer is None else self._shared_frame().chunk(writer)
+        return self._inline(digests) if chunk is None else iter((chunk,))
+
+    def _shared_frame(self) -> SharedFrame:
+        with self._lock:
+            if self._shared is None:
+                assert self._whole is not None
+                self._shared, self._whole = SharedFrame(*self._whole), None
+            return self._shared
+
+    def _inline(self, digests: bool) -> Iterator[bytes]:
         for number in itertools.count():
             with self._lock:
                 if digests and not self._digests:
@@ -69,10 +91,12 @@ class _Subscriber:
         idle: whether it has all of the version sent last; with the publisher's lock, as `sent`.
         sent: that version, or the one it is being sent.
         chunks: those left of it.
+        shared: memory with it, if it is on this host.
     """
 
-    def __init__(self, module_id: str, lock: threading.Lock) -> None:
+    def __init__(self, module_id: str, lock: threading.Lock, shared: Expected[Writer]) -> None:
         self.module_id = module_id
+        self.shared = shared
         self.changed = threading.Condition(lock)
         self.idle = True
         self.sent: Version | None = None
@@ -86,10 +110,21 @@ class WeightsPublisher:
     The first chunk for a subscriber that has waited is sent by the thread of its own stream, all
     others are in the server's thread. As long as all of them came over Unix sockets there are
     no digests: between two processes of one host there is only memory, as there is within one.
+
+    Large weights lie once in memory that all subscribers of this host read.
+
+    Args:
+        why_refused: returns why a call may not open a stream, given its metadata; None lets it in.
+        memory: where subscribers of this host connect to share memory; None: they cannot.
     """
 
-    def __init__(self, why_refused: Callable[[CallMetadata], str | None]) -> None:
+    def __init__(
+        self,
+        why_refused: Callable[[CallMetadata], str | None],
+        memory: MemorySocket | None = None,
+    ) -> None:
         self._why_refused = why_refused
+        self._memory = memory
         self._lock = threading.Lock()
         self._subscribers: set[_Subscriber] = set()
         self._newest: dict[str, _Offered] = {}  # by module id
@@ -148,7 +183,8 @@ class WeightsPublisher:
             request = episodes_pb2.Subscription.FromString(next(requests))
         except (StopIteration, DecodeError):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream of weights of no module")
-        subscriber = _Subscriber(request.module_id, self._lock)
+        shared = expected(self._memory, context, Writer)
+        subscriber = _Subscriber(request.module_id, self._lock, shared)
         stream = calls().ServerStream(requests, context, partial(self._next_chunk, subscriber))
         context.add_callback(self._wake_all)  # a subscriber that goes frees its thread
         with self._lock:
@@ -159,6 +195,7 @@ class WeightsPublisher:
         finally:
             with self._lock:
                 self._subscribers.remove(subscriber)
+            shared.close()
         stream.check()
 
     def _is_behind(self, subscriber: _Subscriber, context: grpc.ServicerContext) -> bool:
@@ -175,7 +212,7 @@ class WeightsPublisher:
         """Of the version that it is being sent, or else of the newest."""
         chunk = next(subscriber.chunks, None)
         if chunk is None and (offered := self._other_than(subscriber)) is not None:
-            subscriber.chunks = offered.chunks(self._digests)
+            subscriber.chunks = offered.chunks(self._digests, subscriber.shared.end)
             chunk = next(subscriber.chunks)
         return chunk
 
@@ -221,8 +258,21 @@ class WeightsSubscription:
         retry_seconds: float = 0.5,
         tls: Tls | None = None,
         module_id: str = DEFAULT_MODULE,
+        inline: Callable[[str], None] | None = None,
     ) -> None:
+        """Args:
+        address: of the learner.
+        metadata: of the call.
+        subscriber: the worker's id.
+        limits: of one version.
+        retry_seconds: from the end of a stream to the next.
+        tls: of this host; None: no TLS.
+        module_id: of the module.
+        inline: called with the reason, for people, if the learner is on this host and shares no
+            memory.
+        """
         self.address = address
+        self._inline = inline
         self._module_id = module_id
         self._metadata = metadata
         self._subscriber = subscriber
@@ -289,19 +339,27 @@ class WeightsSubscription:
         )
         digests = not self.address.startswith("unix:")
         while not self._closed.is_set():
-            reader = FrameReader(episodes_pb2.WeightsHeader, self._limits, digests=digests)
+            shared = Dialled(self.address, Reader, self._inline)
+            reader = FrameReader(
+                episodes_pb2.WeightsHeader, self._limits, digests=digests, lease=shared.lease
+            )
+            metadata = shared.in_metadata(self._metadata)
             try:
                 request = episodes_pb2.Subscription(
                     module_id=self._module_id, subscriber=self._subscriber
                 )
-                for message in subscribe(request, metadata=self._metadata, wait_for_ready=True):
+                for message in subscribe(request, metadata=metadata, wait_for_ready=True):
+                    shared.hear()
                     frame = reader.feed(message)
+                    shared.is_large(max(len(message), reader.unfinished_bytes))
                     if frame is not None:
                         self._take(Weights(Version.of(frame.header.version), frame.tree))
             except grpc.RpcError as error:
                 self._error = str(error.details() if hasattr(error, "details") else error)
             except WireError as error:
                 self._error = f"bad weights: {error}"
+            finally:
+                shared.close()
             self._closed.wait(self._retry_seconds)
 
     def _take(self, weights: Weights) -> None:

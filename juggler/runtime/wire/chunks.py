@@ -24,6 +24,7 @@ _HEADER = b"\x0a"
 _TREE = b"\x12"
 _OFFSET = b"\x18"
 _DIGEST = b"\x21"
+_SLOT = b"\x28"
 _PADDING = b"\x72"
 _PAYLOAD = b"\x7a"
 
@@ -52,6 +53,7 @@ class Chunk(NamedTuple):
     digest: int | None
     start: int  # start of the share in the message
     size: int  # size of the share
+    slot: int | None = None  # of the shared memory in which the payload lies
 
 
 class Known(NamedTuple):
@@ -84,6 +86,7 @@ def write_chunk(
     header: bytes | None = None,
     tree: bytes | None = None,
     digest: bool = False,
+    slot: int | None = None,
 ) -> bytes:
     """A serialized chunk.
 
@@ -92,12 +95,15 @@ def write_chunk(
         offset: offset of the share in the payload.
         header: serialized header; only the first chunk of a frame has it, and `tree`.
         digest: whether the chunk carries the digest of its share.
+        slot: of the shared memory in which the whole payload lies, if it is not in the chunk.
     """
     fields = b"" if header is None else _HEADER + _varint(len(header)) + header
     if digest:  # before the tree, as `read_known` expects it
         fields += _DIGEST + struct.pack("<Q", digest_of(share))
     fields += b"" if tree is None else _TREE + _varint(len(tree)) + tree
     fields += _OFFSET + _varint(offset) if offset else b""
+    if slot is not None:
+        return fields + _SLOT + _varint(slot)
     return _with_payload(fields, _PAYLOAD + _varint(size), share)
 
 
@@ -169,6 +175,7 @@ def read_chunk(message: bytes, header_bytes: int) -> Chunk:
     embedded: dict[int, bytearray] = {}
     offset = start = size = at = 0
     digest: int | None = None
+    slot: int | None = None
     groups: list[int] = []  # numbers of open groups, innermost last; none is known
     while at < len(message):
         key, at = _read_varint(message, at)
@@ -190,6 +197,8 @@ def read_chunk(message: bytes, header_bytes: int) -> Chunk:
             value, at = _read_varint(message, at)
             if known and number == 3:
                 offset = value
+            elif known and number == 5:
+                slot = value
         elif wire_type == _GROUP and len(groups) < _MAX_DEPTH:
             groups.append(number)
         elif wire_type == _END_GROUP and groups and groups[-1] == number:
@@ -203,7 +212,7 @@ def read_chunk(message: bytes, header_bytes: int) -> Chunk:
     if at > len(message) or groups:
         raise WireError(f"the chunk is truncated: a field goes beyond its {len(message)} bytes")
     header, tree = (bytes(embedded[n]) if n in embedded else None for n in (1, 2))
-    return Chunk(header, tree, offset, digest, start, size)
+    return Chunk(header, tree, offset, digest, start, size, slot)
 
 
 def _varint(number: int) -> bytes:

@@ -1,13 +1,14 @@
 """Frames: a header message and a tree of arrays, as serialized chunks and back.
 
 `tensors.proto` defines the terms. An array is copied once on its way into a chunk. If a frame has a
-single chunk, arrays are not copied on their way out of it.
+single chunk, arrays are not copied on their way out of it. Between processes of one host, a payload
+may lie in memory that they share, and the chunk only says where.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -38,6 +39,12 @@ DEFAULT_CHUNK_BYTES = 4 << 20
 
 #: The limit on a gRPC message: a chunk of 4 MiB with its header and tree information fits.
 MAX_MESSAGE_BYTES = 8 << 20
+
+#: Copies a payload of this size into shared memory, and returns its slot; None: it goes inline.
+Place = Callable[[Sequence[Piece], int], int | None]
+#: The first bytes of the shared memory in a slot, read-only, for as long as something refers to
+#: them. The writer may change them. Raises a WireError if there are none.
+Lease = Callable[[int, int], memoryview]
 
 H = TypeVar("H", bound=Message)
 
@@ -71,7 +78,12 @@ class Frame(Generic[H]):
 
 
 def encode_frame(
-    header: Message, tree: Tree, *, digest: bool = False, chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    header: Message,
+    tree: Tree,
+    *,
+    digest: bool = False,
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    place: Place | None = None,
 ) -> Iterator[bytes]:
     """The serialized chunks of a frame, in the order in which to send them.
 
@@ -81,6 +93,7 @@ def encode_frame(
         header: a message of the type of the chunk's field 1.
         digest: whether every chunk carries a digest.
         chunk_bytes: payload bytes in each chunk but the last.
+        place: asked at once whether the payload goes through shared memory.
 
     Raises:
         WireError: the tree has something that cannot be sent, or its information does not fit a
@@ -96,6 +109,9 @@ def encode_frame(
             f"{fields} bytes of header and tree information and a chunk of {chunk_bytes} bytes "
             f"do not fit a message, which has {MAX_MESSAGE_BYTES} bytes at most"
         )
+    slot = None if place is None else place(pieces, known.size)
+    if slot is not None:
+        return iter((write_chunk((), 0, header=encoded, tree=known.tree, slot=slot),))
     return _chunks(encoded, known, pieces, chunk_bytes, digest)
 
 
@@ -130,6 +146,7 @@ class FrameReader(Generic[H]):
         digests: whether a chunk without a digest is an error. Digests that are there are always
             checked.
         check: raises a WireError for a header that is not acceptable, before memory is taken.
+        lease: gives shared memory; None: nothing is shared with the sender.
     """
 
     def __init__(
@@ -139,11 +156,13 @@ class FrameReader(Generic[H]):
         *,
         digests: bool = False,
         check: Callable[[H], None] | None = None,
+        lease: Lease | None = None,
     ) -> None:
         self._header_type = header_type
         self._limits = limits
         self._digests = digests
         self._check = check
+        self._lease = lease
         self._last: tuple[Known, _Layout] | None = None  # most frames have the same tree
         self._partial: _Partial[H] | None = None
 
@@ -170,11 +189,13 @@ class FrameReader(Generic[H]):
         self._check_digest(chunk, message)
         if partial is None:
             header, layout = self._begin(chunk)
+            if chunk.slot is not None:
+                return Frame(header, self._read_shared(chunk.slot, chunk, layout))
             if chunk.offset == 0 and chunk.size == layout.payload_size:
                 payload = memoryview(message)[chunk.start : chunk.start + chunk.size]
                 return Frame(header, _read_tree(layout, payload))
             partial = _Partial(header, layout)
-        elif chunk.header is not None or chunk.tree is not None:
+        elif chunk.header is not None or chunk.tree is not None or chunk.slot is not None:
             raise WireError(f"a new frame began before the last one ended, {partial}")
         elif not chunk.size:
             raise WireError(f"a chunk without payload came in mid-frame, {partial}")
@@ -183,6 +204,11 @@ class FrameReader(Generic[H]):
             return None
         payload = partial.payload.data.toreadonly()
         return Frame(partial.header, _read_tree(partial.layout, payload))
+
+    def _read_shared(self, slot: int, chunk: Chunk, layout: _Layout) -> Tree:
+        if self._lease is None or self._digests or chunk.size or chunk.offset:
+            raise WireError("a payload in shared memory, which is not shared on this stream")
+        return _read_tree(layout, self._lease(slot, layout.payload_size), shared=True)
 
     def _begin(self, chunk: Chunk) -> tuple[H, _Layout]:
         if chunk.header is None or chunk.tree is None:
@@ -300,12 +326,20 @@ def _read_spec(array: ArrayInfo, payload_size: int, limits: Limits) -> _Spec:
     return _Spec(path, dtype, shape, array.offset if size else 0, size)
 
 
-def _read_tree(layout: _Layout, payload: memoryview) -> Tree:
-    """The tree in a read-only payload, with views of the payload for aligned arrays."""
+def _read_tree(layout: _Layout, payload: memoryview, *, shared: bool = False) -> Tree:
+    """The tree in a read-only payload, with views of the payload for aligned arrays.
+
+    Args:
+        layout: of the tree.
+        payload: its bytes.
+        shared: whether the sender can change the payload. Then only arrays of floating-point
+            numbers and of bytes are views: those are large, and nobody relies on what is in them.
+            Who relies on the others, as indices, checks a copy.
+    """
     arrays: list[NDArray[Any]] = []
     for _, dtype, shape, offset, _ in layout.specs:
         array: NDArray[Any] = np.ndarray(shape, dtype, payload, offset)  # shape
-        if not array.flags.aligned:
+        if not array.flags.aligned or (shared and dtype.kind in "biu" and dtype != np.uint8):
             array = array.copy()
             array.flags.writeable = False
         arrays.append(array)

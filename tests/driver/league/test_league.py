@@ -222,6 +222,22 @@ def test_a_main_is_copied_when_it_beats_all_or_late_and_is_never_reset() -> None
     assert league.build() == [FreezePlayer("main-0", "main-0-v2")]
 
 
+def test_nobody_is_copied_or_reset_once_all_together_have_made_the_last_steps() -> None:
+    builder = AlphaStar(mains=1, league_exploiters=0, main_exploiters=1, last_copy_steps=150)
+    builder.min_phase_steps, builder.max_phase_steps = 10, 30
+    league = begun(LeagueConfig(), builder)
+    exploiter = "main_exploiter-0"
+    league.book(StepsTrained(exploiter, 119))
+    league.book(StepsTrained("main-0", 30))
+    commands = ready(league, league.build())
+    assert {type(command) for command in commands} == {FreezePlayer, ResetPlayer}
+
+    league.book(StepsTrained("main-0", 1))
+    league.book(StepsTrained(exploiter, 1_000))
+
+    assert league.build() == []
+
+
 def test_a_league_exploiter_is_reset_as_often_as_its_probability() -> None:
     builder = AlphaStar(mains=1, main_exploiters=0, league_exploiters=1, min_phase_steps=0)
     builder.max_phase_steps = 1

@@ -122,7 +122,7 @@ def test_a_certificate_that_is_damaged_is_told(
         (tmp_path / "cert.pem").write_text("no certificate")
         with pytest.raises((URLError, ConnectionError)):
             scrape(f"https://{address}/metrics", context=context)
-    assert f"on /metrics: {tmp_path}/cert.pem or" in capfd.readouterr().err
+    assert f"over HTTPS: {tmp_path}/cert.pem or" in capfd.readouterr().err
 
 
 def test_one_who_says_nothing_holds_up_nobody(tls: Tls) -> None:

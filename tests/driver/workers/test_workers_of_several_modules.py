@@ -261,6 +261,24 @@ def test_the_status_tells_of_each_module(tmp_path: Path) -> None:
     assert ("juggler_module_return_mean", "red") not in metrics
 
 
+def test_the_status_tells_of_modules_that_are_not_trained(tmp_path: Path) -> None:
+    world = WorkersWorld(tmp_path, agents={"left": "blue", "right": "random"})
+    world.parts.metrics.agents_ended("random", [-2.0], [5])
+    world.parts.metrics.played("random", 7)
+    status = _status(world)
+    assert [each.module_id for each in status.modules] == ["blue", "random"]
+    metrics = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families(status)
+        for sample in family.samples
+    }
+    assert metrics["juggler_module_steps_played_total", "random"] == 7
+    assert metrics["juggler_module_return_mean", "random"] == -2.0
+    of_random = {name for name, *labels in metrics if "random" in labels}
+    assert of_random == {"juggler_module_steps_played_total", "juggler_module_return_mean"}
+    assert ("juggler_module_steps_sampled_total", "blue") in metrics
+
+
 def test_the_status_of_a_run_with_one_module_names_none(tmp_path: Path) -> None:
     status = _status(WorkersWorld(tmp_path))
     assert len(status.modules) == 0

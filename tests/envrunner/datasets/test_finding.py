@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from juggler.envrunner.datasets.finding import (
+from juggler.runtime.datasets.finding import (
     DatasetError,
     environment_of,
     find_dataset,

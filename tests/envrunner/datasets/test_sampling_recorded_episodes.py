@@ -13,7 +13,6 @@ from gymnasium import spaces
 from support.datasets import CHOICES, VECTOR, random_episodes, write
 from support.scripted_modules import Summing
 
-from juggler.envrunner.datasets.dataset import Dataset, RecordedEpisode
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.datasets.recorded_policy import policy_in
 from juggler.envrunner.failures import EnvironmentFailed
@@ -21,6 +20,7 @@ from juggler.envrunner.sampler import Sampler
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.connector import ActionConnector
+from juggler.runtime.datasets.dataset import Dataset, RecordedEpisode
 from juggler.runtime.episodes.batch import Episode, EpisodeBatch
 from juggler.runtime.modules.building import build_module
 

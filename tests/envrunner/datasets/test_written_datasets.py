@@ -16,9 +16,9 @@ import pytest
 from gymnasium import spaces
 from support.datasets import CHOICES, VECTOR, random_episodes, write
 
-from juggler.envrunner.datasets.dataset import Dataset
-from juggler.envrunner.datasets.finding import DatasetError
 from juggler.envrunner.datasets.writing import writing
+from juggler.runtime.datasets.dataset import Dataset
+from juggler.runtime.datasets.finding import DatasetError
 from juggler.runtime.wire.structures import tree_map
 
 pytest.importorskip("minari", reason="needs juggler[datasets]")
@@ -179,6 +179,6 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     last = errors.strip().splitlines()[-1]
-    assert last.startswith("juggler.envrunner.datasets.finding.DatasetError: cannot write the data")
+    assert last.startswith("juggler.runtime.datasets.finding.DatasetError: cannot write the data")
     assert last.endswith("mine, of which nothing is kept: File too large")
     assert not list(tmp_path.iterdir())

@@ -90,7 +90,6 @@ def test_a_class_of_several_agents_in_a_run_that_knows_of_one_is_told_to_name_th
         ("CartPole-v1", False),
         ("juggler.envrunner.memory_cartpole:MemoryCartPole-v0", False),
         ("gymnasium.envs.classic_control:CartPoleEnv", False),
-        ("envpool:Pong-v5", False),
         ("dm_env_rpc://localhost:1", False),
     ],
 )

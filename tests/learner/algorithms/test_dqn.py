@@ -13,6 +13,8 @@ from gymnasium import spaces
 
 from juggler.learner.algorithms.dqn.config import DqnConfig
 from juggler.learner.algorithms.dqn.core import Dqn
+from juggler.learner.algorithms.pqn.config import PqnConfig
+from juggler.learner.algorithms.pqn.core import Pqn
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.sequences import all_observations
 from juggler.learner.core.transitions import rows_of_transitions, transitions
@@ -72,6 +74,123 @@ def test_the_loss_is_hubers_of_the_errors_of_n_step_targets(
     _, aux = core.grads(state, {"default": columns})
     loss = float(aux[group_id].metrics["default"]["value_loss"])
     assert loss == pytest.approx(np.mean(costs), rel=1e-4)
+
+
+def slow_projection(
+    likely: np.ndarray, reward: float, discount: float, returns: np.ndarray
+) -> np.ndarray:
+    """Each probability goes to the nearest return above and below, one after the other."""
+    found = np.zeros_like(returns)
+    for probability, value in zip(likely, returns, strict=True):
+        moved = min(max(reward + discount * value, returns[0]), returns[-1])
+        above = int(np.searchsorted(returns, moved))
+        if returns[above] == moved:
+            found[above] += probability
+            continue
+        share = (moved - returns[above - 1]) / (returns[above] - returns[above - 1])
+        found[above] += probability * share
+        found[above - 1] += probability * (1 - share)
+    return found
+
+
+ATOMS: dict[str, Any] = {"hidden_sizes": [8], "atoms": 11, "v_min": -2.0, "v_max": 2.5}
+
+
+def slow_logits(parameters: torch.Tensor, observation: torch.Tensor) -> np.ndarray:
+    """The logits [2, K] by the module itself, for one observation."""
+    module, at = QNetwork(VECTOR, TWO, ATOMS), 0
+    for parameter in module.parameters():
+        parameter.data = parameters[at : at + parameter.numel()].view_as(parameter)
+        at += parameter.numel()
+    with torch.no_grad():
+        outputs = module.forward_train({"observations": observation[None]})
+    logits: np.ndarray = outputs["return_logits"][0].double().numpy()
+    return logits
+
+
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_with_atoms_the_loss_is_the_cross_entropy_with_projected_returns(
+    make_batch: MakeBatch, double: bool, n_step: int
+) -> None:
+    core = make_core(model=ATOMS, double=double, n_step=n_step, reward_scale=0.7, gamma=0.9)
+    columns = collate([make_batch(4, 6, seed=1)])
+    (group_id,) = state = core.init(0)
+    generator = torch.Generator().manual_seed(7)
+    # At first, all returns are about as likely as one another: these are not.
+    own = state[group_id]["parameters"]
+    own = own + 0.5 * torch.randn(own.shape, generator=generator)
+    target = own + 0.5 * torch.randn(own.shape, generator=generator)
+    state[group_id]["parameters"], state[group_id]["extra"]["target"] = own, target
+    found, seen = transitions(columns, n_step, 0.9), all_observations(columns)
+    returns = np.linspace(-2.0, 2.5, 11)
+    costs, surprises = np.zeros((4, 6)), np.zeros((4, 6))
+    for n, t in zip(*np.nonzero(columns["live"].numpy()), strict=True):
+        after = seen[found.after[n, t]]
+        by_target = softmax(slow_logits(target, after))  # [2, K]
+        chooser = softmax(slow_logits(own, after)) if double else by_target
+        reward, discount = 0.7 * float(found.rewards[n, t]), float(found.discounts[n, t])
+        best = (chooser @ returns).argmax()
+        goal = slow_projection(by_target[best], reward, discount, returns)
+        assert goal.sum() == pytest.approx(1.0)
+        now = softmax(slow_logits(own, columns["observations"][n, t]))
+        now = now[int(columns["actions"][n, t])]
+        costs[n, t] = -(goal * np.log(now)).sum()
+        some = goal > 0
+        surprises[n, t] = (goal[some] * np.log(goal[some] / now[some])).sum()
+    _, aux = core.grads(state, {"default": columns})
+    loss = float(aux[group_id].metrics["default"]["value_loss"])
+    assert loss == pytest.approx(costs.sum() / columns["live"].sum().item(), rel=1e-4)
+    priorities = aux[group_id].priorities["default"].numpy()
+    np.testing.assert_allclose(priorities, surprises.max(1), rtol=1e-3, atol=1e-5)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    shares: np.ndarray = np.exp(logits - logits.max(-1, keepdims=True))
+    return shares / shares.sum(-1, keepdims=True)
+
+
+def test_atoms_learn_how_often_each_return_comes() -> None:
+    """One step that is worth -1 or 1, by chance: the mean alone would be 0."""
+    core = make_core(model={**ATOMS, "v_min": -1.0, "v_max": 1.0, "atoms": 3}, lr=0.05)
+    rng, count = np.random.default_rng(0), 400
+    sample = {
+        "observations": torch.zeros(count, 1, 4),
+        "last_observations": torch.zeros(count, 4),
+        "actions": torch.zeros(count, 1, dtype=torch.int64),
+        "rewards": torch.from_numpy(np.where(rng.random((count, 1)) < 0.25, 1.0, -1.0)).float(),
+        "discounts": torch.zeros(count, 1),
+        "live": torch.ones(count, 1, dtype=torch.bool),
+    }
+    state = core.init(0)
+    for _ in range(300):
+        state = core.step(state, {"default": sample}).state
+    outputs = core.forward(state, "default")({"observations": torch.zeros(1, 4)})
+    shares = outputs["return_logits"][0, 0].softmax(-1).detach().numpy()  # [3]
+    often = float((sample["rewards"] > 0).float().mean())
+    np.testing.assert_allclose(shares, [1 - often, 0.0, often], atol=0.02)
+    assert float(outputs["action_dist_inputs"][0, 0].detach()) == pytest.approx(
+        2 * often - 1, abs=0.03
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"atoms": 1}, "model.atoms must be 0, or an integer of at least 2, such as 51, not 1"),
+        ({"atoms": 51, "v_min": 3.0, "v_max": 3.0}, r"model.v_min must be below v_max = 3\.0"),
+        ({"atoms": 51, "v_max": "high"}, "model.v_max must be a finite number"),
+        ({"atom": 51}, "model has no key 'atom': did you mean 'atoms'"),
+    ],
+)
+def test_wrong_atoms_are_named(model: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make_core(model=model)
+
+
+def test_only_dqn_takes_atoms() -> None:
+    with pytest.raises(ValueError, match="with algorithm = 'pqn': only dqn learns"):
+        Pqn({"default": partial(QNetwork, VECTOR, TWO, ATOMS)}, PqnConfig())
 
 
 def test_drawn_transitions_have_the_loss_of_the_rows_that_they_are_from(

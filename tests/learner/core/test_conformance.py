@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.algorithms import action_space_of, keeps_steps
+from support.algorithms import action_space_of, keeps_steps, needs_memory, takes_memory
 
 from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
+from juggler.learner.algorithms.intrinsic.rnd import Rnd
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.config import LearnerConfig
 from juggler.learner.core.gradient_core import GradientCore
@@ -31,6 +32,7 @@ from juggler.learner.core.learner_core import (
 from juggler.learner.core.population import Population
 from juggler.learner.core.state import arrays_like, tensors_like
 from juggler.learner.data.collate import collate
+from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
@@ -113,18 +115,33 @@ def make_curious() -> LearnerCore[Any]:
     return core
 
 
+def make_rnd(name: str, model: dict[str, Any] | None = None) -> Rnd:
+    own = IntrinsicConfig(model={"hidden_sizes": [8]}, features=4, predictor_share=0.5)
+    return Rnd(make_shipped(name, model or {}), own)
+
+
 CORES: dict[str, MakeCore] = {
-    **{name: partial(make_shipped, name, {}) for name in ALGORITHMS},
+    **{name: partial(make_shipped, name, {}) for name in ALGORITHMS if not needs_memory(name)},
     **{
         f"{name} with a memory": partial(
             make_shipped, name, {"recurrent": "gru", "recurrent_size": 8}
         )
         for name in ALGORITHMS
-        if not keeps_steps(name)
+        if takes_memory(name)
     },
+    "dqn with atoms": partial(make_shipped, "dqn", {"atoms": 11}, priority_exponent=0.6),
+    "population of dqn with atoms": lambda: Population(make_shipped("dqn", {"atoms": 11}), size=2),
     "impala with rmsprop": partial(make_shipped, "impala", {}, optimizer="rmsprop"),
-    **{f"population of {name}": partial(make_population, name) for name in ALGORITHMS},
+    **{
+        f"population of {name}": partial(make_population, name)
+        for name in ALGORITHMS
+        if not needs_memory(name)
+    },
     "a core around another": make_curious,
+    **{f"{name} with rnd": partial(make_rnd, name) for name in ALGORITHMS if name != "bc"},
+    "impala with a memory and rnd": partial(
+        make_rnd, "impala", {"recurrent": "gru", "recurrent_size": 8}
+    ),
     "a core of a user's own": Gaussians,
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.algorithms import action_space_of
+from support.algorithms import action_space_of, needs_memory
 from support.populations import (
     TWO,
     VECTOR,
@@ -81,7 +81,7 @@ class SmallQ(Small):
         self.register_buffer("epsilon", torch.tensor(1.0))
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if not needs_memory(name)])
 def test_members_of_every_algorithm_do_what_it_does(make_batch: MakeBatch, name: str) -> None:
     package, _, attribute = ALGORITHMS[name].core.partition(":")
     kind = getattr(importlib.import_module(package), attribute)

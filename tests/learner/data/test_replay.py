@@ -85,7 +85,7 @@ def test_nothing_is_drawn_before_enough_has_arrived_and_nothing_is_made_up_for_l
 
 def test_learners_of_a_group_draw_as_often_as_one_another() -> None:
     """One of them got 3 rows and the other 9: both make the steps that 12 rows are worth."""
-    arrived = {3: torch.tensor([12.0, 2.0]), 9: torch.tensor([12.0, 2.0])}
+    arrived = {3: torch.tensor([12.0, 12.0, 2.0]), 9: torch.tensor([12.0, 12.0, 2.0])}
     counts = []
     for own, total in arrived.items():
 

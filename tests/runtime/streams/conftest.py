@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.learner_end import PATIENCE, LearnerEnd, Senders
+from support.sharing import Peer, mapped, soon
 from support.weights_learner import Learner
 
 from juggler.runtime.actors.credentials import call_metadata
@@ -53,10 +55,19 @@ def server(tmp_path: Path, every_thread_ends: None) -> Iterator[Learner]:
 def subscribe(server: Learner) -> Iterator[Callable[..., WeightsSubscription]]:
     subscriptions: list[WeightsSubscription] = []
 
-    def subscribe(token: str = "secret", limits: Limits | None = None) -> WeightsSubscription:
+    def subscribe(
+        token: str = "secret",
+        limits: Limits | None = None,
+        inline: Callable[[str], None] | None = None,
+    ) -> WeightsSubscription:
         metadata = call_metadata(token, "run", "incarnation")
         made = WeightsSubscription(
-            server.address, metadata, "envrunner-0", limits or Limits(), retry_seconds=0.02
+            server.address,
+            metadata,
+            "envrunner-0",
+            limits or Limits(),
+            retry_seconds=0.02,
+            inline=inline,
         )
         subscriptions.append(made)
         return made
@@ -64,3 +75,20 @@ def subscribe(server: Learner) -> Iterator[Callable[..., WeightsSubscription]]:
     yield subscribe
     for subscription in subscriptions:
         subscription.close()
+
+
+@pytest.fixture
+def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its size, it goes through shared memory, of which there is none yet."""
+    monkeypatch.setenv("JUGGLER_SHARED_MEMORY", "0")
+    gc.collect()  # gRPC's servers refer to themselves, and so to what came to those of other tests
+    soon(lambda: not mapped(), "no other test has left memory")
+
+
+@pytest.fixture
+def peer(learner: LearnerEnd) -> Iterator[Peer]:
+    made = Peer(learner.address)
+    made.prove()
+    learner.taken.clear()
+    yield made
+    made.close()

@@ -72,7 +72,7 @@ def test_a_batch_waits_as_it_is_until_those_before_it_have_left(
 ) -> None:
     serialized: list[int] = []  # the sizes of chunks
 
-    def watched(*frame: Any) -> Iterator[bytes]:
+    def watched(*frame: Any, place: Any) -> Iterator[bytes]:
         for chunk in encode_frame(*frame):
             serialized.append(len(chunk))
             yield chunk

@@ -35,11 +35,7 @@ class ActorCriticConfig(LearnerConfig):
         self.check_at_least("value_coefficient", 0)
 
     def validate_rows(self, steps: int) -> None:
-        if self.burn_in >= steps:
-            raise ValueError(
-                f"burn_in = {self.burn_in}: must be below fragment_steps = {steps}, or a row that "
-                "continues an episode has nothing left to learn from"
-            )
+        self.check_burn_in(self.burn_in, steps)
 
     def optimizer_specs(self) -> list[OptimizerSpec]:
         rest, *named = super().optimizer_specs()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,18 +11,25 @@ from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
 from juggler.learner.core.forward import Forward
 from juggler.learner.core.gradient_core import Factories, GradientCore, ParameterGroupState
 from juggler.learner.core.learner_core import Columns
-from juggler.learner.core.returns import next_values
-from juggler.learner.core.sequences import Sequences, all_seen
+from juggler.learner.core.returns import Estimates, next_values
+from juggler.learner.core.sequences import all_seen
+from juggler.learner.core.unrolling import unrolled
 from juggler.learner.optim.optimizers import Schedule
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import Batch
-from juggler.runtime.wire.structures import tree_map
+
+#: A column [N, T] of advantages that a core around this one has estimated, for rewards of its own.
+EXTRA_ADVANTAGES: Final = "extra_advantages"
 
 
 class ActorCriticCore(GradientCore):
     """A core for modules that return "action_dist_inputs" and "values" in training."""
 
     config: ActorCriticConfig
+
+    takes_advantages: bool = False
+    """Whether it adds the column `EXTRA_ADVANTAGES` of a sample to those that it estimates, and has
+    `estimates` for others to estimate as it does."""
 
     def __init__(self, factories: Factories, config: ActorCriticConfig) -> None:
         super().__init__(factories, config)
@@ -44,6 +51,26 @@ class ActorCriticCore(GradientCore):
             - coefficient.to(entropy.dtype) * entropy
         )
 
+    def estimates(self, columns: Columns, seen: ActorCritic, log_ratios: Tensor) -> Estimates:
+        """Targets of the value function, and advantages.
+
+        Args:
+            columns: of the sample.
+            seen: what the policy that is estimated for, and its value function, say about them.
+            log_ratios: log of that policy's probabilities over those of the behaviour policy,
+                [N, T]; 0 where steps are not live.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no `estimates`")
+
+    def log_ratios(self, forward: Forward, columns: Columns) -> tuple[Tensor, Tensor]:
+        """Log of the policy's probabilities over those of the behaviour policy [N, T], for
+        `estimates`, and which steps are learned from [N, T]."""
+        seen = actor_critic_pass(forward, columns, self.config.burn_in)
+        policy = forward.module.action_distribution()(seen.action_dist_inputs)  # [N, T]
+        logp = policy.log_prob(columns[c.ACTIONS])  # [N, T]
+        # The log-probabilities of steps that are not live may be anything.
+        return torch.where(seen.live, logp - columns[c.ACTION_LOGP], 0.0), seen.live
+
 
 class ActorCritic(NamedTuple):
     """The outputs of the policy and the value function for the steps of a sample."""
@@ -52,6 +79,13 @@ class ActorCritic(NamedTuple):
     values: Tensor  # [N, T]
     next_values: Tensor  # [N, T] as from `returns.next_values`; without a gradient
     live: Tensor  # [N, T] bool: the steps to learn from
+
+
+def with_extra(estimates: Estimates, columns: Columns) -> Estimates:
+    """Estimates with the sample's `EXTRA_ADVANTAGES`, if it has any."""
+    if EXTRA_ADVANTAGES not in columns:
+        return estimates
+    return estimates._replace(advantages=estimates.advantages + columns[EXTRA_ADVANTAGES])
 
 
 def actor_critic_pass(forward: Forward, columns: Columns, burn_in: int = 0) -> ActorCritic:
@@ -73,12 +107,10 @@ def actor_critic_pass(forward: Forward, columns: Columns, burn_in: int = 0) -> A
         ValueError: the module lacks an output of actor-critics, or has a state that the episodes
             lack.
     """
-    initial = forward.initial_state()
-    observations = all_seen(columns)  # [N T + N + K, ...] each
-    if initial:
-        return _recurrent(forward, columns, observations, initial, burn_in)
+    if forward.initial_state():
+        return _recurrent(forward, columns, burn_in)
     n, t = columns[c.LIVE].shape
-    inputs, all_values = policy_and_values(forward, observations)
+    inputs, all_values = policy_and_values(forward, all_seen(columns))  # [N T + N + K, ...]
     values, last_values, final_values = all_values.tensor_split([n * t, n * t + n])
     values = values.view(n, t)  # [N, T]
     with torch.no_grad():
@@ -88,55 +120,25 @@ def actor_critic_pass(forward: Forward, columns: Columns, burn_in: int = 0) -> A
     return ActorCritic(inputs[: n * t].view(n, t, -1), values, after, columns[c.LIVE])
 
 
-def _recurrent(
-    forward: Forward,
-    columns: Columns,
-    observations: dict[str, Any],
-    initial: dict[str, Any],
-    burn_in: int,
-) -> ActorCritic:
-    if c.MODULE_STATE not in columns[c.STATES]:
-        raise ValueError(
-            f"{type(forward.module).__name__} has a state, and the episodes have none: they were "
-            "sampled with another module"
-        )
-    sequences = Sequences.of(columns)
-    goes_on = sequences.offsets > 0  # [S]
-    stored = tree_map(lambda x: x[sequences.rows], columns[c.STATES][c.MODULE_STATE])  # [S, ...]
-    states = _where(goes_on, stored, initial)  # [S, ...]
-    if burn_in:
-        with torch.no_grad():
-            outputs = forward(_batch(observations, sequences.observed(columns, burn_in), states))
-        # Segments that begin an episode keep the initial state.
-        states = _where(goes_on, outputs[c.STATES], states)  # [S, ...]
-        sequences = sequences.without_first(goes_on * burn_in)
-    index = sequences.observed(columns, max(sequences.longest(), 1) + 1)  # [S, L + 1]
-    inputs, values = policy_and_values(forward, _batch(observations, index, states))
-    places = sequences.places(columns, index.shape[1])  # [N, T]
-    live = columns[c.LIVE] & (places >= 0)  # [N, T]
-    # Steps that are not learned from need any outputs that make a valid distribution.
-    places = places.clamp(min=0)  # [N, T]
+def _recurrent(forward: Forward, columns: Columns, burn_in: int) -> ActorCritic:
+    found = unrolled(forward, columns, burn_in)
+    inputs, values = of_actor_critic(forward, found.outputs)
     inputs, values = inputs.flatten(0, 1), values.flatten()  # [S (L + 1), D], [S (L + 1)]
-    return ActorCritic(inputs[places], values[places], values.detach()[places + 1], live)
-
-
-def _where(condition: Tensor, one: Any, other: Any) -> Any:
-    """By condition [S], entries of one tree [S, ...] or of another, which may lack [S]."""
-    return tree_map(
-        lambda x, y: torch.where(condition.view(-1, *[1] * (x.ndim - 1)), x, y.to(x.device)),
-        one,
-        other,
-    )
-
-
-def _batch(observations: dict[str, Any], index: Tensor, states: Any) -> Batch:
-    """The batch for a module with a state: observations as sequences [S, L, ...], and states."""
-    return {**tree_map(lambda x: x[index], observations), c.STATES: states}
+    places = found.places  # [N, T]
+    return ActorCritic(inputs[places], values[places], values.detach()[places + 1], found.live)
 
 
 def policy_and_values(forward: Forward, batch: Batch) -> tuple[Tensor, Tensor]:
     """Policy outputs [B, D] and values [B]; for a module with a state, [B, T, D] and [B, T]."""
-    outputs = forward(batch)
+    return of_actor_critic(forward, forward(batch))
+
+
+def of_actor_critic(forward: Forward, outputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """The same, of the outputs of a training pass.
+
+    Raises:
+        ValueError: they are not those of an actor-critic.
+    """
     for name in (c.ACTION_DIST_INPUTS, c.VALUES):
         if name not in outputs:
             raise ValueError(

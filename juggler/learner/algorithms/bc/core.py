@@ -26,6 +26,7 @@ class Bc(GradientCore):
 
     name = "bc"
     learns_from_episodes = True
+    learns_from_rewards = False
     config: BcConfig
 
     def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:

@@ -19,6 +19,9 @@ Churn"), and so a policy by Q falls again and again after it has learned a task.
 The error is that of Huber: squared up to 1, linear beyond. Steps drawn by priority (Schaul et al.
 2016, "Prioritized Experience Replay") have importance weights, and their errors become their new
 priorities.
+
+With `atoms` in `model`, the network estimates the probabilities of returns instead of their mean,
+and the loss is that of C51: see `categorical.py`.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from gymnasium.spaces import Discrete
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
+from juggler.learner.algorithms.dqn.categorical import divergence, projected
 from juggler.learner.algorithms.dqn.config import DqnConfig
 from juggler.learner.algorithms.off_policy.core import (
     OffPolicyCore,
@@ -41,7 +45,7 @@ from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.optim.optimizers import Schedule
 from juggler.runtime.modules import columns as c
-from juggler.runtime.modules.q_network import EPSILON, must_explore
+from juggler.runtime.modules.q_network import EPSILON, RETURN_LOGITS, RETURNS, must_explore
 from juggler.runtime.wire.structures import tree_map
 
 
@@ -65,17 +69,29 @@ class Dqn(OffPolicyCore):
         n, t = live.shape
         rewards, discounts, following = self.led_to(columns)  # [N, T], [N, T], [N T, ...]
         observations = tree_map(lambda x: x.flatten(0, 1), columns[c.OBSERVATIONS])  # [N T, ...]
-        values = forward({c.OBSERVATIONS: observations})[c.ACTION_DIST_INPUTS]  # [N T, n]
+        outputs = forward({c.OBSERVATIONS: observations})
         space = forward.module.action_space
         assert isinstance(space, Discrete)  # QNetwork requires it
-        actions = (columns[c.ACTIONS].long() - int(space.start)).view(-1, 1)  # [N T, 1]
+        actions = (columns[c.ACTIONS].long() - int(space.start)).flatten()  # [N T]
         # The action of a step that is not live may be illegal, with the value -1e30.
-        chosen = torch.where(live, values.gather(-1, actions).view(n, t), 0.0)  # [N, T]
+        values = _of(outputs[c.ACTION_DIST_INPUTS], actions).view(n, t)  # [N, T]
+        chosen = torch.where(live, values, 0.0)  # [N, T]
         with torch.no_grad():
-            best = self._best_values(forward, following, state).view(n, t)  # [N, T]
-            targets = torch.where(live, rewards + discounts * best, 0.0)  # [N, T]
-        mean, errors = LiveMean(live), targets - chosen  # [N, T]
-        costs = smooth_l1_loss(chosen, targets, reduction="none")  # [N, T]
+            after, best = self._best(forward, following, state)  # {name: [N T, ...]}, [N T]
+            estimates = _of(after[c.ACTION_DIST_INPUTS], best).view(n, t)  # [N, T]
+            targets = torch.where(live, rewards + discounts * estimates, 0.0)  # [N, T]
+        mean, errors = LiveMean(live), (targets - chosen).detach().abs()  # [N, T]
+        if RETURN_LOGITS in outputs:
+            with torch.no_grad():
+                likely = _of(after[RETURN_LOGITS], best).softmax(-1)  # [N T, K]
+                returns = forward.buffers[forward.group.names(forward.module_id)[RETURNS]]  # [K]
+                goals = projected(likely, rewards.flatten(), discounts.flatten(), returns)
+            found = divergence(_of(outputs[RETURN_LOGITS], actions), goals)
+            costs = torch.where(live, found.cross_entropy.view(n, t), 0.0)  # [N, T]
+            surprises = torch.where(live, found.kl.view(n, t), 0.0)  # [N, T]
+        else:
+            costs = smooth_l1_loss(chosen, targets, reduction="none")  # [N, T]
+            surprises = errors
         loss = mean(costs * importance_weights(columns, costs))  # []
         epsilon = self.schedules["exploration_epsilon"](state["steps"])  # []
         forward.set_buffer(EPSILON, epsilon)
@@ -83,18 +99,23 @@ class Dqn(OffPolicyCore):
             metrics = {
                 "value_loss": loss.detach(),
                 "mean_value": mean(chosen),
-                "mean_error": mean(errors.abs()),
+                "mean_error": mean(errors),
                 "epsilon": epsilon,
             }
-        priorities = errors.detach().abs().amax(1)  # [N]
-        return Loss(loss, mean.live_steps, metrics, means={}, priorities=priorities)
+        return Loss(loss, mean.live_steps, metrics, means={}, priorities=surprises.amax(1))
 
-    def _best_values(self, forward: Forward, following: Any, state: ParameterGroupState) -> Tensor:
-        """The target network's value [B] of the best action in each observation."""
+    def _best(
+        self, forward: Forward, following: Any, state: ParameterGroupState
+    ) -> tuple[dict[str, Any], Tensor]:
+        """What the target network returns for each observation, and the best action [B] there."""
         target = with_parameters(forward, state["extra"]["target"])
-        values: Tensor = target({c.OBSERVATIONS: following})[c.ACTION_DIST_INPUTS]  # [B, n]
-        if not self.config.double:
-            return values.max(-1).values  # [B]
-        choice = with_parameters(forward, forward.parameters)({c.OBSERVATIONS: following})
-        best = choice[c.ACTION_DIST_INPUTS].argmax(-1, keepdim=True)  # [B, 1]
-        return values.gather(-1, best).squeeze(-1)  # [B]
+        outputs = choice = target({c.OBSERVATIONS: following})
+        if self.config.double:
+            choice = with_parameters(forward, forward.parameters)({c.OBSERVATIONS: following})
+        return outputs, choice[c.ACTION_DIST_INPUTS].argmax(-1)
+
+
+def _of(x: Tensor, actions: Tensor) -> Tensor:
+    """What x [B, n, ...] has for actions [B] -> [B, ...]."""
+    index = actions.view(-1, *[1] * (x.ndim - 1)).expand(-1, 1, *x.shape[2:])  # [B, 1, ...]
+    return x.gather(1, index).squeeze(1)

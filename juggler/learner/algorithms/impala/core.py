@@ -18,6 +18,7 @@ from juggler.learner.algorithms.actor_critic.core import (
     ActorCritic,
     ActorCriticCore,
     actor_critic_pass,
+    with_extra,
 )
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.core.gradient_core import Forward, Loss, ParameterGroupState
@@ -34,6 +35,7 @@ class Impala(ActorCriticCore):
 
     name = "impala"
     learns_from_episodes = True
+    takes_advantages = True
     config: ImpalaConfig
 
     def data_source(self, seed: int = 0) -> DataSource:
@@ -77,16 +79,9 @@ class Impala(ActorCriticCore):
         return Loss(total, mean.live_steps, metrics, means={})
 
     def estimates(self, columns: Columns, seen: ActorCritic, log_ratios: Tensor) -> Estimates:
-        """Targets of the value function, and advantages, by V-trace.
-
-        Args:
-            columns: of the sample.
-            seen: what the policy that is estimated for, and its value function, say about them.
-            log_ratios: log of that policy's probabilities over those of the behaviour policy,
-                [N, T]; 0 where steps are not live.
-        """
+        """By V-trace."""
         config = self.config
-        return vtrace(
+        estimates = vtrace(
             log_ratios=log_ratios,
             rewards=columns[c.REWARDS] * config.reward_scale,
             values=seen.values,
@@ -100,3 +95,4 @@ class Impala(ActorCriticCore):
             rho_bar_pg=config.rho_bar_pg,
             c_bar=config.c_bar,
         )
+        return with_extra(estimates, columns)

@@ -1,8 +1,9 @@
-"""OffPolicyCore: a replay, and a target network that follows the trained one."""
+"""What cores share that keep what arrives: a replay, and a target network that follows."""
 
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,14 +23,15 @@ from juggler.learner.core.learner_core import Columns, GradientAux
 from juggler.learner.core.sequences import all_observations
 from juggler.learner.core.transitions import DISCOUNTS, rows_of_transitions, transitions
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS, Replay
+from juggler.learner.data.replay.table import Table
 from juggler.learner.data.sources import DataSource
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import tree_map
 
 
-class OffPolicyCore(GradientCore, ABC):
-    """The core of an algorithm that learns from n-step transitions, which it keeps.
+class TargetNetworkCore(GradientCore, ABC):
+    """The core of an algorithm that keeps what arrives, and has a target network.
 
     A parameter group also keeps the target network's parameters, and the optimizer steps since they
     moved. Its `steps` count each step that arrived once, however often it is drawn.
@@ -37,30 +39,6 @@ class OffPolicyCore(GradientCore, ABC):
 
     learns_from_episodes = True
     config: OffPolicyConfig
-
-    def __init__(self, factories: Factories, config: OffPolicyConfig) -> None:
-        super().__init__(factories, config)
-        for module_id, module in self.modules.items():
-            if module.get_initial_state():
-                raise ValueError(
-                    f"{self.name} keeps single steps, and module {module_id!r}, "
-                    f"{type(module).__name__}, has a state: leave out model.recurrent, or take "
-                    "another algorithm, such as ppo"
-                )
-
-    def data_source(self, seed: int = 0) -> DataSource:
-        config = self.config
-        return Replay(
-            partial(rows_of_transitions, n=config.n_step, gamma=config.gamma),
-            capacity=config.replay_capacity,
-            size=config.replay_batch_size,
-            ratio=config.replay_ratio,
-            begin=config.replay_begin,
-            priority_exponent=config.priority_exponent,
-            importance_exponent=config.importance_exponent,
-            saved=config.save_replay,
-            seed=seed,
-        )
 
     def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
         return {"target": parameters.clone(), "since_move": torch.zeros((), dtype=torch.int64)}
@@ -74,6 +52,45 @@ class OffPolicyCore(GradientCore, ABC):
             "target": torch.where(due, moved, target),  # [P]
             "since_move": torch.where(due, 0, since_move),  # []
         }
+
+    def replay(
+        self,
+        rows: Callable[[Columns], dict[str, Any]],
+        seed: int,
+        table: Callable[[int], Table] = Table,
+    ) -> Replay:
+        """A replay of such rows, by the keys of the config; the arguments are those of `Replay`."""
+        config = self.config
+        return Replay(
+            rows,
+            capacity=config.replay_capacity,
+            size=config.replay_batch_size,
+            ratio=config.replay_ratio,
+            begin=config.replay_begin,
+            priority_exponent=config.priority_exponent,
+            importance_exponent=config.importance_exponent,
+            saved=config.save_replay,
+            seed=seed,
+            table=table,
+        )
+
+
+class OffPolicyCore(TargetNetworkCore, ABC):
+    """The core of an algorithm that learns from n-step transitions, which it keeps."""
+
+    def __init__(self, factories: Factories, config: OffPolicyConfig) -> None:
+        super().__init__(factories, config)
+        for module_id, module in self.modules.items():
+            if module.get_initial_state():
+                raise ValueError(
+                    f"{self.name} keeps single steps, and module {module_id!r}, "
+                    f"{type(module).__name__}, has a state: leave out model.recurrent, or take "
+                    "another algorithm, such as r2d2 or ppo"
+                )
+
+    def data_source(self, seed: int = 0) -> DataSource:
+        config = self.config
+        return self.replay(partial(rows_of_transitions, n=config.n_step, gamma=config.gamma), seed)
 
     def led_to(self, columns: Columns) -> tuple[Tensor, Tensor, Any]:
         """Scaled sums of rewards and discounts [N, T], and observations [N T, ...], of n-step

@@ -30,9 +30,11 @@ import torch
 from torch import Tensor
 
 from juggler.learner.algorithms.actor_critic.core import (
+    ActorCritic,
     ActorCriticCore,
     actor_critic_pass,
     policy_and_values,
+    with_extra,
 )
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.minibatches import Table
@@ -57,7 +59,7 @@ from juggler.learner.core.learner_core import (
 )
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.metrics import mean_metrics
-from juggler.learner.core.returns import gae
+from juggler.learner.core.returns import Estimates, gae
 from juggler.learner.optim.parameter_group_state import with_steps
 from juggler.runtime.modules import columns as c
 
@@ -80,6 +82,7 @@ class Ppo(ActorCriticCore):
 
     name = "ppo"
     learns_from_episodes = True
+    takes_advantages = True
     mean_names = ("kl",)
     config: PpoConfig
 
@@ -189,25 +192,37 @@ class Ppo(ActorCriticCore):
     def _estimated(self, forward: Forward, columns: Columns) -> Columns:
         """The columns of a sample with advantages, targets and old values; `live` marks the steps
         to learn from. Training passes are of bounded size."""
+        seen = actor_critic_pass(forward, columns, self.config.burn_in)
+        estimates = self.estimates(columns, seen, torch.zeros_like(seen.values))
+        return {
+            **columns,
+            c.LIVE: seen.live,
+            ADVANTAGES: estimates.advantages,
+            TARGETS: estimates.targets,
+            OLD_VALUES: seen.values,
+        }
+
+    def estimates(self, columns: Columns, seen: ActorCritic, log_ratios: Tensor) -> Estimates:
+        """By generalized advantage estimation, for the policy that sampled."""
         config = self.config
-        _, values, next_values, live = actor_critic_pass(forward, columns, config.burn_in)
         estimates = gae(
             rewards=columns[c.REWARDS] * config.reward_scale,
-            values=values,
-            next_values=next_values,
+            values=seen.values,
+            next_values=seen.next_values,
             terminated=columns[c.TERMINATED],
             truncated=columns[c.TRUNCATED],
-            live=live,
+            live=seen.live,
             gamma=config.gamma,
             lambda_=config.lambda_,
         )
-        return {
-            **columns,
-            c.LIVE: live,
-            ADVANTAGES: estimates.advantages,
-            TARGETS: estimates.targets,
-            OLD_VALUES: values,
-        }
+        return with_extra(estimates, columns)
+
+    def log_ratios(self, forward: Forward, columns: Columns) -> tuple[Tensor, Tensor]:
+        """0: it estimates for the policy that sampled."""
+        return torch.zeros_like(columns[c.REWARDS]), columns[c.LIVE]
+
+    def passes(self) -> tuple[int, int]:
+        return self.config.minibatches, self.config.epochs
 
     def _normalized(
         self,

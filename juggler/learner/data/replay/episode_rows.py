@@ -62,6 +62,18 @@ def rows_of_episodes(columns: Columns) -> dict[str, Any]:
     return rows
 
 
+def living_rows(columns: Columns) -> dict[str, Any]:
+    """The same of those rows that have a live step; {}: none has."""
+    rows = rows_of_episodes(columns)
+    living = rows[c.LIVE].any(1).nonzero().squeeze(1)  # [n]
+    return tree_map(lambda x: x[living], rows) if len(living) else {}
+
+
+def is_of_rows(columns: Columns) -> bool:
+    """Whether these are rows of a table, and not columns as `collate` makes them."""
+    return next(iter(_ENTRIES.values()))[0] in columns
+
+
 def episodes_of_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of `rows_of_episodes`; entries are in the order of their rows."""
     counted = {counts for counts, _ in _ENTRIES.values()}

@@ -11,17 +11,16 @@ import torch
 from numpy.typing import NDArray
 
 from juggler.learner.data.replay.episode_rows import (
-    Size,
     episodes_of_rows,
     joined,
+    living_rows,
     resized,
     rows_of_episodes,
     size_of,
 )
-from juggler.learner.data.replay.table import Table
+from juggler.learner.data.replay.episode_table import EpisodeTable
 from juggler.learner.data.sources import NEW_STEPS, Columns, DataSource, Sample, Sums, alone
 from juggler.runtime.modules import columns as c
-from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 
 
@@ -60,7 +59,8 @@ class MixInReplay(DataSource):
                 for place, (module_id, columns) in enumerate(due.items())
             }
         for module_id, columns in sample.items():
-            self._kept(module_id).put(rows_of_episodes(columns), self._arrived)
+            if rows := living_rows(columns):
+                self._kept(module_id).put(rows, self._arrived)
         self._arrived += 1
 
     def metrics(self) -> Mapping[str, Mapping[str, float]]:
@@ -124,29 +124,25 @@ class _Kept:
         due: live steps of old rows that are still to be drawn; below 0: that were drawn too many.
     """
 
-    table: Table
+    table: EpisodeTable
     steps: NDArray[np.int64]
     arrived: NDArray[np.int64]
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._size = Size(0, 0, 0)
-        self._make(Size(1, 0, 0))
+        self.table = EpisodeTable(capacity)
+        self.steps = self.arrived = np.zeros(self.table.capacity, np.int64)  # [C]
         self.due = 0.0
 
     def put(self, rows: dict[str, Any], arrived: int) -> None:
-        """Keep those of some rows that have a live step. All have as much room as any of them
-        needs: a longer row than before makes room in all."""
-        steps = rows[c.LIVE].sum(1)  # [N]
-        living = steps.nonzero().squeeze(1)  # [n]
-        if not len(living):
-            return
-        rows = tree_map(lambda x: x[living], rows)
-        size = self._size.covering(size_of(rows))
-        if size != self._size:
-            self._make_room(size)
-        slots = self.table.put(resized(rows, size))  # [n']
-        self.steps[slots] = steps[living][-len(slots) :].cpu().numpy()
+        """Keep some rows that each have a live step."""
+        moved = self.table.make_room(rows)
+        if moved is not None:
+            self.steps, self.arrived = (
+                self._moved(self.steps, moved),
+                self._moved(self.arrived, moved),
+            )
+        slots = self.table.put(rows)  # [n]
+        self.steps[slots] = rows[c.LIVE].sum(1)[-len(slots) :].cpu().numpy()
         self.arrived[slots] = arrived
 
     def draw(self, generator: np.random.Generator) -> NDArray[np.intp]:
@@ -162,21 +158,11 @@ class _Kept:
         self.due -= int(sums[count - 1])
         return slots[:count]
 
-    def _make(self, size: Size) -> None:
-        rows = max(1, self._capacity // size.steps)
-        self.table = Table(rows, row_steps=size.steps)
-        self.steps = np.zeros(rows, np.int64)  # [C]
-        self.arrived = np.zeros(rows, np.int64)  # [C]
-
-    def _make_room(self, size: Size) -> None:
-        """Go on with a table whose rows have more room, and hold the newest ones of this one."""
-        slots = self.table.oldest_first()[-max(1, self._capacity // size.steps) :]  # [n]
-        rows, steps, arrived = self.table.rows(slots), self.steps[slots], self.arrived[slots]
-        self._make(size)
-        self._size = size
-        if len(slots):
-            slots = self.table.put(resized(rows, size))
-            self.steps[slots], self.arrived[slots] = steps, arrived
+    def _moved(self, numbers: NDArray[np.int64], slots: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Numbers of rows [C] after those in slots [n] have moved to slots 0..n-1."""
+        new = np.zeros(self.table.capacity, np.int64)  # [C]
+        new[: len(slots)] = numbers[slots]
+        return new
 
 
 _NONE = np.zeros(0, np.intp)

@@ -13,6 +13,7 @@ from torch import Tensor
 from juggler.learner.data.replay.sum_tree import SumTree
 from juggler.learner.data.replay.table import Table
 from juggler.learner.data.sources import NEW_STEPS, Columns, DataSource, Sample, Sums, alone
+from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.trees import Tree
 
 #: A column of a drawn sample: the weight of each row in a loss [B].
@@ -35,15 +36,17 @@ class Replay(DataSource):
 
     Args:
         rows: what is kept of an arriving sample, of one module: by name, tensors [n, ...] or trees
-            of them.
-        capacity: the most rows of a module.
+            of them; {}: nothing.
+        capacity: the most rows of a module, or whatever `table` takes.
         size: B, rows in a drawn sample.
         ratio: how often a row is drawn on average, if it stays for long.
-        begin: how many rows must have arrived before the first draw, at all learners of a group.
+        begin: how many live steps must have arrived before the first draw, at all learners of a
+            group.
         priority_exponent: α.
         importance_exponent: β.
         saved: whether `state` holds the table. Else whoever restores it begins with an empty one.
         seed: of the draws.
+        table: makes the table of a module, of a capacity.
 
     Attributes:
         stale_priorities: how many priorities came too late, for rows that had been written over.
@@ -61,7 +64,9 @@ class Replay(DataSource):
         importance_exponent: float = 0.0,
         saved: bool = True,
         seed: int = 0,
+        table: Callable[[int], Table] = Table,
     ) -> None:
+        self._make_table = table
         self._rows, self._capacity, self._size = rows, capacity, size
         self._ratio, self._begin = ratio, begin
         self._alpha, self._beta = priority_exponent, importance_exponent
@@ -73,14 +78,16 @@ class Replay(DataSource):
         priorities of those before it."""
         for module_id, columns in sample.items():
             rows = self._rows(columns)
-            leaf = _leaf(rows)
             kept = self._kept(module_id)
-            if len(leaf):
+            count = len(_leaf(rows)) if rows else 0
+            if count:
                 kept.put(rows, self._alpha)
+            steps = rows[c.LIVE].sum() if c.LIVE in rows else count
             # All learners of a group make the same number of steps.
-            told = torch.tensor([len(leaf), 1], dtype=torch.float64, device=leaf.device)  # [2]
-            arrived, learners = sums(told).tolist()
-            kept.arrived(round(arrived), self._begin, self._ratio / learners)
+            told = torch.zeros(3, dtype=torch.float64, device=_leaf(columns).device)  # [3]
+            told[0], told[1], told[2] = count, steps, 1
+            arrived, live, learners = sums(told).tolist()
+            kept.arrived(arrived / learners, round(live), self._begin, self._ratio)
         while drawn := {
             module_id: self._draw(self._modules[module_id])
             for module_id in sample
@@ -101,6 +108,9 @@ class Replay(DataSource):
             usable = same & np.isfinite(values)  # [B]
             kept.prioritize(kept.drawn[usable], values[usable], self._alpha)
 
+    def metrics(self) -> Mapping[str, Mapping[str, float]]:
+        return {module_id: kept.metrics() for module_id, kept in self._modules.items()}
+
     def clear(self) -> None:
         if not self._saved:
             self._start()
@@ -108,7 +118,7 @@ class Replay(DataSource):
     def state(self) -> dict[str, Tree]:
         if not self._saved:
             return {}
-        states = {module_id: kept.state() for module_id, kept in self._modules.items()}
+        states = {key: kept.state(self._alpha) for key, kept in self._modules.items()}
         return {"generator": _words_of(self._generator), "modules": states} if states else {}
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
@@ -118,7 +128,7 @@ class Replay(DataSource):
         try:
             self._generator.bit_generator.state = _state_of(state["generator"])
             for module_id, own in state["modules"].items():
-                self._kept(module_id).restore(own, device)
+                self._kept(module_id).restore(own, device, self._alpha)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"the checkpoint holds no replay table: {error!r}") from None
 
@@ -129,7 +139,8 @@ class Replay(DataSource):
 
     def _kept(self, module_id: str) -> _Kept:
         if module_id not in self._modules:
-            self._modules[module_id] = _Kept(self._capacity, prioritized=self._alpha > 0)
+            table = self._make_table(self._capacity)
+            self._modules[module_id] = _Kept(table, prioritized=self._alpha > 0)
         return self._modules[module_id]
 
     def _draw(self, kept: _Kept) -> dict[str, Any]:
@@ -142,7 +153,7 @@ class Replay(DataSource):
         else:
             slots = self._generator.integers(table.size, size=self._size)  # [B]
         kept.drawn, kept.drawn_generations = slots, table.generations[slots]
-        kept.due -= self._size
+        kept.took(self._size)
         rows = table.rows(slots)
         device = _leaf(rows).device
         rows[IMPORTANCE_WEIGHTS] = torch.from_numpy(weights).to(device)  # [B]
@@ -154,27 +165,50 @@ class Replay(DataSource):
 class _Kept:
     """What is kept of one module's rows."""
 
-    def __init__(self, capacity: int, *, prioritized: bool) -> None:
-        self.table = Table(capacity)
-        self.tree = SumTree(capacity if prioritized else 1)
+    def __init__(self, table: Table, *, prioritized: bool) -> None:
+        self.table = table
+        self.tree = SumTree(table.capacity if prioritized else 1)
         self.due = 0.0  # rows that are still to be drawn for those that arrived
         self.new_steps = 0  # at all learners, that no draw has told of
         self.drawn: NDArray[np.intp] = np.zeros(0, np.intp)  # [B] slots
         self.drawn_generations = np.zeros(0, np.int64)  # [B]
         self._highest = 1.0  # of all priorities that were given
-        self._waiting = 0  # rows that arrived before the first draw
+        self._waiting = 0  # steps that arrived, also before the first draw
+        # Since draws may begin: rows that arrived, as this learner's share of those at all learners
+        # of a group; steps that arrived at all of them; rows drawn, and samples.
+        self._counts = np.zeros(4)
 
     def put(self, rows: dict[str, Any], alpha: float) -> None:
+        moved = self.table.make_room(rows)
+        if moved is not None and alpha:
+            weights = self.tree[moved]  # [n]
+            self.tree = SumTree(self.table.capacity)
+            self.tree[np.arange(len(moved))] = weights
         slots = self.table.put(rows)
         if alpha:
             self.tree[slots] = np.full(len(slots), self._highest**alpha)  # [n]
 
-    def arrived(self, count: int, begin: int, ratio: float) -> None:
-        """Note how many rows arrived at all learners."""
-        self.new_steps += count
-        self._waiting += count
+    def arrived(self, rows: float, steps: int, begin: int, ratio: float) -> None:
+        """Note how many rows arrived, as this learner's share of those at all learners, and how
+        many steps at all of them."""
+        self.new_steps += steps
+        self._waiting += steps
         if self._waiting >= begin and self.table.size:
-            self.due += count * ratio
+            self.due += rows * ratio
+            self._counts += rows, steps, 0, 0
+
+    def took(self, rows: int) -> None:
+        """Note that a sample of so many rows was drawn."""
+        self.due -= rows
+        self._counts += 0, 0, rows, 1
+
+    def metrics(self) -> dict[str, float]:
+        rows, steps, drawn, samples = self._counts.tolist()
+        return {
+            "replay_rows": float(self.table.size),
+            "samples_per_insert": drawn / max(rows, 1),
+            "updates_per_step": samples / max(steps, 1),
+        }
 
     def prioritize(
         self, slots: NDArray[np.intp], values: NDArray[np.float64], alpha: float
@@ -184,22 +218,29 @@ class _Kept:
             self._highest = max(self._highest, float(values.max()))
             self.tree[slots] = values**alpha
 
-    def state(self) -> dict[str, Tree]:
+    def state(self, alpha: float) -> dict[str, Tree]:
         slots = np.arange(self.table.size)
-        is_prioritized = self.tree.total > 0
+        weights = self.tree[slots].copy() if alpha else np.zeros(0)
+        scalars = [self.due, self.new_steps, self._highest, self._waiting, alpha]
         return {
             "table": self.table.state(),
-            "weights": self.tree[slots].copy() if is_prioritized else np.zeros(0),
-            "counts": np.array([self.due, self.new_steps, self._highest, self._waiting]),  # [4]
+            "weights": weights,
+            "counts": np.array([*scalars, *self._counts]),  # [9]
         }
 
-    def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
+    def restore(self, state: Mapping[str, Any], device: torch.device, alpha: float) -> None:
         self.table.restore(state["table"], device)
-        slots = np.arange(len(state["weights"]))
-        self.tree[slots] = state["weights"]
-        due, new_steps, highest, waiting = state["counts"].tolist()
-        self.due, self._highest = due, highest
-        self.new_steps, self._waiting = int(new_steps), int(waiting)
+        self.due, new_steps, self._highest, waiting, before, *counts = state["counts"].tolist()
+        self.new_steps, self._waiting, self._counts = int(new_steps), int(waiting), np.array(counts)
+        if not alpha:
+            return
+        weights = state["weights"]  # [n], with the exponent of the run that saved them
+        if not before:
+            weights = np.full(self.table.size, self._highest**alpha)
+        elif alpha != before:
+            weights = weights ** (alpha / before)
+        self.tree = SumTree(self.table.capacity)
+        self.tree[np.arange(len(weights))] = weights
 
 
 def _leaf(tree: Any) -> Tensor:

@@ -17,7 +17,8 @@ class SumTree:
     """
 
     def __init__(self, capacity: int) -> None:
-        self._leaves = 1 << max(0, capacity - 1).bit_length()
+        self._depth = max(0, capacity - 1).bit_length()
+        self._leaves = 1 << self._depth
         self._nodes = np.zeros(2 * self._leaves)  # [2 leaves]; node 1 is the root
 
     @property
@@ -31,23 +32,25 @@ class SumTree:
 
     def __setitem__(self, slots: NDArray[np.intp], weights: NDArray[np.float64]) -> None:
         """Set the weights [B] of slots [B]; of a slot that is named twice, the last one counts."""
-        nodes = self._leaves + slots  # [B]
-        self._nodes[nodes] = weights
-        while len(nodes) and nodes[0] > 1:
-            nodes = np.unique(nodes >> 1)
-            self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
+        nodes, tree = self._leaves + slots, self._nodes  # [B], [2 leaves]
+        tree[nodes] = weights
+        for _ in range(self._depth):
+            # A parent of two of them is computed twice: faster than to find out which are.
+            nodes = nodes >> 1
+            tree[nodes] = tree[2 * nodes] + tree[2 * nodes + 1]
 
     def find(self, sums: NDArray[np.float64]) -> NDArray[np.intp]:
         """The slots [B] in which running sums [B], each in [0, total), lie.
 
         A slot without weight is never found, as long as there is one with weight.
         """
-        rest = sums.copy()  # [B]
+        rest, tree = sums.copy(), self._nodes  # [B], [2 leaves]
         nodes = np.ones(len(rest), np.intp)  # [B]
-        while len(nodes) and nodes[0] < self._leaves:
-            left = self._nodes[2 * nodes]  # [B]
+        for _ in range(self._depth):
+            nodes = 2 * nodes
+            left = tree[nodes]  # [B]
             # Rounding may leave a little more than the left sum for a right one of 0.
-            right = ((rest >= left) & (self._nodes[2 * nodes + 1] > 0)) | (left == 0)  # [B]
+            right = ((rest >= left) & (tree[nodes + 1] > 0)) | (left == 0)  # [B]
             rest -= left * right
-            nodes = 2 * nodes + right
+            nodes += right
         return nodes - self._leaves

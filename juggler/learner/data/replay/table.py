@@ -67,6 +67,15 @@ class Table:
         self.size = min(self.capacity, self.size + count)
         return slots
 
+    def make_room(self, rows: dict[str, Any]) -> NDArray[np.intp] | None:
+        """Make room for rows like these, which `put` needs.
+
+        Returns:
+            The slots [n] of the rows that are still there; they are in slots 0..n-1 from now on, in
+            this order. None: all are where they were.
+        """
+        return None
+
     def rows(self, slots: NDArray[np.intp]) -> dict[str, Any]:
         """Copies of the rows in slots [B] -> by name, tensors [B, ...]."""
         at = torch.from_numpy(slots)  # [B]

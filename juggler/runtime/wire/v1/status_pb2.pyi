@@ -11,6 +11,18 @@ class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ScaleRequest(_message.Message):
+    __slots__ = ("env_runners",)
+    ENV_RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    env_runners: int
+    def __init__(self, env_runners: _Optional[int] = ...) -> None: ...
+
+class ScaleReply(_message.Message):
+    __slots__ = ("before",)
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    before: int
+    def __init__(self, before: _Optional[int] = ...) -> None: ...
+
 class RunStatus(_message.Message):
     __slots__ = ("run_id", "run_dir", "env", "algorithm", "phase", "wall_seconds", "version", "updates", "restarts", "steps_per_second", "steps", "queues", "episodes", "staleness", "sample_request_seconds", "update_seconds", "driver", "workers", "log_messages", "modules", "agents", "league")
     class Episodes(_message.Message):
@@ -71,16 +83,18 @@ class RunStatus(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., run_dir: _Optional[str] = ..., env: _Optional[str] = ..., algorithm: _Optional[str] = ..., phase: _Optional[str] = ..., wall_seconds: _Optional[float] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ..., updates: _Optional[int] = ..., restarts: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., steps: _Optional[_Union[StepBooks, _Mapping]] = ..., queues: _Optional[_Union[Queues, _Mapping]] = ..., episodes: _Optional[_Union[RunStatus.Episodes, _Mapping]] = ..., staleness: _Optional[_Union[Histogram, _Mapping]] = ..., sample_request_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., update_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., driver: _Optional[_Union[Resources, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., log_messages: _Optional[_Iterable[_Union[LogMessage, _Mapping]]] = ..., modules: _Optional[_Iterable[_Union[ModuleStatus, _Mapping]]] = ..., agents: _Optional[_Iterable[_Union[AgentStatus, _Mapping]]] = ..., league: _Optional[_Union[LeagueStatus, _Mapping]] = ...) -> None: ...
 
 class ModuleStatus(_message.Message):
-    __slots__ = ("module_id", "version", "steps", "return_mean")
+    __slots__ = ("module_id", "version", "steps", "return_mean", "steps_played")
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     RETURN_MEAN_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PLAYED_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     version: _training_pb2.WeightsVersion
     steps: StepBooks
     return_mean: float
-    def __init__(self, module_id: _Optional[str] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ..., steps: _Optional[_Union[StepBooks, _Mapping]] = ..., return_mean: _Optional[float] = ...) -> None: ...
+    steps_played: int
+    def __init__(self, module_id: _Optional[str] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ..., steps: _Optional[_Union[StepBooks, _Mapping]] = ..., return_mean: _Optional[float] = ..., steps_played: _Optional[int] = ...) -> None: ...
 
 class AgentStatus(_message.Message):
     __slots__ = ("agent", "episodes", "return_mean")

@@ -70,6 +70,7 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     ),
     "dqn": (QNetwork, NUMBERS, ACTIONS["discrete"], {}),
     "dqn, mask": (QNetwork, masked(spaces.MultiBinary(5)), ACTIONS["discrete"], {}),
+    "dqn, atoms": (QNetwork, masked(spaces.MultiBinary(5)), ACTIONS["discrete"], {"atoms": 11}),
     "dqn, gru": (QNetwork, NUMBERS, ACTIONS["discrete"], {"recurrent": "gru"}),
     "sac": (SoftActorCritic, TREE, BOX, {}),
     "sac, discrete": (SoftActorCritic, NUMBERS, ACTIONS["discrete"], {}),

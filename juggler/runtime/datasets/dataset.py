@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from juggler.envrunner.datasets.finding import DatasetError, find_dataset, read_metadata
+from juggler.runtime.datasets.finding import DatasetError, find_dataset, read_metadata
 from juggler.runtime.installing import installing
 from juggler.runtime.wire.structures import bounds_of_choices, space_leaves, to_tree
 from juggler.runtime.wire.trees import Path as TreePath
@@ -66,7 +66,7 @@ class Dataset:
         except ModuleNotFoundError as error:
             raise DatasetError(
                 f"data set {name!r} needs the package {error.name}: {installing('datasets')}, on "
-                "every host with EnvRunners"
+                "every host that reads it"
             ) from error
         try:
             self._storage = MinariStorage.read(self._data)

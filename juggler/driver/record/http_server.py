@@ -1,11 +1,11 @@
-"""The HTTP server of /metrics, with optional TLS and token."""
+"""The HTTP server of /metrics and of the page, with optional TLS and token."""
 
 from __future__ import annotations
 
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack, suppress
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -21,23 +21,41 @@ _CLIENT_SECONDS = 10.0  # without a byte from a client
 _MOST_STRANGERS = 64  # connections at once that have not shown the token
 
 
-class MetricsServer(ThreadingMixIn, WSGIServer):
-    """Answers each connection in a thread of its own. See `serve_metrics` for the arguments."""
+class HttpServer(ThreadingMixIn, WSGIServer):
+    """Answers each connection in a thread of its own.
+
+    Args:
+        host: to listen at.
+        port: likewise; 0: any that is free.
+        application: what is served, by the rules of WSGI.
+        token: that clients must send; "": none.
+        tls: of this host; None: plain HTTP.
+        mutual: whether clients need a certificate of its authority too.
+        open_paths: what is served without the token.
+    """
 
     daemon_threads = True
     request_queue_size = 128  # connections not yet accepted
 
     def __init__(
-        self, host: str, port: int, application: Application, token: str, tls: Tls | None
+        self,
+        host: str,
+        port: int,
+        application: Application,
+        token: str,
+        tls: Tls | None,
+        *,
+        mutual: bool = True,
+        open_paths: Collection[str] = (),
     ) -> None:
         (self.address_family, _, _, _, address), *_ = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
         )
         super().__init__(address[:2], _QuietHandler)  # type: ignore[arg-type]
-        self._tls = tls
+        self._tls, self._mutual = tls, mutual
         self._strangers = Strangers(_MOST_STRANGERS)
         self._of_thread = threading.local()  # the visit, which a shown token ends
-        self._application, self._token = application, token
+        self._application, self._token, self._open_paths = application, token, open_paths
         self.set_app(self._answer)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
@@ -51,7 +69,9 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
     def _answer(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
-        """Pass a request on to the application if it has the token."""
+        """Pass a request on to the application if it has the token, or needs none."""
+        if environ.get("PATH_INFO") in self._open_paths:
+            return self._application(environ, start_response)
         shown = (("authorization", str(environ.get("HTTP_AUTHORIZATION", ""))),)
         if (refusal := why_not_admitted(shown, self._token)) is not None:
             headers = [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")]
@@ -65,9 +85,9 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         if self._tls is None:
             return super().finish_request(request, client_address)
         try:
-            context = self._tls.server_context()
+            context = self._tls.server_context(mutual=self._mutual)
         except (ValueError, OSError) as error:
-            print(f"juggler driver: cannot answer on /metrics: {error}", file=sys.stderr)
+            print(f"juggler: cannot answer over HTTPS: {error}", file=sys.stderr)
             return None
         with context.wrap_socket(request, server_side=True) as secure:
             super().finish_request(secure, client_address)

@@ -1,0 +1,164 @@
+"""`juggler launch`: starts a run on several hosts, on the engine that is there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from juggler.cli.arguments import Flag, parse, report_errors
+from juggler.launch.commands import Launch, launch_directory
+from juggler.runtime.nearest import nearest
+
+_USAGE = """\
+usage: juggler launch ssh CONFIG --hosts FILE [OPTIONS] [-- OPTIONS OF juggler driver]
+       juggler launch slurm CONFIG [OPTIONS] [-- OPTIONS OF juggler driver]
+
+  ssh     the driver here, the workers on hosts that are reached by SSH
+  slurm   every process as a job of Slurm
+
+juggler launch ENGINE --help shows the options. See docs/clusters.md."""
+
+
+@dataclass(kw_only=True)
+class LaunchArguments:
+    """What every engine needs to know."""
+
+    config: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[CONFIG]")] = None
+    """A configuration that ships with Juggler, or a .toml file."""
+
+    run_dir: str = ""
+    """The directory of the run. If it has a run, that run continues. none: a new one under runs/.
+    """
+
+    dry_run: Flag = False
+    """Print what would be started or submitted, and stop."""
+
+    insecure: Flag = False
+    """Use neither TLS nor tokens: only on a network that you trust."""
+
+    plain_gradients: Flag = False
+    """Let several learners add up gradients without encryption: only on a network that you trust.
+    """
+
+
+@dataclass(kw_only=True)
+class SshArguments(LaunchArguments):
+    """Train with the driver on this host, and workers on hosts that are reached by SSH. Ctrl-C ends
+    the run in order. Options of `juggler driver` may follow after `--`."""
+
+    hosts: str
+    """The file that names the hosts (TOML; see docs/clusters.md)."""
+
+
+@dataclass(kw_only=True)
+class SlurmArguments(LaunchArguments):
+    """Train with every process as a job of Slurm. Ctrl-C ends the run in order. Options of `juggler
+    driver` may follow after `--`. The run directory must be on a file system that all nodes share.
+    """
+
+    env_runners: int = 1
+    """How many EnvRunners: the size of their job array."""
+
+    learners: int = 1
+    """How many learners: the size of their job array."""
+
+    partition: str = ""
+    """Partition of all jobs. none: Slurm's default."""
+
+    time: str = ""
+    """Time limit of all jobs, as Slurm takes it, such as 04:00:00. Two minutes before it, the run
+    writes a checkpoint and queues again. none: Slurm's default."""
+
+    sbatch: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """A further option of sbatch for all jobs, such as --account=lab; repeat for each one."""
+
+    sbatch_learner: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """A further option of sbatch for learners, such as --gres=gpu:1; repeat for each one."""
+
+    sbatch_envrunner: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """A further option of sbatch for EnvRunners, such as --partition=cpu; repeat for each one."""
+
+    detach: Flag = False
+    """Submit the jobs and stop, instead of following the run."""
+
+
+ENGINES = ("ssh", "slurm")
+
+
+def run(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_USAGE)
+        return 0
+    engine, *rest = arguments
+    if engine not in ENGINES:
+        print(f"juggler launch: no engine {engine!r}{nearest(engine, ENGINES)}", file=sys.stderr)
+        return 2
+    at = rest.index("--") if "--" in rest else len(rest)
+    own, options = rest[:at], rest[at + 1 :]
+    if engine == "ssh":
+        ssh = parse(SshArguments, own, "launch ssh")
+        return report_errors("launch", lambda: _ssh(ssh, options))
+    slurm = parse(SlurmArguments, own, "launch slurm")
+    return report_errors("launch", lambda: _slurm(slurm, options))
+
+
+def _launch(given: LaunchArguments, options: Sequence[str]) -> Launch:
+    """The run to launch, once its configuration and the driver's options have been checked."""
+    from juggler.cli.driver import read_arguments
+
+    config = given.config or ""
+    launch = Launch(
+        launch_directory(given.run_dir, config).absolute(), config, options, given.insecure
+    )
+    checked = [*([config] if config else []), "--run-dir", str(launch.run_dir), "--go-on"]
+    read_arguments([*checked, *options])
+    return launch
+
+
+def _ssh(given: SshArguments, options: Sequence[str]) -> int:
+    from juggler.launch.hosts import read_hosts
+    from juggler.launch.ssh import SshRun
+
+    hosts = read_hosts(Path(given.hosts))
+    ssh = SshRun(_launch(given, options), hosts, given.plain_gradients, _say)
+    if given.dry_run:
+        _print_commands(ssh.commands())
+        return 0
+    return ssh.run()
+
+
+def _slurm(given: SlurmArguments, options: Sequence[str]) -> int:
+    from juggler.launch.slurm import Jobs, SlurmRun
+
+    jobs = Jobs(
+        env_runners=given.env_runners,
+        learners=given.learners,
+        partition=given.partition,
+        time=given.time,
+        all=given.sbatch,
+        learner=given.sbatch_learner,
+        envrunner=given.sbatch_envrunner,
+    )
+    slurm = SlurmRun(_launch(given, options), jobs, given.plain_gradients, _say)
+    if given.dry_run:
+        for path, script in slurm.scripts().items():
+            print(f"# {path}\n{script}")
+        return 0
+    slurm.submit()
+    return 0 if given.detach else slurm.follow()
+
+
+def _print_commands(commands: Sequence[tuple[str, Sequence[str]]]) -> None:
+    import shlex
+
+    for name, words in commands:
+        print(f"# {name}\n{shlex.join(words)}")
+
+
+def _say(text: str) -> None:
+    print(f"juggler launch: {text}", file=sys.stderr, flush=True)

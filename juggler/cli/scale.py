@@ -1,0 +1,86 @@
+"""`juggler scale`: more or fewer workers, while a run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from juggler.cli.arguments import parse, report_errors
+
+_ANSWER_SECONDS = 10.0
+
+
+@dataclass(kw_only=True)
+class Arguments:
+    """Have another number of workers in a run, which goes on meanwhile. EnvRunners that are too
+    many finish what they do, and lose nothing."""
+
+    run: tyro.conf.Positional[str]
+    """The directory of a run of `juggler train` or `juggler launch`, on the host of its driver."""
+
+    env_runners: int | None = None
+    """How many EnvRunners. none: as many as there are."""
+
+    learners: int | None = None
+    """How many learners, in a run of `juggler launch`. none: as many as there are."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    given = parse(Arguments, arguments, "scale")
+    return report_errors("scale", lambda: _scale(given))
+
+
+def _scale(given: Arguments) -> int:
+    from juggler.driver.monitoring import MOST_ENV_RUNNERS
+    from juggler.driver.record.driver_file import find_driver
+    from juggler.launch.commands import Launch, LaunchError
+    from juggler.launch.scaling import Wanted
+
+    wanted = {"env-runners": given.env_runners, "learners": given.learners}
+    if all(number is None for number in wanted.values()):
+        raise LaunchError("say how many: --env-runners N, --learners N, or both")
+    for name, number in wanted.items():
+        if number is not None and not 1 <= number <= MOST_ENV_RUNNERS:
+            raise LaunchError(f"--{name} {number}: must be from 1 to {MOST_ENV_RUNNERS}")
+    run_dir = Path(given.run).absolute()
+    launched = Wanted(Launch(run_dir, "").directory)
+    if launched.are_there:
+        for role, number in (("learner", given.learners), ("envrunner", given.env_runners)):
+            if number is not None:
+                print(launched.change(role, number))
+        return 0
+    address = find_driver(run_dir)
+    if given.learners is not None:
+        raise LaunchError(
+            "the learners of a run of `juggler train` stay: --learners is for `juggler launch`"
+        )
+    assert given.env_runners is not None
+    before = _ask(address, given.env_runners)
+    print(f"EnvRunners: {given.env_runners} are wanted now, in place of {before}")
+    return 0
+
+
+def _ask(address: str, env_runners: int) -> int:
+    """Ask the driver for so many EnvRunners -> how many there were to be."""
+    import grpc
+
+    from juggler.driver.monitoring import SCALE_METHOD
+    from juggler.runtime.actors.endpoints import EndpointError, dial
+    from juggler.runtime.wire.v1 import status_pb2
+
+    with dial(address) as channel:
+        ask: Any = channel.unary_unary(
+            SCALE_METHOD,
+            request_serializer=status_pb2.ScaleRequest.SerializeToString,
+            response_deserializer=status_pb2.ScaleReply.FromString,
+        )
+        try:
+            reply = ask(status_pb2.ScaleRequest(env_runners=env_runners), timeout=_ANSWER_SECONDS)
+        except grpc.RpcError as error:
+            answer: Any = error
+            raise EndpointError(f"{address}: {answer.details()}") from None
+    return int(reply.before)

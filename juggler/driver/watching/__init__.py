@@ -1,0 +1,1 @@
+"""Watches runs from outside, by what their directories have."""

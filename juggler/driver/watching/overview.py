@@ -1,0 +1,238 @@
+"""A few words on each of many runs, and which runs there are."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from juggler.driver.record.line_file import LineFile
+from juggler.driver.record.metrics_file import STEPS, TIME
+from juggler.driver.record.run_directory import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    SUMMARY_FILE,
+    RunDirectoryError,
+)
+from juggler.driver.record.run_state import RunState, last_summary, state_of
+from juggler.driver.record.wording import algorithms
+from juggler.runtime.checkpoints.checkpoint import DIRECTORY
+
+_DEEPEST: Final = 3  # directories between the one that is given and a run
+_MOST_LOOKED_AT: Final = 20_000  # directories
+#: Most runs that are told of, the newest.
+MOST_RUNS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """
+    Attributes:
+        name: of the directory, or its path where another run's has the same name.
+        directory: of the run.
+        env: as the configuration names it.
+        algorithm: of the run, and those that modules have of their own.
+        goal: the mean return at which it is solved; None: it has none, or one for each of several.
+        state: whether it goes on, and else how it ended.
+        reason: for its end, as the summary has it; "": none.
+        return_last: the mean over the last 100 episodes; None: none has ended.
+        return_best: the highest of these means.
+        env_steps: sampled.
+        wall_time: in seconds.
+        checkpoints: the newest first, by the update that each was written after.
+        written: when the run wrote last, in seconds since 1970.
+        problem: why this is not all; "": it is.
+    """
+
+    name: str
+    directory: str
+    env: str
+    algorithm: str
+    goal: float | None
+    state: RunState
+    reason: str
+    return_last: float | None
+    return_best: float | None
+    env_steps: int
+    wall_time: float
+    checkpoints: tuple[int, ...]
+    written: float
+    problem: str
+
+
+class _Line(msgspec.Struct, gc=False):
+    """What is read of a line of metrics: to read it all takes five times as long."""
+
+    env_steps_sampled: float
+    wall_time: float
+    episode_return_mean: float | None = None
+
+
+class Overseer:
+    """Reads the same run again and again, each time only what is new."""
+
+    def __init__(self, run_dir: Path, name: str) -> None:
+        self._run_dir, self._name = run_dir, name
+        self._metrics = LineFile(run_dir / METRICS_FILE)
+        self._decode = msgspec.json.Decoder(_Line).decode
+        self._last: _Line | None = None
+        self._best: float | None = None
+        self._seen: tuple[tuple[int, int], ...] = ()
+        self._overview: Overview | None = None
+
+    def look(self) -> Overview:
+        seen = tuple(_stamps(self._run_dir))
+        known = self._overview
+        if known is None or known.state == "running" or seen != self._seen:
+            self._overview = known = self._read_all()
+            self._seen = seen
+        return known
+
+    def _read_all(self) -> Overview:
+        config, problem = read_config(self._run_dir)
+        problem = "; ".join(each for each in (problem, self._read()) if each)
+        summary = last_summary(self._run_dir)
+        last = self._last or _Line(0.0, 0.0)
+        return Overview(
+            name=self._name,
+            directory=str(self._run_dir),
+            env=str(config.get("env", "")),
+            algorithm=algorithms(config) if config else "",
+            goal=_number(config.get("stop_return")),
+            state=state_of(self._run_dir, summary),
+            reason=str(summary.get("reason_for_stop") or ""),
+            return_last=_number(summary.get("episode_return_mean"), last.episode_return_mean),
+            return_best=self._best,
+            env_steps=int(_number(summary.get(STEPS), last.env_steps_sampled) or 0),
+            wall_time=_number(summary.get(TIME), last.wall_time) or 0.0,
+            checkpoints=checkpoint_updates(self._run_dir),
+            written=_written(self._run_dir),
+            problem=problem,
+        )
+
+    def _read(self) -> str:
+        """Take in what is new; returns what is wrong."""
+        try:
+            if self._metrics.begins_anew():
+                self._last, self._best = None, None
+            for text in self._metrics.new_lines():
+                self._take(text)
+        except FileNotFoundError:
+            return f"there is no {METRICS_FILE}"
+        except OSError as error:
+            return f"cannot read {METRICS_FILE}: {error.strerror}"
+        return ""
+
+    def _take(self, text: bytes) -> None:
+        try:
+            self._last = self._decode(text)
+        except (msgspec.MsgspecError, RecursionError):
+            return
+        mean = self._last.episode_return_mean
+        if mean is not None and (self._best is None or mean > self._best):
+            self._best = mean
+
+
+def find_runs(directories: list[Path]) -> list[Path]:
+    """The runs that these directories are or contain, the newest first.
+
+    Raises:
+        RunDirectoryError: one of them is no directory, or cannot be read.
+    """
+    found: dict[Path, Path] = {}
+    for directory in directories:
+        if not directory.is_dir():
+            what = "is a file" if directory.exists() else "does not exist"
+            raise RunDirectoryError(f"{directory} {what}; give the directory of a run, or of runs")
+        try:
+            with os.scandir(directory):  # else it would seem to be empty
+                pass
+        except OSError as error:
+            raise RunDirectoryError(f"cannot read {directory}: {error.strerror}") from error
+        for run_dir in _walk(directory, [_MOST_LOOKED_AT], _DEEPEST):
+            found.setdefault(run_dir.resolve(), run_dir)
+    return sorted(found.values(), key=_written, reverse=True)[:MOST_RUNS]
+
+
+def names_of(run_dirs: list[Path]) -> list[str]:
+    """What people call these runs: by the names of their directories, or their paths where two have
+    the same name."""
+    names = [each.resolve().name for each in run_dirs]
+    often = Counter(names)
+    return [
+        name if often[name] == 1 else str(run_dir)
+        for name, run_dir in zip(names, run_dirs, strict=True)
+    ]
+
+
+def _walk(directory: Path, left: list[int], depth: int) -> Iterator[Path]:
+    left[0] -= 1
+    if (directory / CONFIG_FILE).is_file() and (directory / DIRECTORY).is_dir():
+        yield directory
+        return
+    if depth == 0 or left[0] <= 0:
+        return
+    with suppress(OSError), os.scandir(directory) as entries:
+        below = sorted(  # links last, for a run to have its own name
+            (each.is_symlink(), each.name)
+            for each in entries
+            if not each.name.startswith(".") and each.is_dir(follow_symlinks=depth == _DEEPEST)
+        )
+        for _, name in below:
+            yield from _walk(directory / name, left, depth - 1)
+
+
+def read_config(run_dir: Path) -> tuple[dict[str, Any], str]:
+    """A run's flat configuration, and what is wrong with its file: {} then."""
+    try:
+        with (run_dir / CONFIG_FILE).open("rb") as file:
+            return tomllib.load(file), ""
+    except FileNotFoundError:
+        return {}, f"there is no {CONFIG_FILE}"
+    except OSError as error:
+        return {}, f"cannot read {CONFIG_FILE}: {error.strerror}"
+    except (ValueError, RecursionError) as error:
+        return {}, f"{CONFIG_FILE} is damaged: {error}"
+
+
+def checkpoint_updates(run_dir: Path) -> tuple[int, ...]:
+    """The updates of a run's checkpoints, the newest first, by the names of their directories."""
+    try:
+        names = [each.name for each in (run_dir / DIRECTORY).iterdir()]
+    except OSError:
+        return ()
+    return tuple(sorted((int(name) for name in names if name.isdigit()), reverse=True))
+
+
+def _written(run_dir: Path) -> float:
+    """When the run wrote last, in seconds since 1970; 0.0 if nobody knows."""
+    return max(time for time, _ in _stamps(run_dir)) / 1e9
+
+
+def _stamps(run_dir: Path) -> Iterator[tuple[int, int]]:
+    """When each of its parts was changed, in nanoseconds since 1970, and how large it is."""
+    for name in (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, DIRECTORY):
+        try:
+            found = (run_dir / name).stat()
+        except OSError:
+            yield 0, 0
+        else:
+            yield found.st_mtime_ns, found.st_size
+
+
+def _number(*values: Any) -> float | None:
+    """The first of these that is a number."""
+    return next((each for each in values if isinstance(each, int | float)), None)
+
+
+def to_plain(overview: Overview) -> dict[str, Any]:
+    """For JSON."""
+    found: dict[str, Any] = msgspec.to_builtins(overview)
+    return found

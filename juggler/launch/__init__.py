@@ -1,0 +1,1 @@
+"""Runs whose processes are started on several hosts by an engine that is there: SSH or Slurm."""

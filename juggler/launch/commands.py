@@ -1,0 +1,132 @@
+"""The command lines of a run's processes, and the directory of what its launch needs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from juggler.runtime.actors.tls import TLS_VARIABLE
+from juggler.runtime.installing import installing
+
+
+class LaunchError(RuntimeError):
+    """A run cannot be launched; the message says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One run that is launched.
+
+    Attributes:
+        run_dir: of the run.
+        config: a shipped configuration or a file; "": the defaults and `options` alone.
+        options: of `juggler driver`, besides those that the engine sets.
+        insecure: without TLS and tokens.
+    """
+
+    run_dir: Path
+    config: str
+    options: Sequence[str] = ()
+    insecure: bool = False
+
+    @property
+    def directory(self) -> Path:
+        """What the launch needs and writes: certificates, scripts, logs. It lies beside the run's
+        directory, which a new run wants empty."""
+        return self.run_dir.with_name(f"{self.run_dir.name}.launch")
+
+    @property
+    def tls(self) -> Path:
+        return self.directory / "tls"
+
+    def driver(self, bind: str, juggler: Sequence[str]) -> list[str]:
+        """The driver's command.
+
+        Args:
+            bind: where it listens, HOST:PORT.
+            juggler: the words that start Juggler.
+        """
+        config = [self.config] if self.config else []
+        own = ["--run-dir", str(self.run_dir), "--go-on", "--bind", bind]
+        insecure = ["--insecure"] if self.insecure else ["--tls", str(self.tls)]
+        return [*juggler, "driver", *config, *own, *insecure, *self.options]
+
+    def make_certificates(self, hosts: Sequence[str]) -> None:
+        """Make the certificates and the token of this run, unless an earlier launch made them.
+
+        Args:
+            hosts: names and addresses by which the driver and the learners are dialed.
+
+        Raises:
+            LaunchError: the package that makes them is not installed, or the disk refuses.
+        """
+        if self.insecure:
+            return
+        # A launch that goes on with a run may use other hosts than the one before.
+        known = self.tls / "hosts"
+        text = "".join(f"{host}\n" for host in sorted(set(hosts)))
+        if known.is_file() and known.read_text() == text:
+            return
+        try:
+            from juggler.runtime.actors.certificates import make_certificates
+        except ImportError as error:
+            raise LaunchError(
+                f"certificates need a package that is not installed ({error}): "
+                f"{installing('certs')}; or, on a network that you trust, give --insecure"
+            ) from error
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self.directory.chmod(0o700)
+            if self.tls.is_dir():
+                for file in self.tls.iterdir():
+                    file.unlink()
+            make_certificates(self.tls, hosts, days=365.0)
+            known.write_text(text)
+        except (OSError, ValueError) as error:
+            raise LaunchError(f"cannot make certificates in {self.tls}: {error}") from error
+
+
+def environment_runner(driver: str, juggler: Sequence[str], index: int | str) -> list[str]:
+    """The command of an EnvRunner.
+
+    Args:
+        driver: the driver's address, or the directory of the run on a shared file system.
+        juggler: the words that start Juggler.
+        index: of this EnvRunner; -1: the driver chooses.
+    """
+    return [*juggler, "envrunner", "--driver", driver, "--index", str(index)]
+
+
+def learner(
+    driver: str, juggler: Sequence[str], index: int | str, host: str, insecure: bool
+) -> list[str]:
+    """The command of a learner.
+
+    Args:
+        driver: as for `environment_runner`.
+        juggler: the words that start Juggler.
+        index: of this learner; -1: the driver chooses.
+        host: by which EnvRunners dial it.
+        insecure: without TLS, or as one of several learners, which are plain among themselves.
+    """
+    own = ["--index", str(index), "--bind", "0.0.0.0:0", "--advertise", f"{host}:0"]
+    return [*juggler, "learner", "--driver", driver, *own, *(["--insecure"] if insecure else [])]
+
+
+def shell(words: Sequence[str], tls: str = "") -> str:
+    """A command for a shell, with the directory of its certificates in its environment."""
+    command = shlex.join(words)
+    return f"{TLS_VARIABLE}={tls} {command}" if tls else command
+
+
+def launch_directory(run_dir: str, config: str) -> Path:
+    """The directory of the run: as given, or one under runs/ that is named after the
+    configuration."""
+    if run_dir:
+        return Path(run_dir)
+    stem = Path(config).stem or "run"
+    return Path("runs", f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")

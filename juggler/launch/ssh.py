@@ -1,0 +1,265 @@
+"""A run on hosts that are reached by SSH: the driver here, the workers there."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import shlex
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from types import FrameType
+
+from juggler.launch.commands import Launch, LaunchError, environment_runner, learner, shell
+from juggler.launch.hosts import Host, Hosts
+from juggler.launch.kept_running import KeptRunning, Say
+from juggler.launch.scaling import ROLES, Wanted, shared_out
+
+#: A host that does not answer within 15 s counts as cut off, and nobody is asked for a password.
+_SSH = [
+    *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
+    *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
+]
+_JUGGLER_HERE = [sys.executable, "-m", "juggler"]
+_ANSWER_SECONDS = 60.0  # of a host, to begin with
+_LEAVE_SECONDS = 30.0  # for workers, once the driver has ended
+_LOOK_SECONDS = 0.2
+#: A driver that dies sooner than this does so again.
+_DRIVER_LIVED_SECONDS = 10.0
+_NO_COMMAND = 127
+_NO_CONNECTION = 255
+
+
+class SshRun:
+    """Starts a driver here and workers on other hosts, starts again what dies, and takes all down.
+
+    The worker that loses its driver ends at once: `KeptRunning` starts the next one. Each has a
+    terminal there (`ssh -tt`), so that it ends when its connection does.
+    """
+
+    def __init__(self, launch: Launch, hosts: Hosts, plain_gradients: bool, say: Say) -> None:
+        """
+        Args:
+            launch: the run.
+            hosts: where its workers run.
+            plain_gradients: several learners may add up gradients without encryption.
+            say: tells people.
+
+        Raises:
+            LaunchError: several learners would need that, and it is not allowed.
+        """
+        self._launch, self._hosts, self._say = launch, hosts, say
+        self._learners = sum(host.learners for host in hosts.hosts)
+        if self._learners > 1 and not (plain_gradients or launch.insecure):
+            raise LaunchError(
+                f"{self._learners} learners add up gradients without encryption: give "
+                "--plain-gradients if their network is private, or name one learner"
+            )
+        self._plain = plain_gradients or launch.insecure
+        whole = str(launch.run_dir.absolute()).encode()
+        tag = f"{launch.run_dir.name}-{hashlib.blake2b(whole, digest_size=4).hexdigest()}"
+        self._there = f'"$HOME"/.juggler/{shlex.quote(tag)}'  # the directory on the other hosts
+        self._logs = launch.directory / "logs"
+        self._wanted = Wanted(launch.directory)
+        # By role and host, then by number; and by role and number those that are too many.
+        self._kept: dict[tuple[str, str], dict[int, KeptRunning]] = {}
+        self._leaving: dict[tuple[str, int], KeptRunning] = {}
+        self._signals: list[int] = []
+
+    def commands(self) -> list[tuple[str, list[str]]]:
+        """Everything that is started -> for each what it is, and its words; the driver first."""
+        found = [("the driver", self._driver())]
+        for role in ROLES:
+            index = itertools.count()
+            for host in self._hosts.hosts:
+                found += [self._worker(role, host, next(index)) for _ in range(_number(role, host))]
+        return found
+
+    def run(self) -> int:
+        """Train until the driver ends -> its exit status.
+
+        Raises:
+            LaunchError: a host cannot be reached, or has no Juggler or another version of it.
+        """
+        self._launch.make_certificates(self._hosts.dialed)
+        self._for_each_host(self._prepare)
+        self._logs.mkdir(parents=True, exist_ok=True)
+        for role in ROLES:
+            number = sum(_number(role, host) for host in self._hosts.hosts)
+            self._wanted.begin(role, number, one=role == "learner" and not self._plain)
+        self._say(f"what the workers print is in {self._logs}")
+        with ExitStack() as last:
+            last.callback(self._forget)
+            last.callback(self._end)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                before = signal.signal(number, self._note)
+                last.callback(signal.signal, number, before)
+            return self._drive()
+
+    # -- the driver and its workers -------------------------------------------------------------
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _drive(self) -> int:
+        while True:
+            began, asked = time.monotonic(), False
+            driver = subprocess.Popen(self._driver(), start_new_session=True)
+            while (status := driver.poll()) is None:
+                while self._signals:
+                    asked = True
+                    driver.send_signal(self._signals.pop(0))
+                self._have_as_many_as_are_wanted()
+                for each in self._all():
+                    each.look()
+                time.sleep(_LOOK_SECONDS)
+            died = status < 0 and not asked
+            if not died or time.monotonic() - began < _DRIVER_LIVED_SECONDS:
+                return status if status >= 0 else 128 - status
+            self._say(f"the driver died ({signal.Signals(-status).name}); starting it again")
+
+    def _have_as_many_as_are_wanted(self) -> None:
+        """Start workers, or end those that came last, where somebody wants another number."""
+        self._leaving = {at: each for at, each in self._leaving.items() if each.running}
+        for role in ROLES:
+            try:
+                wanted = self._wanted.read(role)
+            except LaunchError:
+                continue  # somebody has removed the file, or changes it now
+            weights = [_number(role, host) for host in self._hosts.hosts]
+            for host, number in zip(self._hosts.hosts, shared_out(wanted, weights), strict=True):
+                here = self._kept.setdefault((role, host.name), {})
+                for index in sorted(here)[number:]:
+                    here[index].end(signal.SIGTERM)
+                    self._leaving[role, index] = here.pop(index)
+                for index in self._free(role, number - len(here)):
+                    name, words = self._worker(role, host, index)
+                    log = self._logs / f"{name.replace(' ', '-')}.log"
+                    here[index] = KeptRunning(name, words, log, self._say)
+
+    def _free(self, role: str, count: int) -> list[int]:
+        """So many numbers that no worker of a role has."""
+        taken = {index for of, index in self._leaving if of == role}
+        taken |= {index for (of, _), here in self._kept.items() if of == role for index in here}
+        free = (index for index in itertools.count() if index not in taken)
+        return list(itertools.islice(free, max(0, count)))
+
+    def _all(self) -> list[KeptRunning]:
+        kept = [each for here in self._kept.values() for each in here.values()]
+        return [*kept, *self._leaving.values()]
+
+    def _end(self) -> None:
+        """Give workers time to leave, and end those that stay."""
+        self._wanted.forget()
+        for each in self._all():
+            each.start_no_more()
+        for number, seconds in ((0, _LEAVE_SECONDS), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+            for each in self._all():
+                if number:
+                    each.end(number)
+            end = time.monotonic() + seconds
+            while any(each.running for each in self._all()) and time.monotonic() < end:
+                for each in self._all():
+                    each.look()
+                time.sleep(_LOOK_SECONDS)
+
+    # -- the commands ---------------------------------------------------------------------------
+
+    def _driver(self) -> list[str]:
+        given = any(option.startswith("--num-learners") for option in self._launch.options)
+        learners = [] if given else ["--num-learners", str(self._learners)]
+        return [*self._launch.driver(self._hosts.driver, _JUGGLER_HERE), *learners]
+
+    def _worker(self, role: str, host: Host, index: int) -> tuple[str, list[str]]:
+        """What a worker is, and its words."""
+        juggler, driver = shlex.split(host.juggler), self._hosts.driver
+        if role == "learner":
+            words = learner(driver, juggler, index, host.dialed, self._plain)
+        else:
+            words = environment_runner(driver, juggler, index)
+        return f"{role} {index} on {host.name}", self._at(host, words)
+
+    def _at(self, host: Host, words: Sequence[str]) -> list[str]:
+        """A worker's command on a host."""
+        tls = "" if self._launch.insecure else f"{self._there}/tls"
+        command = shell([*words, "--reattach-seconds", "0"], tls)
+        where = f"cd {shlex.quote(host.directory)} && " if host.directory else ""
+        return [*_SSH, "-tt", host.name, f"{where}{command}"]
+
+    # -- the hosts ------------------------------------------------------------------------------
+
+    def _prepare(self, host: Host) -> str:
+        """Check that Juggler is there, and copy certificates -> "" or what is wrong."""
+        where = f"cd {shlex.quote(host.directory)} && " if host.directory else ""
+        status, said = _asked(host, f"{where}{host.juggler} --version")
+        here = _version()
+        if status == _NO_COMMAND:
+            return f"{host.name} has no command {host.juggler!r}: install Juggler there, or say \
+where it is with `juggler = ` in the file of hosts ({said})"
+        if status:
+            return f"{host.name} cannot be used: {said or f'ssh ended with status {status}'}"
+        if here not in said:
+            return f"{host.name} has {said!r}, and this host {here!r}: install the same version"
+        if self._launch.insecure:
+            return ""
+        content = io.BytesIO()
+        with tarfile.open(fileobj=content, mode="w") as archive:
+            for path in sorted(self._launch.tls.iterdir()):
+                archive.add(path, arcname=f"tls/{path.name}")
+        there = self._there
+        unpack = f"umask 077 && mkdir -p {there} && tar -x -C {there} --no-same-owner -f -"
+        status, said = _asked(host, unpack, content.getvalue())
+        return f"cannot copy certificates to {host.name}: {said}" if status else ""
+
+    def _for_each_host(self, work: object) -> None:
+        assert callable(work)
+        with ThreadPoolExecutor(min(32, len(self._hosts.hosts))) as pool:
+            problems = [text for text in pool.map(work, self._hosts.hosts) if text]
+        if problems:
+            raise LaunchError("\n".join(problems))
+
+    def _forget(self) -> None:
+        """Delete the certificates on the hosts, where they can still be reached."""
+        if not self._launch.insecure:
+            with ThreadPoolExecutor(min(32, len(self._hosts.hosts))) as pool:
+                list(
+                    pool.map(lambda host: _asked(host, f"rm -rf {self._there}"), self._hosts.hosts)
+                )
+
+
+def _number(role: str, host: Host) -> int:
+    """How many workers of a role the file gives to a host."""
+    return host.learners if role == "learner" else host.env_runners
+
+
+def _asked(host: Host, command: str, given: bytes = b"") -> tuple[int, str]:
+    """Run a command on a host -> its exit status, and the last lines that it printed."""
+    try:
+        done = subprocess.run(
+            [*_SSH, host.name, command],
+            input=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_ANSWER_SECONDS,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise LaunchError(
+            "there is no command `ssh` here: install it (Debian: openssh-client)"
+        ) from None
+    except subprocess.TimeoutExpired:
+        return _NO_CONNECTION, f"no answer within {_ANSWER_SECONDS:.0f} s"
+    lines = done.stdout.decode(errors="replace").strip().splitlines()
+    return done.returncode, " | ".join(lines[-3:])
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return f"juggler {version('juggler')}"

@@ -1,0 +1,1 @@
+"""Imitation of demonstrations by a discriminator, around any algorithm."""

@@ -1,0 +1,293 @@
+"""Adversarial imitation: Ho & Ermon 2016, "Generative Adversarial Imitation Learning"; with
+absorbing states and with a replay, Kostrikov et al. 2019, "Discriminator-Actor-Critic: Addressing
+Sample Inefficiency and Reward Bias in Adversarial Imitation Learning".
+
+A discriminator D(x, a) learns which steps were demonstrated. It minimizes, as means over steps,
+
+    - log D(x, a) of demonstrated steps    - log(1 - D(x, a)) of those of the policy
+
+and the policy learns from the reward
+
+    r(x, a) = log D(x, a) - log(1 - D(x, a))
+
+in place of the environment's. It is 0 where D = 1/2: who cannot be told from the demonstrations
+gains nothing by living longer, nor by ending sooner. log D alone would pay for dying, and
+-log(1 - D) for living.
+
+An episode that terminates goes to an absorbing state, and stays there for ever. D sees that state
+too, so that an end that was never demonstrated is told by it. The reward of a step that terminates
+has the return of the absorbing state in it:
+
+    r(x, a) + γ / (1 - γ) r(absorbing)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from juggler.learner.algorithms.imitation.demonstrations import Demonstrations
+from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
+from juggler.learner.core.around_core import AroundCore, AroundState
+from juggler.learner.core.gradient_core import GradientCore
+from juggler.learner.core.hashing import mixed, uniform
+from juggler.learner.core.learner_core import Columns, Metrics, Sample, Seam
+from juggler.learner.core.live_mean import LiveMean
+from juggler.learner.core.own_network import LossSum, OwnNetwork
+from juggler.learner.core.transitions import DISCOUNTS
+from juggler.learner.imitation_config import ImitationConfig
+from juggler.runtime.connectors.leaves import at, replaced, space_with
+from juggler.runtime.modules import columns as c
+from juggler.runtime.modules.encoders import build_encoder, feature_size, without_mask
+from juggler.runtime.modules.layers import initialized
+from juggler.runtime.modules.model_config import ModelConfig
+from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.wire.structures import space_leaves, tree_map
+from juggler.runtime.wire.trees import Path
+
+Space = gymnasium.Space[Any]
+_CLIP = 10.0  # of normalized observations
+_EPSILON = 1e-4  # added to standard deviations
+
+
+class Logits(nn.Module):
+    """log D / (1 - D) of steps, and of the absorbing state."""
+
+    def __init__(self, space: Space, model: ModelConfig) -> None:
+        super().__init__()
+        self.encoder = build_encoder(space, model)
+        self.head = initialized(nn.Linear(feature_size(self.encoder), 1), model.initializer, 0.01)
+        self.absorbing = nn.Parameter(torch.zeros(()))  # []
+
+    def forward(self, steps: Any) -> Tensor:
+        """Observations and actions [B, ...] -> [B]; None, for the absorbing state -> []."""
+        if steps is None:
+            return self.absorbing
+        logits: Tensor = self.head(self.encoder(steps)).squeeze(-1)  # [B]
+        return logits
+
+
+class Imitator:
+    """The demonstrations for one module, how they are shown to the discriminator, and that."""
+
+    def __init__(self, module_id: str, module: RLModule, config: ImitationConfig) -> None:
+        observations, actions = without_mask(module.observation_space), module.action_space
+        self.demonstrations = Demonstrations.read(
+            config.demonstrations, module.observation_space, actions
+        )
+        self._moments: dict[Path, tuple[Tensor, Tensor]] = {}  # mean and deviation, [...] both
+        boxes: dict[Path, Space] = {}
+        for path, leaf in space_leaves(observations):
+            if isinstance(leaf, spaces.Box):
+                x = at(self.demonstrations.observations, path).double()  # [M, ...]
+                deviation = x.std(0, correction=0) + _EPSILON  # [...]
+                self._moments[path] = x.mean(0).float(), deviation.float()
+                boxes[path] = spaces.Box(-_CLIP, _CLIP, leaf.shape, np.float32)
+        self._bounds = {
+            path: leaf for path, leaf in space_leaves(actions) if isinstance(leaf, spaces.Box)
+        }
+        space = spaces.Dict({"observation": space_with(observations, boxes), "action": actions})
+        model = ModelConfig.parse(config.model)
+        self.network = OwnNetwork(f"{module_id} imitation", lambda: Logits(space, model))
+
+    def on(self, device: torch.device) -> None:
+        """Keep all on this device."""
+        if self.demonstrations.terminated.device != device:
+            self.demonstrations = self.demonstrations.on(device)
+            self._moments = {
+                path: (mean.to(device), deviation.to(device))
+                for path, (mean, deviation) in self._moments.items()
+            }
+
+    def shown(self, observations: Any, actions: Any) -> Any:
+        """Observations normalized by those of the demonstrations, and actions as an environment
+        gets them, within the bounds of a Box."""
+        leaves = {
+            path: ((at(observations, path).float() - mean) / deviation).clamp(-_CLIP, _CLIP)
+            for path, (mean, deviation) in self._moments.items()
+        }  # [B, ...]
+        acted = {}
+        for path, box in self._bounds.items():
+            x = at(actions, path)  # [B, ...]
+            low, high = (torch.as_tensor(y).to(x) for y in (box.low, box.high))  # [...] both
+            acted[path] = torch.minimum(torch.maximum(x, low), high)  # [B, ...]
+        return {
+            "observation": replaced(observations, leaves) if leaves else observations,
+            "action": replaced(actions, acted) if acted else actions,
+        }
+
+
+class Discriminator(AroundCore):
+    """Has a GradientCore learn from what a discriminator makes of each step, in place of rewards.
+
+    The rewards are worked out whenever a step is learned from, so that those of a replay are by the
+    discriminator of that moment.
+    """
+
+    kind = "imitation"
+
+    def __init__(self, inner: GradientCore, config: ImitationConfig) -> None:
+        """Args:
+            inner: the algorithm.
+            config: the keys of the table `imitation`.
+
+        Raises:
+            ValueError: the algorithm does not learn from rewards of single steps; or there are no
+                such demonstrations.
+        """
+        if not isinstance(inner, GradientCore):
+            raise ValueError(
+                f"imitation is for a GradientCore, and {inner.name} ({type(inner).__name__}) is "
+                "none"
+            )
+        if not inner.learns_from_rewards:
+            raise ValueError(
+                f"a discriminator makes no difference to {inner.name}, which learns nothing from "
+                "rewards: give it the demonstrations as its dataset, and leave out imitation"
+            )
+        keeps = isinstance(inner.config, OffPolicyConfig)
+        if isinstance(inner.config, OffPolicyConfig) and inner.config.n_step != 1:
+            raise ValueError(
+                f"imitation with n_step = {inner.config.n_step}: of kept steps, only the first of "
+                "n could be told from demonstrations; set n_step = 1"
+            )
+        if inner.config.gamma >= 1:
+            raise ValueError(
+                f"imitation with gamma = {inner.config.gamma}: an absorbing state has no return "
+                "then; set gamma below 1"
+            )
+        super().__init__(inner)
+        self.inner: GradientCore = inner
+        self.own = config
+        config.validate()
+        self._imitators = {
+            module_id: Imitator(module_id, module, config)
+            for module_id, module in inner.modules.items()
+        }
+        # The same at all learners of a group: a replay gives one minibatch at a time.
+        self._minibatches = 1 if keeps else max(1, inner.config.batch_size // config.minibatch_size)
+
+    def own_state(self, seed: int) -> dict[str, Any]:
+        return {key: each.network.beginning(seed) for key, each in self._imitators.items()}
+
+    def shown(self, state: AroundState, sample: Sample) -> Sample:
+        return {
+            module_id: self._rewarded(module_id, state["own"][module_id], columns)[0]
+            for module_id, columns in sample.items()
+        }
+
+    def learned(
+        self, state: AroundState, sample: Sample, seam: Seam
+    ) -> tuple[dict[str, Any], Sample, Metrics]:
+        after, changed, metrics = {}, {}, {}
+        for module_id in self._imitators:
+            own, columns = state["own"][module_id], sample.get(module_id)
+            found: Metrics = {}
+            if columns is not None:
+                changed[module_id], found[module_id] = self._rewarded(module_id, own, columns)
+            after[module_id], losses = self._trained(module_id, own, columns, seam)
+            if columns is not None:
+                policy_loss, demonstration_loss = losses.unbind()  # [] both
+                metrics[module_id] = {
+                    **found[module_id],
+                    "discriminator_loss": policy_loss + demonstration_loss,
+                }
+        return after, changed, metrics
+
+    @torch.no_grad()
+    def _rewarded(
+        self, module_id: str, own: dict[str, Any], columns: Columns
+    ) -> tuple[Columns, dict[str, Tensor]]:
+        """The columns with the discriminator's rewards, and metrics."""
+        imitator, live = self._imitators[module_id], columns[c.LIVE]  # [N, T]
+        imitator.on(live.device)
+        limit, gamma = self.own.limit, self.config.gamma
+        network = imitator.network
+        found = network.in_chunks(own, self._steps(imitator, columns))  # [N T]
+        absorbing = network(own, own["trained"], None)  # []
+        rewards = found.clamp(-limit, limit).view(live.shape)  # [N, T]
+        forever = gamma / (1 - gamma) * absorbing.clamp(-limit, limit)  # []
+        rewards = rewards + torch.where(terminated(columns), forever, 0.0)  # [N, T]
+        rewards = torch.where(live, rewards, 0.0)  # [N, T]
+        mean = LiveMean(live)
+        metrics = {
+            "imitation_reward": mean(rewards),
+            "taken_for_demonstrated": mean((found > 0).float().view(live.shape)),
+        }
+        return {**columns, c.REWARDS: rewards}, metrics
+
+    def _steps(self, imitator: Imitator, columns: Columns) -> Any:
+        """What the discriminator sees of a sample: trees [N T, ...]."""
+        observations, actions = (
+            tree_map(lambda x: x.flatten(0, 1), columns[name])
+            for name in (c.OBSERVATIONS, c.ACTIONS)
+        )
+        return imitator.shown(observations, actions)
+
+    def _trained(
+        self, module_id: str, own: dict[str, Any], columns: Columns | None, seam: Seam
+    ) -> tuple[dict[str, Any], Tensor]:
+        """The state after some steps of the optimizer, and the means of both losses [2]. Without a
+        sample, this learner takes part in those of the others."""
+        imitator, count, each = self._imitators[module_id], self._minibatches, []
+        network = imitator.network
+        parts: list[Tensor | None] = [None] * count
+        if columns is not None:
+            live, ends = columns[c.LIVE].flatten(), terminated(columns).flatten()  # [N T] both
+            steps = self._steps(imitator, columns)
+            order = uniform(mixed(own["key"]), (live.numel(),)).argsort()  # [N T]
+            parts = list(order.tensor_split(count))  # [B] each
+        for part in parts:
+            losses = [network.nothing(own)] * 2
+            if part is not None and part.numel():
+                policy = tree_map(lambda x, part=part: x[part], steps)  # [B, ...]
+                shown = imitator.demonstrations
+                draws = uniform(mixed(own["key"]) ^ 1, (len(part),))  # [B]
+                drawn = shown.drawn((draws * len(shown.terminated)).long())
+                demonstrated = imitator.shown(drawn.observations, drawn.actions)
+                # Without a live step there is nothing to be told from.
+                some = live[part].any().expand(len(part))  # [B]
+                losses = [
+                    _loss(network, own, policy, live[part], ends[part], softplus),
+                    _loss(network, own, demonstrated, some, some & drawn.terminated, _negative),
+                ]
+            own, means = network.stepped(own, losses, self.own.lr, seam)
+            each.append(means)  # [2]
+        return own, torch.stack(each).mean(0)
+
+
+def terminated(columns: Columns) -> Tensor:
+    """Which live steps end an episode for good [N, T], also of drawn transitions."""
+    ends = columns[DISCOUNTS] == 0 if DISCOUNTS in columns else columns[c.TERMINATED]  # [N, T]
+    found: Tensor = ends & columns[c.LIVE]  # [N, T]
+    return found
+
+
+def _negative(logits: Tensor) -> Tensor:
+    """-log D, of logits [...]; softplus is -log(1 - D)."""
+    return softplus(-logits)
+
+
+def _loss(
+    network: OwnNetwork,
+    own: dict[str, Any],
+    steps: Any,
+    live: Tensor,
+    ends: Tensor,
+    cost: Callable[[Tensor], Tensor],
+) -> LossSum:
+    """A loss over live steps [B], and over the absorbing state once for each end [B]."""
+
+    def total(trained: Tensor) -> Tensor:
+        costs = cost(network(own, trained, steps))  # [B]
+        absorbing = cost(network(own, trained, None))  # []
+        return torch.where(live, costs, 0.0).sum() + ends.sum() * absorbing  # []
+
+    return network.loss_sum(own, total, live.sum() + ends.sum())

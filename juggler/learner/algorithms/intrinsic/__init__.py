@@ -1,0 +1,1 @@
+"""Rewards for what is new, around any algorithm."""

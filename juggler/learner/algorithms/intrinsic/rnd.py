@@ -1,0 +1,331 @@
+"""Random network distillation: Burda et al. 2018, "Exploration by Random Network Distillation".
+
+A constant network f with random parameters makes features of observations, and a predictor g learns
+to do the same. Where it has seldom been, it errs. The intrinsic reward of a step is the error at
+the observation x' that the step led to, normalized:
+
+    i_t = mean (g(x') - f(x'))² / σ
+
+σ is the standard deviation of the discounted intrinsic return so far along a row, over all live
+steps up to now. What both networks see is normalized by the mean and the standard deviation of
+observations so far, and clipped. The predictor learns from a share of the steps alone.
+
+With a policy and a value function, intrinsic rewards have a value function V_I and a discount of
+their own, and never an end: after an episode, the return goes on in the next one. Their advantages,
+estimated as the algorithm estimates its own, are added to these with a coefficient. Algorithms that
+have one value for everything get the bonus with the reward, whenever a step is learned from; it
+ends with the episode there.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from juggler.learner.algorithms.actor_critic.core import (
+    EXTRA_ADVANTAGES,
+    ActorCritic,
+    ActorCriticCore,
+)
+from juggler.learner.algorithms.intrinsic.networks import Explorer
+from juggler.learner.core.around_core import AroundCore, AroundState
+from juggler.learner.core.forward import InChunks
+from juggler.learner.core.gradient_core import GradientCore
+from juggler.learner.core.hashing import mixed, uniform
+from juggler.learner.core.learner_core import Columns, Metrics, Sample, Seam
+from juggler.learner.core.live_mean import LiveMean
+from juggler.learner.core.own_network import LossSum
+from juggler.learner.intrinsic_config import IntrinsicConfig
+from juggler.runtime.connectors.recurrence import linear_recurrence
+from juggler.runtime.connectors.tensor_moments import no_moments, variance, with_live
+from juggler.runtime.modules import columns as c
+from juggler.runtime.wire.structures import tree_map
+
+_EPSILON = 1e-8  # added to the variance of returns
+
+
+class Rnd(AroundCore):
+    """Adds a reward for new observations to what a GradientCore learns from."""
+
+    kind = "rnd"
+
+    def __init__(self, inner: GradientCore, config: IntrinsicConfig | None = None) -> None:
+        """Args:
+            inner: the algorithm.
+            config: the keys of the table `intrinsic`; none: their defaults.
+
+        Raises:
+            ValueError: the algorithm does not explore by rewards.
+        """
+        if not isinstance(inner, GradientCore):
+            raise ValueError(
+                f"intrinsic rewards are for a GradientCore, and {inner.name} "
+                f"({type(inner).__name__}) is none"
+            )
+        if not inner.learns_from_rewards:
+            raise ValueError(
+                f"intrinsic rewards make no difference to {inner.name}, which learns nothing from "
+                "rewards: leave out intrinsic"
+            )
+        super().__init__(inner)
+        self.inner: GradientCore = inner
+        self.own = config or IntrinsicConfig()
+        self.own.validate()
+        self._estimator: ActorCriticCore | None = None
+        if isinstance(inner, ActorCriticCore) and inner.takes_advantages:
+            self._estimator = copy.copy(inner)
+            self._estimator.config = replace(
+                inner.config, gamma=self.own.gamma_int, reward_scale=1.0
+            )
+        self._explorers = {
+            module_id: Explorer(
+                module_id,
+                module.observation_space,
+                self.own,
+                with_values=self._estimator is not None,
+            )
+            for module_id, module in inner.modules.items()
+        }
+
+    def own_state(self, seed: int) -> dict[str, Any]:
+        return {
+            module_id: {**explorer.beginning(seed), "returns": no_moments()}
+            for module_id, explorer in self._explorers.items()
+        }
+
+    def shown(self, state: AroundState, sample: Sample) -> Sample:
+        changed: dict[str, Any] = {}
+        for module_id, columns in sample.items():
+            own, explorer = state["own"][module_id], self._explorers[module_id]
+            seen = _Seen.of(columns)
+            everything = explorer.normalized(own["observed"], seen.observations)
+            rewards = self._scaled(own, self._errors(explorer, own, everything, seen))  # [N, T]
+            changed[module_id] = self._with_bonus(
+                state["inner"], module_id, own, columns, seen, everything, rewards
+            )[0]
+        return changed
+
+    def learned(
+        self, state: AroundState, sample: Sample, seam: Seam
+    ) -> tuple[dict[str, Any], Sample, Metrics]:
+        after, changed, metrics = {}, {}, {}
+        for module_id, explorer in self._explorers.items():
+            own, columns = dict(state["own"][module_id]), sample.get(module_id)
+            seen = None if columns is None else _Seen.of(columns)
+            own["observed"] = self._watched(explorer, own["observed"], seen, seam)
+            if columns is None or seen is None:
+                own["returns"] = _nothing_more(own["returns"], seam)
+                after[module_id] = self._trained(explorer, own, None, None, None, seam)[0]
+                continue
+            everything = explorer.normalized(own["observed"], seen.observations)
+            # By the predictor as it was before it learns from these observations.
+            errors = self._errors(explorer, own, everything, seen)  # [N, T]
+            returns = along_rows(errors, seen.live, self.own.gamma_int)  # [N, T]
+            own["returns"] = with_live(
+                own["returns"], returns.flatten(), seen.live.flatten(), seam.sums
+            )
+            rewards = self._scaled(own, errors)  # [N, T]
+            changed[module_id], targets = self._with_bonus(
+                state["inner"], module_id, own, columns, seen, everything, rewards
+            )
+            after[module_id], found = self._trained(explorer, own, everything, seen, targets, seam)
+            metrics[module_id] = {
+                "intrinsic_reward": LiveMean(seen.live)(rewards),
+                "novelty": LiveMean(seen.live)(errors),
+                **found,
+            }
+        return after, changed, metrics
+
+    def _watched(
+        self, explorer: Explorer, observed: dict[str, Any], seen: _Seen | None, seam: Seam
+    ) -> dict[str, Any]:
+        """The moments of observations, with those that live steps led to."""
+        if seen is None:
+            return {name: _nothing_more(each, seam) for name, each in observed.items()}
+        leaves = explorer.leaves(seen.observations)
+        live = seen.live.flatten()  # [N T]
+        return {
+            name: with_live(observed[name], x[seen.after.flatten()], live, seam.sums)
+            for name, x in leaves.items()
+        }
+
+    def _errors(
+        self, explorer: Explorer, own: dict[str, Any], everything: Any, seen: _Seen
+    ) -> Tensor:
+        """The predictor's error at the observation that each step led to [N, T]; 0 where steps are
+        not live."""
+        errors = explorer.networks.in_chunks(own, everything, "errors")
+        return torch.where(seen.live, errors[seen.after], 0.0)  # [N, T]
+
+    def _scaled(self, own: dict[str, Any], errors: Tensor) -> Tensor:
+        return errors * torch.rsqrt(variance(own["returns"]) + _EPSILON).to(errors.dtype)  # [N, T]
+
+    @torch.no_grad()
+    def _with_bonus(
+        self,
+        inner: Any,
+        module_id: str,
+        own: dict[str, Any],
+        columns: Columns,
+        seen: _Seen,
+        everything: Any,
+        rewards: Tensor,
+    ) -> tuple[Columns, Tensor | None]:
+        """The columns with the bonus for these intrinsic rewards [N, T], and the targets [N, T] of
+        their value function, if they have one."""
+        weight = self.own.coefficient
+        if self._estimator is None:
+            bonus = weight * rewards / self.config.reward_scale  # [N, T]
+            return {**columns, c.REWARDS: columns[c.REWARDS] + bonus}, None
+        networks = self._explorers[module_id].networks
+        values = networks.in_chunks(own, everything, "values")  # [N (T + 1)]
+        forward = InChunks(*self.inner.forward(inner, module_id))
+        log_ratios, live = self._estimator.log_ratios(forward, columns)  # [N, T] both
+        stream = _Stream.of(live, values[seen.before], values[seen.after[:, -1]])
+        nothing = torch.zeros_like(live)  # [N, T]: nothing ever ends
+        estimates = self._estimator.estimates(
+            {
+                c.REWARDS: stream.packed(rewards),
+                c.TERMINATED: nothing,
+                c.TRUNCATED: nothing,
+            },
+            ActorCritic(rewards, stream.values, stream.next_values, stream.live),
+            stream.packed(log_ratios),
+        )
+        advantages = weight * stream.unpacked(estimates.advantages)  # [N, T]
+        return {**columns, EXTRA_ADVANTAGES: advantages}, stream.unpacked(estimates.targets)
+
+    def _trained(
+        self,
+        explorer: Explorer,
+        own: dict[str, Any],
+        everything: Any,
+        seen: _Seen | None,
+        targets: Tensor | None,
+        seam: Seam,
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The state after steps of the optimizer, as many as the algorithm makes of a sample, and
+        metrics. Without a sample, this learner takes part in those of the others."""
+        minibatches, epochs = self.inner.passes()
+        networks, each = explorer.networks, []
+        nothing = [networks.nothing(own)] * (1 if self._estimator is None else 2)
+        for _ in range(epochs):
+            parts: list[Tensor | None] = [None] * minibatches
+            if seen is not None:
+                order = uniform(mixed(own["key"]), (seen.live.numel(),)).argsort()  # [N T]
+                parts = list(order.tensor_split(minibatches))  # [B] each
+            for part in parts:
+                losses = nothing
+                if seen is not None and part is not None and part.numel():
+                    losses = self._losses(explorer, own, everything, seen, targets, part)
+                own, means = networks.stepped(own, losses, self.own.lr, seam)
+                each.append(means)  # [1] or [2]
+        names = ("predictor_loss", "intrinsic_value_loss")
+        return own, dict(zip(names, torch.stack(each).mean(0).unbind(), strict=False))
+
+    def _losses(
+        self,
+        explorer: Explorer,
+        own: dict[str, Any],
+        everything: Any,
+        seen: _Seen,
+        targets: Tensor | None,
+        part: Tensor,
+    ) -> list[LossSum]:
+        """On these of the N T steps: the loss of the predictor, and that of the values."""
+        networks = explorer.networks
+        live = seen.live.flatten()[part]  # [B]
+        after = tree_map(lambda x: x[seen.after.flatten()[part]], everything)  # [B, ...]
+        share = self.own.predictor_share
+        counted = live & (uniform(mixed(own["key"]) ^ 1, (len(part),)) < share)  # [B]
+
+        def errors(trained: Tensor) -> Tensor:
+            found = networks(own, trained, after, "errors")  # [B]
+            return torch.where(counted, found, 0.0).sum()  # []
+
+        losses = [networks.loss_sum(own, errors, counted.sum())]
+        if targets is not None:
+            before = tree_map(lambda x: x[seen.before.flatten()[part]], everything)  # [B, ...]
+            aims = targets.flatten()[part]  # [B]
+
+            def squares(trained: Tensor) -> Tensor:
+                apart = aims - networks(own, trained, before, "values")  # [B]
+                return torch.where(live, 0.5 * apart.square(), 0.0).sum()  # []
+
+            losses.append(networks.loss_sum(own, squares, live.sum()))
+        return losses
+
+
+class _Seen(NamedTuple):
+    """Every observation of a sample once, and where each step's are among them."""
+
+    observations: Any  # [N (T + 1), ...]
+    before: Tensor  # [N, T] int64
+    after: Tensor  # [N, T] int64; of an end within the row, the beginning of the next episode
+    live: Tensor  # [N, T] bool
+
+    @classmethod
+    def of(cls, columns: Columns) -> _Seen:
+        live = columns[c.LIVE]  # [N, T]
+        n, t = live.shape
+        everything = tree_map(
+            lambda x, last: torch.cat([x, last.unsqueeze(1)], 1).flatten(0, 1),
+            columns[c.OBSERVATIONS],
+            columns[c.LAST_OBSERVATIONS],
+        )  # [N (T + 1), ...]
+        places = torch.arange(n * (t + 1), device=live.device).view(n, t + 1)
+        return cls(everything, places[:, :-1], places[:, 1:], live)
+
+
+class _Stream(NamedTuple):
+    """The live steps of each row, one behind the other, as if nothing ended or was reset."""
+
+    order: Tensor  # [N, T] int64: which step of the row is at each place
+    live: Tensor  # [N, T] bool
+    values: Tensor  # [N, T]
+    next_values: Tensor  # [N, T]
+
+    @classmethod
+    def of(cls, live: Tensor, values: Tensor, last_values: Tensor) -> _Stream:
+        """Args:
+        live: [N, T] bool
+        values: [N, T], of the observation before each step.
+        last_values: [N], of the observation after each row.
+        """
+        order = (~live).to(torch.int8).argsort(dim=1, stable=True)  # [N, T]
+        places = torch.arange(live.shape[1], device=live.device)  # [T]
+        count = live.sum(1, keepdim=True)  # [N, 1]
+        last = last_values.unsqueeze(1)  # [N, 1]
+        packed = values.gather(1, order)  # [N, T]
+        after = torch.cat([packed[:, 1:], last], 1)  # [N, T]
+        return cls(order, places < count, packed, torch.where(places == count - 1, last, after))
+
+    def packed(self, x: Tensor) -> Tensor:
+        """Numbers of the steps of a sample [N, T], in the order of the stream."""
+        return x.gather(1, self.order)
+
+    def unpacked(self, x: Tensor) -> Tensor:
+        """The inverse."""
+        return torch.zeros_like(x).scatter(1, self.order, x)  # [N, T]
+
+
+def along_rows(rewards: Tensor, live: Tensor, gamma: float) -> Tensor:
+    """Discounted sums of rewards [N, T] up to each step of a row -> [N, T]. They begin at 0 with
+    the row, and go on from one episode to the next."""
+    carried = torch.where(live, gamma, 1.0).to(rewards.dtype)  # [N, T]
+    # linear_recurrence runs backwards in time.
+    return linear_recurrence(
+        carried.flip(1), rewards.flip(1), torch.zeros_like(rewards[:, 0])
+    ).flip(1)
+
+
+def _nothing_more(moments: dict[str, Tensor], seam: Seam) -> dict[str, Tensor]:
+    """Moments with what the other learners of a group have seen."""
+    none = moments["mean"].unsqueeze(0)  # [1, ...]
+    return with_live(
+        moments, none, torch.zeros_like(none.flatten()[:1], dtype=torch.bool), seam.sums
+    )

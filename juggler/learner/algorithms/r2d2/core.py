@@ -1,0 +1,143 @@
+"""R2D2: Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed RL".
+
+A network with a memory estimates the value Q(x_1 … x_t, a) of each action a. EnvRunners act
+ε-greedily. A learner keeps whole rows of steps, each with the state that the memory had at its
+start, and draws some of them for each optimizer step. The network reads a row's episodes in order,
+and the loss is a mean over their steps:
+
+    1/2 (y_t - Q(x_t, a_t))²
+    y_t = h(r_t + γ r_{t+1} + … + γ^n h⁻¹(Q'(x_{t+n}, a')))        a' = argmax_a Q(x_{t+n}, a)
+
+where Q' is a target network, as with DQN, which reads the row in the same way, and x_t stands for
+all observations up to that one. Where an episode terminates, nothing follows the rewards. Where it
+is truncated, and at the end of a row, the sum is shorter and its last observation's value follows.
+
+Values are those of h of returns: h(x) = sign(x) (√(|x| + 1) - 1) + ε x, with ε = 0.001. So large
+returns need no reward scale (Pohlen et al. 2018, "Observe and Look Further: Achieving Consistent
+Performance on Atari", section 3.2).
+
+The state at the start of a row was made by older weights. In the first `burn_in` steps of a row
+that continues an episode, both networks only bring it up to date; nothing is learned from these.
+
+A row's priority is η max_t |δ_t| + (1 - η) mean_t |δ_t|, over the errors δ = y - Q of the steps
+that are learned from, with η = 0.9: a mean alone would hide the few steps that matter in a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gymnasium.spaces import Discrete
+from torch import Tensor
+
+from juggler.learner.algorithms.off_policy.core import (
+    TargetNetworkCore,
+    importance_weights,
+    with_parameters,
+)
+from juggler.learner.algorithms.r2d2.config import R2d2Config
+from juggler.learner.core.gradient_core import Factories, Forward, Loss, ParameterGroupState
+from juggler.learner.core.learner_core import Columns
+from juggler.learner.core.live_mean import LiveMean
+from juggler.learner.core.transitions import transitions
+from juggler.learner.core.unrolling import Unrolled, unrolled
+from juggler.learner.data.replay.episode_rows import episodes_of_rows, is_of_rows, living_rows
+from juggler.learner.data.replay.episode_table import EpisodeTable
+from juggler.learner.data.sources import DataSource
+from juggler.learner.optim.optimizers import Schedule
+from juggler.runtime.modules import columns as c
+from juggler.runtime.modules.q_network import EPSILON, must_explore
+
+_ETA = 0.9  # the weight of the largest error in a priority
+_SCALE_EPSILON = 1e-3
+
+
+class R2d2(TargetNetworkCore):
+    """The core of R2D2, for modules like those of DQN that have a state."""
+
+    name = "r2d2"
+    config: R2d2Config
+
+    def __init__(self, factories: Factories, config: R2d2Config) -> None:
+        super().__init__(factories, config)
+        self.schedules["exploration_epsilon"] = Schedule(config.exploration_epsilon)
+        for module_id, module in self.modules.items():
+            must_explore(self.name, module_id, module)
+            if not module.get_initial_state():
+                raise ValueError(
+                    f"{self.name} trains a memory, and module {module_id!r}, "
+                    f'{type(module).__name__}, has none: set model.recurrent = "lstm", or take '
+                    "another algorithm, such as dqn"
+                )
+
+    def data_source(self, seed: int = 0) -> DataSource:
+        return self.replay(living_rows, seed, EpisodeTable)
+
+    def acting_parameters(self, state: ParameterGroupState) -> Tensor:
+        return state["extra"]["target"] if self.config.target_acts else state["parameters"]  # [P]
+
+    def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
+        weights = importance_weights(columns, columns[c.REWARDS])  # [N, 1]
+        if is_of_rows(columns):
+            columns = episodes_of_rows(columns)
+        own = unrolled(forward, columns, self.config.burn_in)
+        space = forward.module.action_space
+        assert isinstance(space, Discrete)  # QNetwork requires it
+        actions = (columns[c.ACTIONS].long() - int(space.start)).unsqueeze(-1)  # [N, T, 1]
+        chosen = _values(own)[own.places].gather(-1, actions).squeeze(-1)  # [N, T]
+        # The action of a step that is not live may be illegal, with the value -1e30.
+        chosen = torch.where(own.live, chosen, 0.0)  # [N, T]
+        with torch.no_grad():
+            targets = self._targets(forward, columns, state, own)  # [N, T]
+        mean, errors = LiveMean(own.live), targets - chosen  # [N, T]
+        loss = 0.5 * mean(errors.square() * weights)  # []
+        epsilon = self.schedules["exploration_epsilon"](state["steps"])  # []
+        forward.set_buffer(EPSILON, epsilon)
+        with torch.no_grad():
+            sizes = errors.abs()  # [N, T]
+            steps = own.live.sum(1).clamp(min=1)  # [N]
+            priorities = _ETA * sizes.amax(1) + (1 - _ETA) * sizes.sum(1) / steps  # [N]
+            metrics = {
+                "value_loss": loss.detach(),
+                "mean_value": mean(unscaled(chosen)),
+                "mean_error": mean(sizes),
+                "epsilon": epsilon,
+            }
+        return Loss(loss, mean.live_steps, metrics, means={}, priorities=priorities)
+
+    def _targets(
+        self, forward: Forward, columns: Columns, state: ParameterGroupState, own: Unrolled
+    ) -> Tensor:
+        """y_t [N, T]; 0 where nothing is learned from a step."""
+        config = self.config
+        target = unrolled(
+            with_parameters(forward, state["extra"]["target"]), columns, config.burn_in
+        )
+        after = own.places + 1  # [N, T]
+        best = _values(own)[after].argmax(-1, keepdim=True)  # [N, T, 1] a'
+        values = _values(target)[after].gather(-1, best).squeeze(-1)  # [N, T] one step later
+        found = transitions(columns, config.n_step, config.gamma)
+        rest = unscaled(values).flatten()[found.last]  # [N, T] n steps later
+        returns = found.rewards * config.reward_scale + found.discounts * rest  # [N, T]
+        return torch.where(own.live, scaled(returns), 0.0)  # [N, T]
+
+
+def scaled(x: Tensor) -> Tensor:
+    """h(x), elementwise."""
+    return x.sign() * ((x.abs() + 1).sqrt() - 1) + _SCALE_EPSILON * x
+
+
+def unscaled(x: Tensor) -> Tensor:
+    """h⁻¹(x), elementwise."""
+    reach = x.abs() + 1 + _SCALE_EPSILON
+    # The root of 1 + 4 ε reach, less 1, and divided by 2 ε: written so that little is rounded off.
+    root = 2 * reach / ((1 + 4 * _SCALE_EPSILON * reach).sqrt() + 1)
+    return x.sign() * (root.square() - 1)
+
+
+def _values(found: Unrolled) -> Tensor:
+    """Values of actions [S (L + 1), n]."""
+    values: Any = found.outputs[c.ACTION_DIST_INPUTS]  # [S, L + 1, n]
+    flat: Tensor = values.flatten(0, 1)
+    return flat

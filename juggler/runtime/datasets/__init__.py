@@ -1,0 +1,1 @@
+"""Minari data sets on this host, to read."""

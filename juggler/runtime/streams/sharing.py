@@ -1,0 +1,161 @@
+"""How the two ends of a call come to share memory, or do not.
+
+Each end of a call is a `Reader` or a `Writer` of shared memory, whichever of them listens.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import grpc
+
+from juggler.runtime.actors.credentials import CallMetadata
+from juggler.runtime.streams.memory_sockets import (
+    MEMORY_METADATA,
+    MemorySocket,
+    connect,
+    memory_path,
+    new_token,
+    token_in,
+)
+from juggler.runtime.streams.shared_memory import Reader, Writer, least_bytes
+from juggler.runtime.wire.errors import WireError
+
+E = TypeVar("E", Reader, Writer)
+
+
+class Expected(Generic[E]):
+    """The server's end of one call.
+
+    Attributes:
+        end: of the connection; None: the client has not connected, or cannot.
+    """
+
+    def __init__(self, memory: MemorySocket | None, token: str, end: Callable[[socket.socket], E]):
+        self.end: E | None = None
+        self._make: Callable[[socket.socket], E] = end
+        self._forget = memory.expect(token, self._taken) if memory is not None and token else None
+
+    def lease(self, slot: int, size: int) -> memoryview:
+        return _lease(self.end, slot, size)
+
+    def close(self) -> None:
+        if self._forget is not None:
+            self._forget()
+        if self.end is not None:
+            self.end.close()
+
+    def _taken(self, connection: socket.socket) -> None:
+        try:
+            self.end = self._make(connection)
+        except OSError:  # of a client that is gone again
+            connection.close()
+
+
+def expected(
+    memory: MemorySocket | None, context: grpc.ServicerContext, end: Callable[[socket.socket], E]
+) -> Expected[E]:
+    """Expect the client of a call, if it came over a Unix socket and wants to share memory."""
+    metadata: CallMetadata = context.invocation_metadata()
+    token = token_in(metadata) if context.peer().startswith("unix:") else ""
+    return Expected(memory, token, end)
+
+
+class Dialled(Generic[E]):
+    """The client's end of one call.
+
+    Attributes:
+        end: of the connection; None: there is none, or none any more.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        end: Callable[[socket.socket], E],
+        inline: Callable[[str], None] | None = None,
+    ) -> None:
+        """Args:
+        address: of the server; over TCP, nothing is shared.
+        end: makes the end.
+        inline: called with the reason, for people, if nothing is shared although both ends are
+            on one host.
+        """
+        self.end: E | None = None
+        self._make: Callable[[socket.socket], E] = end
+        self._inline = inline
+        self._least = least_bytes()
+        self._path = memory_path(address) if self._least is not None else ""
+        self._token = new_token()
+        self._lock = threading.Lock()
+        self._due = bool(self._path)
+        self._wanted = False
+
+    def in_metadata(self, metadata: CallMetadata) -> CallMetadata:
+        """The metadata of the call, with the token."""
+        return (*metadata, (MEMORY_METADATA, self._token)) if self._path else metadata
+
+    def _dial(self) -> None:
+        if not (self._due and self._wanted):
+            return
+        with self._lock:
+            if not self._due:
+                return
+            self._due = False
+            try:
+                self.end = self._make(connect(self._path, self._token))
+            except OSError as error:
+                why = f"{error.strerror or error}"
+        if self.end is None:
+            self.give_up(why)
+
+    def is_large(self, size: int) -> bool:
+        """Whether a payload is large enough for shared memory. Without one, nobody connects."""
+        large = self._least is not None and size >= self._least
+        self._wanted |= large
+        return large
+
+    def hear(self) -> None:
+        """Connect, once; a reader also hears what it is offered. The server knows the token if it
+        has sent a message.
+
+        Raises:
+            WireError: as `Reader.hear`.
+        """
+        self._dial()
+        if isinstance(self.end, Reader):
+            self.end.hear()
+            if self.end.why_not:
+                self.give_up(self.end.why_not)
+
+    def lease(self, slot: int, size: int) -> memoryview:
+        return _lease(self.end, slot, size)
+
+    def give_up(self, why: str) -> None:
+        """Share nothing any more, and say so."""
+        self.close()
+        if self._inline is not None:
+            self._inline(
+                f"sends through sockets what could lie in shared memory: {self._path}: {why}"
+            )
+            self._inline = None
+
+    def close(self) -> None:
+        with self._lock:
+            self._due = False
+            end, self.end = self.end, None
+        if end is not None:
+            end.close()
+
+
+def _lease(end: Reader | Writer | None, slot: int, size: int) -> memoryview:
+    """As `Reader.lease`.
+
+    Raises:
+        WireError: there is no reader here.
+    """
+    if not isinstance(end, Reader):
+        raise WireError("a payload in shared memory, which is not shared on this stream")
+    return end.lease(slot, size)

@@ -1,0 +1,126 @@
+"""`juggler runs`: which runs there are, and what became of each."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.made_runs import append, line, made
+
+from juggler.cli import main
+from juggler.driver.watching.overview import Overseer
+
+
+def listed(directory: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    assert main(["runs", str(directory), "--json"]) == 0
+    return [json.loads(text) for text in capsys.readouterr().out.splitlines()]
+
+
+def test_a_run_is_told_of_with_its_best_and_its_last_return(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = {"solved": True, "reason_for_stop": "solved", **line(300, 20.0)}
+    made(tmp_path / "one", [line(100, None), line(200, 30.0), line(300, 20.0)], summary)
+    (run,) = listed(tmp_path, capsys)
+    assert (run["name"], run["env"], run["algorithm"]) == ("one", "CartPole-v1", "impala")
+    assert (run["state"], run["return_last"], run["return_best"]) == ("solved", 20.0, 30.0)
+    assert (run["env_steps"], run["wall_time"], run["checkpoints"]) == (300, 3.0, [7])
+
+
+@pytest.mark.parametrize(
+    ("summary", "state"),
+    [
+        ({"solved": True, "reason_for_stop": "solved"}, "solved"),
+        ({"solved": False, "reason_for_stop": "stop_steps"}, "stopped"),
+        ({"solved": False, "reason_for_stop": "failed", "failure": "no learner"}, "failed"),
+        (None, "killed"),
+    ],
+)
+def test_the_state_says_how_a_run_ended(
+    summary: dict[str, Any] | None,
+    state: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made(tmp_path, [line(100, 1.0)], summary)
+    assert [run["state"] for run in listed(tmp_path, capsys)] == [state]
+
+
+def test_a_summary_of_before_a_resume_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path, [line(100, 1.0)], {"solved": True})
+    os.utime(tmp_path / "metrics.jsonl")
+    assert [run["state"] for run in listed(tmp_path, capsys)] == ["running"]
+
+
+def test_a_run_goes_on_while_its_driver_listens_and_is_killed_when_it_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = made(tmp_path / "run", [line(100, 1.0)], old=1000.0)  # the driver stands still
+    address = tmp_path / "driver.sock"
+    (run_dir / "driver.json").write_text(json.dumps({"addresses": [f"unix:{address}"]}))
+    with socket.socket(socket.AF_UNIX) as driver:
+        driver.bind(str(address))
+        driver.listen()
+        assert [run["state"] for run in listed(tmp_path, capsys)] == ["running"]
+    os.utime(run_dir / "metrics.jsonl")  # a moment ago
+    assert [run["state"] for run in listed(tmp_path, capsys)] == ["killed"]
+
+
+def test_runs_are_listed_newest_first_also_those_of_directories_within(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path / "old", [line(100, 1.0)], old=300.0)
+    made(tmp_path / "sweep" / "trial", [line(100, 1.0)], old=200.0)
+    made(tmp_path / "new" / "trial", [line(100, 1.0)], old=100.0)
+    (tmp_path / "loop").symlink_to(tmp_path)
+    names = [run["name"] for run in listed(tmp_path, capsys)]
+    assert names == [str(tmp_path / "new/trial"), str(tmp_path / "sweep/trial"), "old"]
+
+
+def test_what_is_damaged_is_said_and_the_other_runs_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path / "good", [line(100, 1.0)])
+    bad = made(tmp_path / "bad", [line(100, 2.0)])
+    (bad / "config.toml").write_text("no toml")
+    with (bad / "metrics.jsonl").open("a") as file:
+        file.write('no json\n[1]\n{"env_steps_sampled": 200, "wall_')
+    (gone := made(tmp_path / "gone", []) / "metrics.jsonl").unlink()
+    assert main(["runs", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert "good" in said.out
+    assert f"{gone.parent}: there is no metrics.jsonl" in said.err
+    assert "config.toml is damaged" in said.err
+    assert {run["name"]: run["env_steps"] for run in listed(tmp_path, capsys)} == {
+        "good": 100,
+        "bad": 100,
+        "gone": 0,
+    }
+
+
+def test_a_directory_without_runs_and_one_that_is_not_there_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs"]) == 0
+    assert "there are no runs in runs" in capsys.readouterr().out
+    assert main(["runs", "elsewhere"]) == 1
+    assert "elsewhere does not exist" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["runs", "file"]) == 1
+    assert "file is a file" in capsys.readouterr().err
+
+
+def test_a_run_that_is_over_is_read_once_until_it_changes(tmp_path: Path) -> None:
+    run_dir = made(tmp_path / "run", [line(100, 1.0)], {"solved": True})
+    overseer = Overseer(run_dir, "run")
+    first = overseer.look()
+    assert overseer.look() is first
+    append(run_dir, line(200, 2.0))  # it goes on
+    assert (overseer.look().state, overseer.look().env_steps) == ("running", 200)

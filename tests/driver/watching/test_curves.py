@@ -1,0 +1,126 @@
+"""What a page draws of a run's metrics, compared with what `juggler plot` reads of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from support.made_runs import append, line, made
+
+from juggler.driver.record.metrics_file import read_metrics
+from juggler.driver.watching.curves import MOST_POINTS, Curves
+
+
+class Reader:
+    """Somebody who follows the curves as a page does."""
+
+    def __init__(self, curves: Curves) -> None:
+        self.curves, self.seen, self.keys = curves, "", []
+        self.rows: list[list[Any]] = []
+
+    def read(self) -> int:
+        """Returns how many rows came."""
+        self.curves.read()
+        told = self.curves.since(self.seen)
+        self.rows = told["rows"] if told["all"] else [*self.rows, *told["rows"]]
+        self.seen, self.keys = told["seen"], told["keys"]
+        return len(told["rows"])
+
+    def column(self, key: str) -> list[Any]:
+        place = self.keys.index(key)
+        return [row[place] for row in self.rows]
+
+
+def test_lines_come_once_and_half_a_line_when_it_is_whole(tmp_path: Path) -> None:
+    run_dir = made(tmp_path / "run", [line(100, None), line(200, 1.5)])
+    reader = Reader(Curves(run_dir))
+    assert (reader.read(), reader.read()) == (2, 0)
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"env_steps_sampled": 300, ')
+        file.flush()
+        assert reader.read() == 0
+        file.write('"wall_time": 3.0, "episode_return_mean": 2.5}\n')
+    assert reader.read() == 1
+    assert reader.column("episode_return_mean") == [None, 1.5, 2.5]
+    assert reader.curves.newest["env_steps_sampled"] == 300
+
+
+def test_a_run_that_was_resumed_has_the_same_course_as_for_a_plot(tmp_path: Path) -> None:
+    run_dir = made(tmp_path / "run", [line(100, 1.0), line(200, 2.0), line(300, 3.0)])
+    reader = Reader(Curves(run_dir))
+    reader.read()
+    append(run_dir, line(150, 9.0, 0.5), line(250, 10.0, 1.5))
+    reader.read()
+    plotted = read_metrics(run_dir).lines
+    for key in ("env_steps_sampled", "wall_time", "episode_return_mean"):
+        assert reader.column(key) == [each[key] for each in plotted]
+    assert reader.column("env_steps_sampled") == [100, 150, 250]
+
+
+def test_of_a_long_run_few_points_are_kept_that_are_still_those_of_its_file(
+    tmp_path: Path,
+) -> None:
+    steps = range(1, 10 * MOST_POINTS)
+    run_dir = made(tmp_path / "run", [line(n, float(n)) for n in steps])
+    reader = Reader(Curves(run_dir))
+    reader.read()
+    assert MOST_POINTS / 4 < len(reader.rows) <= MOST_POINTS
+    assert reader.column("env_steps_sampled") == reader.column("episode_return_mean")
+    gaps = {
+        b - a for a, b in zip(reader.rows, reader.rows[1:], strict=False) for a, b in [(a[0], b[0])]
+    }
+    assert len(gaps) == 1, "they are alike in distance"
+    assert reader.curves.newest["env_steps_sampled"] == steps[-1]
+    append(run_dir, *(line(n, 0.0) for n in range(steps[-1], steps[-1] + 64)))
+    assert 0 < reader.read() < 64
+
+
+def test_lines_that_are_no_metrics_are_counted_and_left_out(tmp_path: Path) -> None:
+    run_dir = made(tmp_path / "run", [line(100, 1.0)])
+    with (run_dir / "metrics.jsonl").open("ab") as file:
+        file.write(b'nonsense\n[1]\n{"wall_time": 3}\n\xff\xfe\n' + b"[" * 100_000 + b"\n")
+    append(run_dir, line(200, 2.0))
+    reader = Reader(Curves(run_dir))
+    reader.read()
+    assert reader.column("env_steps_sampled") == [100, 200]
+    assert reader.curves.broken == 5
+
+
+def test_a_file_that_begins_anew_is_read_anew(tmp_path: Path) -> None:
+    run_dir = made(tmp_path / "run", [line(100, 1.0), line(200, 2.0)])
+    reader = Reader(Curves(run_dir))
+    reader.read()
+    (run_dir / "metrics.jsonl").unlink()
+    append(run_dir, line(50, 7.0))
+    reader.read()
+    assert reader.column("episode_return_mean") == [7.0]
+
+
+def test_losses_and_returns_of_modules_agents_and_players_are_columns(tmp_path: Path) -> None:
+    of_module = {"episode_return_mean": 4.0, "env_steps_sampled": 50}
+    run_dir = made(
+        tmp_path / "run",
+        [
+            line(100, None),  # before there is any of it
+            line(
+                200,
+                1.0,
+                modules={"main": {"policy_loss": 0.25}},
+                by_module={"main": of_module},
+                by_agent={"row/1": of_module},
+                league={"learning": {"main": {"elo": 12.5, "win_rate": None}}},
+                info={"speed": {"mean": 3.0, "least": 1.0}},
+                env_steps_dropped={"stale": 30, "shutdown": 12},
+            ),
+        ],
+    )
+    reader = Reader(Curves(run_dir))
+    reader.read()
+    assert reader.column("env_steps_dropped") == [0, 42]
+    assert {key: reader.column(key) for key in reader.keys if "/" in key} == {
+        "modules/main/policy_loss": [None, 0.25],
+        "by_module/main/episode_return_mean": [None, 4],
+        "by_agent/row/1/episode_return_mean": [None, 4],
+        "info/speed/mean": [None, 3],
+        "league/main/elo": [None, 12.5],
+    }

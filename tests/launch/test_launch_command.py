@@ -1,0 +1,96 @@
+"""`juggler launch` without an engine: what it would do, and mistakes."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from juggler.cli import launch
+
+HOSTS = """
+driver = "10.77.0.1:5005"
+[hosts."me@gpu1"]
+learners = 1
+[hosts.cpu1]
+env_runners = 2
+directory = "/my data"
+"""
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "hosts.toml"
+    path.write_text(HOSTS)
+    return path
+
+
+def test_a_dry_run_prints_every_command_and_makes_nothing(
+    hosts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["ssh", "cartpole", "--hosts", str(hosts), "--run-dir", "run", "--dry-run"]
+    assert launch.run([*arguments, "--", "--lr", "1e-3"]) == 0
+    printed = capsys.readouterr().out
+    names = [line for line in printed.splitlines() if line.startswith("#")]
+    assert names == [
+        "# the driver",
+        "# learner 0 on me@gpu1",
+        "# envrunner 0 on cpu1",
+        "# envrunner 1 on cpu1",
+    ]
+    assert "juggler driver cartpole --run-dir " in printed
+    assert "--lr 1e-3 --num-learners 1" in printed
+    assert "--advertise gpu1:0" in printed
+    assert "cd '\"'\"'/my data'\"'\"' && " in printed  # quoted for the shell there, and here
+    assert [path.name for path in hosts.parent.iterdir()] == ["hosts.toml"]
+
+
+def test_scripts_of_slurm_are_scripts_that_a_shell_can_read(
+    hosts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["slurm", "cartpole", "--env-runners", "4", "--run-dir", "a run", "--time", "1:00"]
+    assert launch.run([*arguments, "--sbatch-learner=--gres=gpu:1", "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    scripts = printed.split("#!/bin/bash\n")[1:]
+    assert len(scripts) == 3
+    for script in scripts:
+        checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
+        assert checked.returncode == 0, checked.stderr
+        assert "#SBATCH --time=1:00\n" in script
+    assert ["--gres=gpu:1" in script for script in scripts] == [False, True, False]
+    assert '--advertise "$host:0"' in scripts[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["slurn"], "no engine 'slurn': did you mean 'slurm'?"),
+        (["ssh", "cartpol", "--hosts", "hosts.toml"], "did you mean 'cartpole'?"),
+        (["ssh", "cartpole", "--hosts", "none.toml"], "cannot read the file of hosts none.toml"),
+        (
+            ["slurm", "cartpole", "--env-runners", "0", "--dry-run"],
+            "--env-runners 0: must be from 1 to 4096",
+        ),
+        (
+            ["slurm", "cartpole", "--learners", "2", "--dry-run"],
+            "2 learners add up gradients without encryption: give --plain-gradients",
+        ),
+        (["slurm", "cartpole", "--", "--evaluation-seconds", "5"], "do not evaluate"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_starts(
+    hosts: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch.run(arguments) in (1, 2)
+    assert said in capsys.readouterr().err
+    assert [path.name for path in hosts.parent.iterdir()] == ["hosts.toml"]
+
+
+def test_a_host_without_slurm_is_told(
+    hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(hosts.parent))
+    assert launch.run(["slurm", "cartpole", "--run-dir", "run"]) == 1
+    assert "there is no command `squeue` here" in capsys.readouterr().err

@@ -1,0 +1,304 @@
+"""The discriminator's losses and rewards against slow ones, and what they are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from support.datasets import random_episodes, write
+from support.groups import join, update
+
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.learner.algorithms.bc.config import BcConfig
+from juggler.learner.algorithms.bc.core import Bc
+from juggler.learner.algorithms.dqn.config import DqnConfig
+from juggler.learner.algorithms.dqn.core import Dqn
+from juggler.learner.algorithms.imitation.demonstrations import Demonstrations
+from juggler.learner.algorithms.imitation.discriminator import Discriminator, Logits
+from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.algorithms.ppo.config import PpoConfig
+from juggler.learner.algorithms.ppo.core import Ppo
+from juggler.learner.core.gradient_core import GradientCore
+from juggler.learner.core.learner_core import ALONE, Columns
+from juggler.learner.core.transitions import rows_of_transitions
+from juggler.learner.data.collate import collate
+from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS
+from juggler.learner.data.sharding import shard
+from juggler.learner.group.state_sync import state_hash
+from juggler.learner.imitation_config import ImitationConfig
+from juggler.learner.learner import Learner
+from juggler.runtime.datasets.dataset import Dataset
+from juggler.runtime.datasets.finding import DatasetError
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.modules.model_config import ModelConfig
+from juggler.runtime.modules.models import ActorCritic
+from juggler.runtime.modules.q_network import QNetwork
+from juggler.testing import check_core, check_learner
+
+pytest.importorskip("minari", reason="needs juggler[datasets]")
+
+MakeBatch = Callable[..., EpisodeBatch]
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+TWO = spaces.Discrete(2)
+MODEL = {"hidden_sizes": [8]}
+GAMMA = 0.9
+
+
+def make_inner(name: str) -> GradientCore:
+    if name == "dqn":
+        config = DqnConfig(
+            gamma=GAMMA,
+            n_step=1,
+            priority_exponent=0.6,
+            replay_begin=0,
+            replay_batch_size=8,
+            replay_ratio=4.0,
+        )
+        return Dqn({"default": partial(QNetwork, VECTOR, TWO, MODEL)}, config)
+    make = {"default": partial(ActorCritic, VECTOR, TWO, MODEL)}
+    if name == "ppo":
+        return Ppo(make, PpoConfig(gamma=GAMMA, minibatches=2, epochs=2))
+    return Impala(make, ImpalaConfig(gamma=GAMMA))
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> str:
+    """Three episodes, the second of which the environment ended."""
+    return str(write(tmp_path / "shown", random_episodes([5, 9, 7], VECTOR, TWO), VECTOR, TWO))
+
+
+@pytest.fixture
+def own(shown: str) -> ImitationConfig:
+    return ImitationConfig(demonstrations=shown, model=MODEL, limit=1.5)
+
+
+def network_of(state: dict[str, Any]) -> Logits:
+    """The discriminator of a state, as a module of its own."""
+    box = spaces.Box(-10, 10, (4,), np.float32)
+    space = spaces.Dict({"observation": box, "action": TWO})
+    network, rest = Logits(space, ModelConfig.parse(MODEL)), state["trained"]
+    for parameter in network.parameters():
+        parameter.data = rest[: parameter.numel()].view_as(parameter).clone()
+        rest = rest[parameter.numel() :]
+    return network
+
+
+class Slow:
+    """The discriminator, one step at a time."""
+
+    def __init__(self, name: str, state: dict[str, Any]) -> None:
+        data = Dataset(name)
+        episodes = [data.episode(index) for index in range(len(data))]
+        self.seen = np.concatenate([np.asarray(each.observations)[:-1] for each in episodes])
+        self.acted = np.concatenate([np.asarray(each.actions) for each in episodes])
+        self.mean = self.seen.astype(np.float64).mean(0)
+        self.deviation = self.seen.astype(np.float64).std(0) + 1e-4
+        self.network = network_of(state)
+
+    def logit(self, observation: np.ndarray, action: int) -> float:
+        x = ((observation - self.mean) / self.deviation).clip(-10, 10)
+        step = {
+            "observation": torch.from_numpy(x).float()[None],
+            "action": torch.tensor([action]),
+        }
+        with torch.no_grad():
+            return float(self.network(step))
+
+
+def changed_state(core: Discriminator) -> Any:
+    """A state whose discriminator knows something."""
+    state = core.init(0)
+    trained = state["own"]["default"]["trained"]
+    noise = torch.randn(trained.shape, generator=torch.Generator().manual_seed(1))
+    state["own"]["default"]["trained"] = trained + 0.3 * noise
+    return state
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_rewards_are_log_odds_and_an_end_has_those_of_the_absorbing_state(
+    make_batch: MakeBatch, shown: str, own: ImitationConfig, name: str
+) -> None:
+    core = Discriminator(make_inner(name), own)
+    state = changed_state(core)
+    slow = Slow(shown, state["own"]["default"])
+    columns: Columns = collate([make_batch(4, 9, seed=1)])
+    ends = columns["terminated"]
+    if name == "dqn":
+        columns = rows_of_transitions(columns, n=1, gamma=GAMMA)
+        ends = columns["discounts"] == 0
+    changed = core.shown(state, {"default": columns})["default"]["rewards"]
+    absorbing = float(slow.network.absorbing.detach().clamp(-1.5, 1.5))
+    expected = np.zeros(changed.shape)
+    for n, t in zip(*np.nonzero(columns["live"].numpy()), strict=True):
+        logit = slow.logit(columns["observations"][n, t].numpy(), int(columns["actions"][n, t]))
+        expected[n, t] = np.clip(logit, -1.5, 1.5)
+        if ends[n, t]:
+            expected[n, t] += GAMMA / (1 - GAMMA) * absorbing
+    assert ends.any()
+    assert np.abs(expected).max() > 0.1
+    np.testing.assert_allclose(changed.numpy(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_who_cannot_be_told_from_the_demonstrations_gains_nothing_by_living_longer(
+    make_batch: MakeBatch, own: ImitationConfig
+) -> None:
+    core = Discriminator(make_inner("ppo"), own)
+    state = core.init(0)
+    trained = state["own"]["default"]["trained"]
+    state["own"]["default"]["trained"] = torch.zeros_like(trained)  # D = 1/2 everywhere
+    columns = collate([make_batch(4, 9, seed=1)])
+    assert columns["terminated"].any()
+    changed = core.shown(state, {"default": columns})["default"]["rewards"]
+    assert not changed.any(), "neither by living nor by ending"
+
+
+def test_one_step_of_the_discriminator_is_adams_on_both_losses(
+    make_batch: MakeBatch, shown: str, own: ImitationConfig
+) -> None:
+    core = Discriminator(make_inner("impala"), replace(own, minibatch_size=1024))
+    state = changed_state(core)
+    begun = state["own"]["default"]
+    columns = collate([make_batch(4, 9, seed=1)])
+    drawn: list[Demonstrations] = []
+    imitator = core._imitators["default"]
+    demonstrations = imitator.demonstrations
+
+    class Noting(Demonstrations):
+        def drawn(self, places: torch.Tensor) -> Demonstrations:
+            drawn.append(demonstrations.drawn(places))
+            return drawn[-1]
+
+    imitator.demonstrations = Noting(*demonstrations)
+    found = core.learned(state, {"default": columns}, ALONE)
+    slow = Slow(shown, begun)
+    live, ends = columns["live"], columns["terminated"] & columns["live"]
+    (shown_steps,) = drawn
+    assert len(shown_steps.terminated) == live.numel()
+
+    def costs(observations: torch.Tensor, actions: torch.Tensor, sign: int) -> torch.Tensor:
+        x = (observations.double() - torch.from_numpy(slow.mean)) / torch.from_numpy(slow.deviation)
+        step = {"observation": x.clamp(-10, 10).float(), "action": actions}
+        return -torch.log(torch.sigmoid(-sign * slow.network(step)))
+
+    policy = costs(columns["observations"][live], columns["actions"][live], 1).sum()
+    policy = policy - ends.sum() * torch.log(1 - torch.sigmoid(slow.network.absorbing))
+    policy = policy / (live.sum() + ends.sum())
+    real = costs(shown_steps.observations, shown_steps.actions, -1).sum()
+    last = shown_steps.terminated.sum()
+    real = real - last * torch.log(torch.sigmoid(slow.network.absorbing))
+    real = real / (len(shown_steps.terminated) + last)
+    loss = float(found[2]["default"]["discriminator_loss"])
+    assert loss == pytest.approx(float((policy + real).detach()), rel=1e-4)
+    adam = torch.optim.Adam(slow.network.parameters(), lr=own.lr)
+    (policy + real).backward()  # type: ignore[no-untyped-call]
+    adam.step()
+    expected = torch.cat([parameter.detach().flatten() for parameter in slow.network.parameters()])
+    # Adam's first step is the sign of the gradient: where that is nearly 0, it is either.
+    close = (found[0]["default"]["trained"] - expected).abs() < 1e-5
+    assert close.float().mean() > 0.97
+
+
+def test_it_learns_to_tell_them_apart(make_batch: MakeBatch, own: ImitationConfig) -> None:
+    core = Discriminator(make_inner("impala"), replace(own, lr=1e-2))
+    state = core.init(0)
+    columns = collate([make_batch(8, 16, seed=1)])
+    columns["observations"] = columns["observations"] + 5
+    for _ in range(100):
+        output = core.step(state, {"default": columns})
+        state = output.state
+    metrics = output.metrics["default"]
+    assert float(metrics["discriminator_loss"]) < 0.3
+    assert float(metrics["taken_for_demonstrated"]) < 0.1
+
+
+def test_priorities_are_those_of_the_rows_that_were_drawn(
+    make_batch: MakeBatch, own: ImitationConfig
+) -> None:
+    inner = make_inner("dqn")
+    core = Discriminator(inner, own)
+    state = changed_state(core)
+    rows = rows_of_transitions(collate([make_batch(4, 9, seed=1)]), n=1, gamma=GAMMA)
+    rows[IMPORTANCE_WEIGHTS] = torch.ones(len(rows["live"]))
+    shown = core.shown(state, {"default": rows})
+    expected = inner.step(state["inner"], shown).priorities
+    found = core.step(state, {"default": rows}).priorities
+    assert found is not None
+    assert expected is not None
+    torch.testing.assert_close(found["default"], expected["default"])
+    order = torch.randperm(len(rows["live"]), generator=torch.Generator().manual_seed(0))
+    permuted = {key: x[order] for key, x in rows.items() if isinstance(x, torch.Tensor) and x.ndim}
+    again = core.step(state, {"default": permuted}).priorities
+    assert again is not None
+    torch.testing.assert_close(again["default"], expected["default"][order])
+
+
+@pytest.mark.parametrize("name", ["impala", "ppo", "dqn"])
+def test_it_conforms(make_batch: MakeBatch, own: ImitationConfig, name: str) -> None:
+    def make() -> Discriminator:
+        return Discriminator(make_inner(name), own)
+
+    samples = [{"default": collate([make_batch(4, 6, seed=seed)])} for seed in range(3)]
+    check_core(make, samples[0])
+    check_learner(lambda seed: Learner(make(), seed=seed), samples)
+
+
+def test_learners_of_a_group_have_one_discriminator(
+    make_batch: MakeBatch, own: ImitationConfig
+) -> None:
+    group = [Learner(Discriminator(make_inner("ppo"), own), seed=0) for _ in range(2)]
+    join(group)
+    for seed in range(2):
+        batches = [make_batch(4, 6, seed=2 * seed), make_batch(4, 6, seed=2 * seed + 1)]
+        update(group, shard(batches, 2))
+    update(group, [[batches[0]], [batches[1].silenced()]])
+    assert len(set(map(state_hash, group))) == 1, "not a bit apart"
+
+
+def test_what_cannot_imitate_says_so(own: ImitationConfig, shown: str) -> None:
+    bc = Bc({"default": partial(ActorCritic, VECTOR, TWO, MODEL)}, BcConfig())
+    with pytest.raises(ValueError, match="makes no difference to bc"):
+        Discriminator(bc, own)
+    dqn = Dqn({"default": partial(QNetwork, VECTOR, TWO, MODEL)}, DqnConfig(n_step=3))
+    with pytest.raises(ValueError, match="set n_step = 1"):
+        Discriminator(dqn, own)
+    other = {"default": partial(ActorCritic, spaces.Box(-1, 1, (4,), np.float32), TWO, MODEL)}
+    with pytest.raises(DatasetError, match="have observations in Box"):
+        Discriminator(Impala(other, ImpalaConfig()), own)
+    with pytest.raises(DatasetError, match="there is no data set 'nowhere'"):
+        Discriminator(make_inner("impala"), replace(own, demonstrations="nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"imitation": {"limit": 2.0}}, "imitation needs demonstrations"),
+        ({"imitation": {"demonstration": "x"}}, "did you mean 'demonstrations'"),
+        ({"imitation": {"demonstrations": "x", "lr": 0}}, r"imitation\.lr = 0"),
+        (
+            {"imitation": {"demonstrations": "x"}, "algorithm": "bc", "dataset": "x"},
+            "nothing that it does is ever rewarded",
+        ),
+        (
+            {"imitation": {"demonstrations": "x"}, "intrinsic": {"kind": "rnd"}},
+            "leave one of them out",
+        ),
+        (
+            {
+                "imitation": {"demonstrations": "x"},
+                "connectors": {"env_to_module": ["mean_std_filter"]},
+            },
+            r"'mean_std_filter' in connectors\.env_to_module",
+        ),
+    ],
+)
+def test_a_wrong_configuration_names_the_key(given: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        RunConfig.from_flat(given)

@@ -1,0 +1,402 @@
+"""Random network distillation against its equations, written out slowly in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from support.groups import join, update
+from torch.func import functional_call
+
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.learner.algorithms.actor_critic.core import EXTRA_ADVANTAGES, actor_critic_pass
+from juggler.learner.algorithms.bc.config import BcConfig
+from juggler.learner.algorithms.bc.core import Bc
+from juggler.learner.algorithms.dqn.config import DqnConfig
+from juggler.learner.algorithms.dqn.core import Dqn
+from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.algorithms.intrinsic.networks import Networks
+from juggler.learner.algorithms.intrinsic.rnd import Rnd
+from juggler.learner.algorithms.ppo.config import PpoConfig
+from juggler.learner.algorithms.ppo.core import Ppo
+from juggler.learner.core.gradient_core import GradientCore
+from juggler.learner.core.learner_core import ALONE, Columns, Sample
+from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.population import Population
+from juggler.learner.core.transitions import rows_of_transitions
+from juggler.learner.data.collate import collate
+from juggler.learner.data.sharding import shard
+from juggler.learner.group.state_sync import state_hash
+from juggler.learner.intrinsic_config import IntrinsicConfig
+from juggler.learner.learner import Learner
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.modules.models import ActorCritic
+from juggler.runtime.modules.q_network import QNetwork
+
+MakeBatch = Callable[..., EpisodeBatch]
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+TWO = spaces.Discrete(2)
+MODEL = {"hidden_sizes": [8]}
+GAMMA_INT = 0.9
+OWN = IntrinsicConfig(
+    coefficient=0.7, gamma_int=GAMMA_INT, predictor_share=1.0, features=4, model=MODEL, clip=1.5
+)
+INNER: dict[str, Callable[[], GradientCore]] = {
+    "impala": lambda: Impala(
+        {"default": partial(ActorCritic, VECTOR, TWO, MODEL)},
+        ImpalaConfig(gamma=0.95, lambda_=0.8, reward_scale=0.5),
+    ),
+    "ppo": lambda: Ppo(
+        {"default": partial(ActorCritic, VECTOR, TWO, MODEL)},
+        PpoConfig(gamma=0.95, lambda_=0.8, minibatches=1, epochs=1),
+    ),
+    "dqn": lambda: Dqn(
+        {"default": partial(QNetwork, VECTOR, TWO, MODEL)}, DqnConfig(reward_scale=0.5)
+    ),
+}
+
+
+def networks_of(own: dict[str, Any], *, with_values: bool) -> Networks:
+    """The networks of a state, as a module of their own."""
+    box = spaces.Box(-OWN.clip, OWN.clip, (4,), np.float32)
+    networks, rest = Networks(box, OWN, with_values=with_values), own["trained"]
+    for name, parameter in networks.named_parameters():
+        if name.startswith("target."):
+            parameter.data = own["constant"][name].clone()
+        else:
+            parameter.data = rest[: parameter.numel()].view_as(parameter).clone()
+            rest = rest[parameter.numel() :]
+    assert not rest.numel()
+    return networks
+
+
+def led_to(columns: Columns) -> torch.Tensor:
+    """The observation that each step led to [N, T, 4]."""
+    last = columns["last_observations"].unsqueeze(1)
+    return torch.cat([columns["observations"][:, 1:], last], 1)
+
+
+class Slow:
+    """What `Rnd` should find, from samples in their order."""
+
+    def __init__(self, *, with_values: bool) -> None:
+        self.with_values = with_values
+        self.seen: list[np.ndarray] = []  # observations that live steps led to
+        self.returns: list[float] = []
+
+    def rewards(self, own: dict[str, Any], columns: Columns) -> np.ndarray:
+        """Intrinsic rewards [N, T], with the networks before this sample."""
+        after, live = led_to(columns).numpy().astype(np.float64), columns["live"].numpy()
+        self.seen += list(after[live])
+        self.mean, self.deviation = np.mean(self.seen, 0), np.std(self.seen, 0)
+        self.networks = networks_of(own, with_values=self.with_values)
+        errors = np.zeros(live.shape)
+        for n, t in zip(*np.nonzero(live), strict=True):
+            x = self.normalized(after[n, t])
+            with torch.no_grad():
+                apart = self.networks.predictor(x) - self.networks.target(x)
+            errors[n, t] = apart.double().square().mean()
+        for n in range(len(live)):
+            total = 0.0
+            for t in np.flatnonzero(live[n]):
+                total = GAMMA_INT * total + errors[n, t]
+                self.returns.append(total)
+        return errors / np.std(self.returns)
+
+    def normalized(self, x: np.ndarray) -> torch.Tensor:
+        apart = (x - self.mean) / self.deviation
+        return torch.from_numpy(apart.clip(-OWN.clip, OWN.clip)).float()[None]
+
+    def value(self, x: torch.Tensor) -> float:
+        with torch.no_grad():
+            return float(self.networks.values(self.normalized(x.double().numpy())))
+
+
+def samples_of(make_batch: MakeBatch, count: int = 2) -> list[Columns]:
+    return [collate([make_batch(4, 9, seed=seed)]) for seed in range(count)]
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_rewards_are_normalized_errors_of_the_predictor(make_batch: MakeBatch, name: str) -> None:
+    core, slow = Rnd(INNER[name](), OWN), Slow(with_values=name != "dqn")
+    state = core.init(0)
+    for columns in samples_of(make_batch):
+        expected = slow.rewards(state["own"]["default"], columns)
+        live = columns["live"].numpy()
+        assert 0 < live.mean() < 1, "a case worth its name"
+        output = core.step(state, {"default": columns})
+        found = fetch_metrics(output.metrics)["default"]["intrinsic_reward"]
+        assert found == pytest.approx(expected[live].mean(), rel=1e-4)
+        _, shown, _ = core.learned(state, {"default": columns}, ALONE)
+        if name == "dqn":
+            bonus = (shown["default"]["rewards"] - columns["rewards"]).numpy()
+            np.testing.assert_allclose(bonus, 0.7 * expected / 0.5, rtol=1e-4, atol=1e-5)
+        state = output.state
+
+
+@pytest.mark.parametrize("name", ["impala", "ppo"])
+def test_intrinsic_advantages_are_of_a_return_that_never_ends(
+    make_batch: MakeBatch, name: str
+) -> None:
+    inner = INNER[name]()
+    core, slow = Rnd(inner, OWN), Slow(with_values=True)
+    state = core.init(0)
+    (columns,) = samples_of(make_batch, 1)
+    rewards = slow.rewards(state["own"]["default"], columns)
+    live, lambda_ = columns["live"].numpy(), 0.8
+    forward = inner.forward(state["inner"], "default")
+    policy = forward.module.action_distribution()(
+        actor_critic_pass(forward, columns).action_dist_inputs
+    )
+    log_ratios = (policy.log_prob(columns["actions"]) - columns["action_logp"]).detach().numpy()
+    expected = np.zeros(live.shape)
+    for n in range(len(live)):
+        steps = np.flatnonzero(live[n])
+        values = [slow.value(columns["observations"][n, t]) for t in steps]
+        values.append(slow.value(columns["last_observations"][n]))
+        correction = 0.0  # v - V of the next live step
+        for place in reversed(range(len(steps))):
+            t = steps[place]
+            delta = rewards[n, t] + GAMMA_INT * values[place + 1] - values[place]
+            if name == "ppo":
+                correction = expected[n, t] = delta + GAMMA_INT * lambda_ * correction
+            else:
+                rho = min(1.0, np.exp(log_ratios[n, t]))
+                expected[n, t] = rho * (delta + GAMMA_INT * correction)
+                correction = rho * delta + GAMMA_INT * lambda_ * rho * correction
+    _, shown, _ = core.learned(state, {"default": columns}, ALONE)
+    found = shown["default"][EXTRA_ADVANTAGES].numpy()
+    np.testing.assert_allclose(found, 0.7 * expected, rtol=1e-3, atol=1e-4)
+    assert columns["terminated"].any(), "a case worth its name"
+
+
+def test_the_algorithm_adds_these_to_its_own_advantages(make_batch: MakeBatch) -> None:
+    (columns,) = samples_of(make_batch, 1)
+    extra = torch.randn(columns["live"].shape, generator=torch.Generator().manual_seed(0))
+    impala = INNER["impala"]()
+    state = impala.init(0)
+    plain, _ = impala.grads(state, {"default": columns})
+    changed, _ = impala.grads(state, {"default": {**columns, EXTRA_ADVANTAGES: extra}})
+    parameters = state["default"]["parameters"].clone().requires_grad_()
+    forward = impala.forward(state, "default")._replace(parameters=parameters)
+    policy = forward.module.action_distribution()(
+        actor_critic_pass(forward, columns).action_dist_inputs
+    )
+    logp = policy.log_prob(columns["actions"])[columns["live"]]
+    expected = torch.autograd.grad(-(extra[columns["live"]] * logp).mean(), parameters)[0]
+    torch.testing.assert_close(changed["default"] - plain["default"], expected)
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_predictor_and_values_take_one_step_of_adam(make_batch: MakeBatch, name: str) -> None:
+    core, slow = Rnd(INNER[name](), OWN), Slow(with_values=name != "dqn")
+    state = core.init(0)
+    (columns,) = samples_of(make_batch, 1)
+    slow.rewards(state["own"]["default"], columns)
+    networks, live = slow.networks, columns["live"]
+    after = torch.cat([slow.normalized(x.double().numpy()) for x in led_to(columns)[live]])
+    errors = (networks.predictor(after) - networks.target(after).detach()).square().mean(-1)
+    total = errors.mean()
+    if name != "dqn":
+        _, _, metrics = core.learned(state, {"default": columns}, ALONE)
+        targets = targets_of(Rnd(INNER[name](), OWN), state, columns)
+        before = torch.cat(
+            [slow.normalized(x.double().numpy()) for x in columns["observations"][live]]
+        )
+        value_loss = 0.5 * (targets - networks.values(before).squeeze(-1)).square().mean()
+        found = float(metrics["default"]["intrinsic_value_loss"])
+        assert found == pytest.approx(float(value_loss.detach()), rel=1e-4)
+        total = total + value_loss
+    adam = torch.optim.Adam(
+        [p for name, p in networks.named_parameters() if not name.startswith("target.")], lr=OWN.lr
+    )
+    total.backward()  # type: ignore[no-untyped-call]
+    adam.step()
+    output = core.step(state, {"default": columns})
+    found_loss = fetch_metrics(output.metrics)["default"]["predictor_loss"]
+    assert found_loss == pytest.approx(float(errors.mean().detach()), rel=1e-4)
+    expected = torch.cat(
+        [p.flatten() for name, p in networks.named_parameters() if not name.startswith("target.")]
+    )
+    trained = output.state["own"]["default"]["trained"]
+    # Adam's first step is the sign of the gradient: where that is nearly 0, it is either.
+    close = (trained - expected).abs() < 1e-5
+    assert close.float().mean() > 0.99
+
+
+def targets_of(core: Rnd, state: Any, columns: Columns) -> torch.Tensor:
+    """The targets of the intrinsic values of live steps [live]."""
+    found: list[torch.Tensor] = []
+    estimates = core._with_bonus
+
+    def noting(*args: Any) -> Any:
+        result = estimates(*args)
+        found.append(result[1])
+        return result
+
+    core._with_bonus = noting  # type: ignore[method-assign]
+    core.learned(state, {"default": columns}, ALONE)
+    return found[0][columns["live"]]
+
+
+def visits(observation: float, rows: int = 8, steps: int = 16) -> Sample:
+    """A sample in which nothing else is seen, but for a little noise."""
+    generator = torch.Generator().manual_seed(int(observation * 100))
+    seen = observation + 0.05 * torch.randn((rows, steps + 1, 4), generator=generator)
+    zeros = torch.zeros((rows, steps))
+    no, none = torch.zeros((rows, steps), dtype=torch.bool), torch.zeros(0, dtype=torch.int64)
+    return {
+        "default": {
+            "observations": seen[:, :-1],
+            "last_observations": seen[:, -1],
+            "final_observations": torch.zeros((0, 4)),
+            "final_rows": none,
+            "final_steps": none,
+            "actions": torch.zeros((rows, steps), dtype=torch.int64),
+            "action_logp": zeros - np.log(2),
+            "rewards": zeros,
+            "terminated": no,
+            "truncated": no,
+            "live": ~no,
+            "states": {},
+        }
+    }
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_the_bonus_falls_where_one_has_been_and_stays_where_one_has_not(name: str) -> None:
+    core = Rnd(INNER[name](), IntrinsicConfig(predictor_share=0.25, features=16))
+    state, here, there = core.init(0), visits(0.5), visits(-0.5)
+
+    def novelty(state: Any, sample: Sample) -> float:
+        return float(core.learned(state, sample, ALONE)[2]["default"]["novelty"])
+
+    both = {
+        "default": {
+            key: torch.cat([here["default"][key], there["default"][key]])
+            if isinstance(here["default"][key], torch.Tensor)
+            else {}
+            for key in here["default"]
+        }
+    }
+    state = core.step(state, both).state  # so that both lie within what is normalized
+    first = novelty(state, here), novelty(state, there)
+    constant = {key: x.clone() for key, x in state["own"]["default"]["constant"].items()}
+    for _ in range(150):
+        state = core.step(state, here).state
+    assert novelty(state, here) < 0.05 * first[0]
+    assert novelty(state, there) > 10 * novelty(state, here)
+    kept = state["own"]["default"]["constant"]
+    assert kept.keys() == constant.keys()
+    assert all(torch.equal(kept[key], x) for key, x in constant.items()), "it never changes"
+
+
+def test_drawn_transitions_have_the_bonus_of_what_they_led_to(make_batch: MakeBatch) -> None:
+    (columns,) = samples_of(make_batch, 1)
+    core = Rnd(INNER["dqn"](), OWN)
+    state = core.init(0)
+    rows = rows_of_transitions(columns, n=1, gamma=0.9)
+    _, shown, _ = core.learned(state, {"default": rows}, ALONE)
+    bonus = (shown["default"]["rewards"] - rows["rewards"])[:, 0]  # [M]
+    own = core.learned(state, {"default": rows}, ALONE)[0]["default"]
+    (observed,) = own["observed"].values()
+    mean, m2 = observed["mean"], observed["m2"]
+    after = rows["last_observations"]  # [M, 4]
+    np.testing.assert_allclose(mean.numpy(), after.double().mean(0).numpy(), rtol=1e-5)
+    deviation = (m2 / len(after)).sqrt()  # [4]
+    x = ((after - mean) / deviation).clamp(-OWN.clip, OWN.clip).float()
+    networks = networks_of(state["own"]["default"], with_values=False)
+    errors = functional_call(networks, {}, (x, "errors")).detach().double()  # [M]
+    expected = 0.7 * errors / errors.std(unbiased=False) / 0.5
+    np.testing.assert_allclose(bonus.double().numpy(), expected.numpy(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["impala", "ppo"])
+def test_learners_of_a_group_know_what_one_of_all_samples_would(
+    make_batch: MakeBatch, name: str
+) -> None:
+    alone, *group = (Learner(Rnd(INNER[name](), OWN), seed=0) for _ in range(3))
+    join(group)
+    for seed in range(3):
+        batches = [make_batch(4, 6, seed=2 * seed), make_batch(4, 6, seed=2 * seed + 1)]
+        alone.update_from_episodes(batches)
+        update(group, shard(batches, 2))
+    expected = alone.state["own"]["default"]
+    for learner in group:
+        found = learner.state["own"]["default"]
+        for key in ("observed", "returns"):
+            one, other = found[key], expected[key]
+            if key == "observed":
+                (one,), (other,) = one.values(), other.values()  # of the only leaf
+            assert int(one["count"]) == int(other["count"]) > 0
+            torch.testing.assert_close(one["mean"], other["mean"], rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(one["m2"], other["m2"], rtol=1e-2, atol=1e-5)
+        torch.testing.assert_close(found["trained"], expected["trained"], rtol=1e-2, atol=2e-3)
+    assert len(set(map(state_hash, group))) == 1, "not a bit apart"
+
+
+def test_each_sample_is_read_from_its_source_once(make_batch: MakeBatch) -> None:
+    read = []
+
+    def source() -> Iterator[Sample]:
+        for seed in range(5):
+            read.append(seed)
+            yield {"default": collate([make_batch(2, 4, seed=seed)])}
+
+    learner = Learner(Rnd(INNER["impala"](), OWN), seed=0, source=source())
+    for updates in range(1, 5):
+        learner.step()
+        assert len(read) == updates
+
+
+def test_bc_refuses_it_with_a_sentence() -> None:
+    bc = Bc({"default": partial(ActorCritic, VECTOR, TWO, MODEL)}, BcConfig())
+    with pytest.raises(ValueError, match="bc, which learns nothing from rewards"):
+        Rnd(bc)
+    with pytest.raises(ConfigError, match="so that nothing that it does is ever rewarded"):
+        RunConfig.from_flat(
+            {"algorithm": "bc", "dataset": "somewhere", "intrinsic": {"kind": "rnd"}}
+        )
+
+
+def test_what_cannot_be_explored_with_says_so() -> None:
+    with pytest.raises(ValueError, match="are for a GradientCore, and population of impala"):
+        Rnd(Population(INNER["impala"](), size=2))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"Put juggler\.Rnd\(core"):
+        Impala(
+            {"default": partial(ActorCritic, VECTOR, TWO, MODEL)},
+            ImpalaConfig(intrinsic={"kind": "rnd"}),
+        )
+
+
+@pytest.mark.parametrize(
+    ("table", "error"),
+    [
+        ({"kind": "rdn"}, r"intrinsic\.kind = 'rdn'"),
+        ({"coefficent": 1.0}, r"no key 'coefficent': did you mean 'coefficient'"),
+        ({"coefficient": 0.0}, r"intrinsic\.coefficient = 0\.0: must be above 0"),
+        ({"gamma_int": 1.0}, r"intrinsic\.gamma_int = 1\.0: must be at least 0, below 1"),
+        ({"predictor_share": 0.0}, r"predictor_share = 0\.0: must be above 0, at most 1"),
+        ({"model": {"hiden_sizes": [8]}}, r"intrinsic\.model has no key 'hiden_sizes'"),
+    ],
+)
+def test_a_wrong_table_names_the_key(table: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        RunConfig.from_flat({"intrinsic": table})
+
+
+def test_modules_may_differ_in_it() -> None:
+    config = RunConfig.from_flat(
+        {
+            "agents": {"a": "one", "b": "two"},
+            "modules": {"one": {"intrinsic": {"kind": "rnd", "coefficient": 2.0}}},
+        }
+    )
+    assert config.of("one").learner.intrinsic["coefficient"] == 2.0
+    assert config.of("two").learner.intrinsic == {}

@@ -1,0 +1,242 @@
+"""What holds of a replay whatever arrives: its pace, its books, and that no row is half another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from juggler.learner.core.transitions import rows_of_transitions
+from juggler.learner.data.collate import collate
+from juggler.learner.data.replay.episode_rows import living_rows, resized, size_of
+from juggler.learner.data.replay.episode_table import EpisodeTable
+from juggler.learner.data.replay.replay import Replay
+from juggler.learner.data.sources import Sample
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.wire.structures import tree_map
+
+MakeBatch = Callable[..., EpisodeBatch]
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Limiter:
+    """Reverb's rate limiter, of its two inequalities over the items inserted, deleted and sampled.
+
+    Cassirer et al. 2021, "Reverb: A Framework for Experience Replay", section 3.4.
+    """
+
+    samples_per_insert: float
+    min_size: int
+    min_diff: float
+    max_diff: float
+    inserted: int = 0
+    deleted: int = 0
+    sampled: int = 0
+
+    def may_sample(self, n: int = 1) -> bool:
+        enough = self.inserted - self.deleted >= self.min_size
+        owed = self.inserted * self.samples_per_insert - self.sampled
+        return enough and owed - n >= self.min_diff
+
+    def may_insert(self, n: int = 1) -> bool:
+        owed = (self.inserted + n) * self.samples_per_insert - self.sampled
+        return self.inserted + n - self.deleted <= self.min_size or owed <= self.max_diff
+
+
+def test_the_limiter_of_these_tests_is_reverbs() -> None:
+    limiter = Limiter(1.5, 2, -1.0, 3.0)
+    for _ in range(2):
+        assert not limiter.may_sample()
+        assert limiter.may_insert()
+        limiter.inserted += 1
+    assert limiter.may_sample()
+    limiter.sampled += 1
+    assert not limiter.may_insert(), "it would be owed 3.5"
+    limiter.sampled += 1
+    assert limiter.may_insert()
+
+
+def numbered(first: int, count: int) -> Sample:
+    return {"default": {"number": torch.arange(first, first + count)}}
+
+
+def replay_of(**changes: Any) -> Replay:
+    defaults: dict[str, Any] = {"capacity": 100, "size": 4, "ratio": 2.0}
+    return Replay(lambda columns: dict(columns), **{**defaults, **changes})
+
+
+@pytest.mark.parametrize("ratio", [0.1, 1.0, 1.5, 7.0])
+@pytest.mark.parametrize("size", [1, 4, 32])
+@pytest.mark.parametrize("begin", [1, 20])
+def test_every_arrival_and_every_draw_is_one_that_reverb_would_admit(
+    ratio: float, size: int, begin: int
+) -> None:
+    """With an error buffer of a sample and the largest arrival. So nobody ever has to wait for it:
+    what arrives is taken at once, and what is due is drawn at once."""
+    largest, rng = 9, np.random.default_rng(0)
+    replay = replay_of(ratio=ratio, size=size, begin=begin, capacity=40)
+    error = size + largest * ratio
+    limiter = Limiter(ratio, begin, begin * ratio - error, begin * ratio + error)
+    for _ in range(300):
+        count = int(rng.integers(0, largest + 1))
+        assert limiter.may_insert(count)
+        draws = replay.add(numbered(limiter.inserted, count))
+        limiter.inserted += count
+        limiter.deleted = max(0, limiter.inserted - 40)
+        for _ in draws:
+            assert limiter.may_sample(size)
+            limiter.sampled += size
+    assert limiter.sampled > 0
+
+
+def test_metrics_say_what_is_kept_and_how_often_it_is_drawn() -> None:
+    replay, arrived, draws = replay_of(begin=10, capacity=50, size=8, ratio=4.0), 0, 0
+    for _ in range(60):
+        draws += len(list(replay.add(numbered(arrived, 3))))
+        arrived += 3
+    since = arrived - 9  # the fourth arrival is the first that is drawn for
+    told = replay.metrics()["default"]
+    assert told == {
+        "replay_rows": 50.0,
+        "samples_per_insert": 8 * draws / since,
+        "updates_per_step": draws / since,
+    }
+    assert told["samples_per_insert"] == pytest.approx(4.0, abs=8 / since)
+
+
+def marked(make_batch: MakeBatch, seed: int, steps: int) -> EpisodeBatch:
+    """Rows whose observations and rewards all hold the row's own number."""
+    rows = 3
+    numbers = (np.arange(rows) + rows * seed).astype(np.float32)
+    plain = make_batch(rows, steps, seed=seed, ends=0.2)
+    return make_batch(
+        rows,
+        steps,
+        seed=seed,
+        ends=0.2,
+        observations=np.broadcast_to(numbers[:, None, None], (rows, steps, 4)).copy(),
+        rewards=(np.broadcast_to(numbers[:, None], (rows, steps)) * plain.live).copy(),
+        last_observations=np.broadcast_to(numbers[:, None], (rows, 4)).copy(),
+        final_observations=np.repeat(numbers[plain.final_rows][:, None], 4, 1),
+        states={"module": {"hidden": np.broadcast_to(numbers[:, None], (rows, 2)).copy()}},
+    )
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+@pytest.mark.parametrize("capacity", [1, 7, 8, 60])
+def test_no_drawn_transition_is_of_two_rows(
+    make_batch: MakeBatch, capacity: int, alpha: float
+) -> None:
+    replay = Replay(
+        partial(rows_of_transitions, n=3, gamma=0.5),
+        capacity=capacity,
+        size=16,
+        ratio=8.0,
+        priority_exponent=alpha,
+    )
+    newest, generator = 0.0, torch.Generator().manual_seed(0)
+    for seed in range(40):
+        batch = marked(make_batch, seed, steps=int(5 + seed % 4))
+        for drawn in replay.add({"default": collate([batch])}):
+            found = drawn["default"]
+            number = found["observations"][:, 0, 0]  # [B]
+            assert (found["observations"][:, 0] == number[:, None]).all()
+            assert (found["last_observations"] == number[:, None]).all()
+            shares = found["rewards"][:, 0] / number.clamp(min=1)  # 1, 1.5 or 1.75
+            assert (torch.isin(shares, torch.tensor([1.0, 1.5, 1.75])) | (number == 0)).all()
+            newest = max(newest, float(number.max()))
+            replay.learned({"default": torch.rand(16, generator=generator)})
+    assert newest >= 3 * 39
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.9])
+def test_no_drawn_row_of_episodes_is_of_two_and_each_is_as_it_arrived(
+    make_batch: MakeBatch, alpha: float
+) -> None:
+    """Also while rows become longer, for which all of them move."""
+    replay = Replay(
+        living_rows, capacity=100, size=4, ratio=2.0, priority_exponent=alpha, table=EpisodeTable
+    )
+    arrived: dict[int, Any] = {}
+    for seed in range(40):
+        columns = collate([marked(make_batch, seed, steps=5 + seed // 10)])
+        rows = living_rows(columns)
+        for place, number in enumerate(rows["last_observations"][:, 0].int().tolist()):
+            arrived[number] = tree_map(lambda x, i=place: x[i : i + 1], rows)
+        for drawn in replay.add({"default": columns}):
+            found = dict(drawn["default"])
+            del found["importance_weights"], found["new_steps"]
+            for place in range(4):
+                row = tree_map(lambda x, i=place: x[i : i + 1], found)
+                source = arrived[int(row["last_observations"][0, 0])]
+                tree_map(
+                    partial(torch.testing.assert_close, rtol=0, atol=0),
+                    row,
+                    resized(source, size_of(row)),
+                )
+            replay.learned({"default": found["last_observations"][:, 0] + 1})
+
+
+def test_priorities_stay_with_their_rows_when_all_of_them_move(make_batch: MakeBatch) -> None:
+    replay = Replay(
+        living_rows, capacity=60, size=4, ratio=16.0, priority_exponent=1.0, table=EpisodeTable
+    )
+    for seed in range(3):
+        for drawn in replay.add({"default": collate([marked(make_batch, seed, steps=5)])}):
+            replay.learned({"default": drawn["default"]["last_observations"][:, 0] + 1})
+    next(iter(replay.add({"default": collate([marked(make_batch, 3, steps=10)])})))
+    kept = replay._modules["default"]
+    numbers = kept.table.rows(np.arange(kept.table.size))["last_observations"][:, 0].numpy()
+    assert numbers.tolist() == [9.0, 10.0, 11.0, 6.0, 7.0, 8.0], "six rows of 10 steps fit"
+    weights = kept.tree[np.arange(6)]
+    assert weights.tolist() == [9.0, 9.0, 9.0, 7.0, 8.0, 9.0], "new rows have the largest priority"
+
+
+def test_priorities_of_rows_that_have_moved_are_stale(make_batch: MakeBatch) -> None:
+    replay = Replay(
+        living_rows, capacity=60, size=3, ratio=1.0, priority_exponent=1.0, table=EpisodeTable
+    )
+    (_,) = replay.add({"default": collate([marked(make_batch, 0, steps=5)])})
+    longer = living_rows(collate([marked(make_batch, 1, steps=9)]))
+    replay._modules["default"].put(longer, 1.0)
+    replay.learned({"default": torch.full((3,), 100.0)})
+    assert replay.stale_priorities == 3
+    assert replay._modules["default"].tree.total == 6.0
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.6, 1.0), (1.0, 0.6), (0.0, 0.6), (0.6, 0.0)])
+def test_another_exponent_after_a_restore_is_that_of_all_rows(before: float, after: float) -> None:
+    priorities = torch.tensor([1.0, 2.0, 4.0, 8.0])
+    one, other = (
+        replay_of(capacity=4, ratio=40.0, priority_exponent=each) for each in (before, after)
+    )
+    for drawn in one.add(numbered(0, 4)):
+        one.learned({"default": priorities[drawn["default"]["number"]]})
+    other.restore(one.state(), CPU)
+    kept = other._modules["default"]
+    if after:
+        expected = priorities.double().numpy() if before else np.full(4, 1.0)
+        np.testing.assert_allclose(kept.tree[np.arange(4)], expected**after)
+    for drawn in other.add(numbered(4, 1)):
+        assert set(drawn["default"]["number"].tolist()) <= {1, 2, 3, 4}
+        other.learned({"default": torch.ones(4)})
+
+
+def test_rows_inserted_are_rows_stored_and_rows_evicted() -> None:
+    replay = replay_of(capacity=13, ratio=1.0)
+    arrived, rng = 0, np.random.default_rng(1)
+    for _ in range(100):
+        count = int(rng.integers(0, 30))
+        list(replay.add(numbered(arrived, count)))
+        arrived += count
+        if not arrived:
+            continue
+        table = replay._modules["default"].table
+        kept = table.rows(table.oldest_first())["number"].tolist()
+        assert kept == list(range(max(0, arrived - 13), arrived))

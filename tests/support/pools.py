@@ -1,0 +1,110 @@
+"""Stands in for the package envpool: two small games, with what EnvPool's are like for a caller.
+
+Games come in the order in which they were ready, so rows are shuffled here. An action for a game
+that is over begins the next one. `reset` is for all of them.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+STONES = 5
+TOGETHER_STEPS = 3
+
+
+class Stones:
+    """Two players take one or two stones in turn. Whoever takes the last one wins 1 of the other.
+
+    Each sees how many stones there are; who begins is drawn."""
+
+    observation_space: Any = spaces.MultiBinary((STONES + 1,))
+    action_space: Any = spaces.Discrete(2)
+
+    def __init__(self, num_envs: int, seed: int = 0) -> None:
+        self.seed, self._random = seed, np.random.default_rng(seed)
+        self.closed = False
+        self._over = np.ones(num_envs, np.bool_)
+        self._stones, self._player = np.zeros((2, num_envs), np.intp)
+        self._steps = 0
+
+    def reset(self) -> tuple[Any, dict[str, Any]]:
+        self._over[:] = True
+        return self._begin(self._over.copy())
+
+    def step(self, actions: Any) -> tuple[Any, ...]:
+        assert actions.dtype == np.int32
+        assert not self.closed
+        begin = self._over.copy()  # [N]
+        mover, rewards = self._player.copy(), np.zeros((len(begin), 2))  # [N], [N, 2]
+        assert (~begin <= (actions < self._stones)).all(), "an illegal move"
+        self._stones -= np.where(begin, 0, actions + 1)
+        self._player = np.where(begin, mover, 1 - mover)
+        self._over = ~begin & (self._stones == 0)
+        won = np.flatnonzero(self._over)
+        rewards[won, mover[won]], rewards[won, 1 - mover[won]] = 1, -1
+        self._begin(begin)
+        return self._told(rewards, self._over.copy())
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _begin(self, which: NDArray[np.bool_]) -> tuple[Any, dict[str, Any]]:
+        self._stones[which], self._over[which] = STONES, False
+        self._player[which] = self._random.integers(2, size=len(which))[which]
+        observations, *_, info = self._told(np.zeros((len(which), 2)), self._over)
+        return observations, info
+
+    def _told(self, rewards: NDArray[Any], terminated: NDArray[np.bool_]) -> tuple[Any, ...]:
+        env = self._random.permutation(len(terminated)).astype(np.int32)
+        seen = np.eye(STONES + 1, dtype=np.bool_)[np.repeat(self._stones[env], 2)]  # [2 N, 6]
+        legal = np.arange(2) < self._stones[env][:, None]  # [N, 2]
+        players = {"env_id": np.repeat(env, 2), "id": np.tile([0, 1], len(env))}
+        mask = {"current_player": self._player[env], "legal_action_mask": legal}
+        info = {"env_id": env, "players": players, **mask}
+        return seen, rewards[env].ravel(), terminated[env], np.zeros_like(terminated), info
+
+
+class Together(Stones):
+    """Both players choose at once, and see what each has; after some steps, they are cut off."""
+
+    observation_space: Any = spaces.Box(0, 9, (1,), np.float32)
+
+    def step(self, actions: Any) -> tuple[Any, ...]:
+        assert {*actions} == {"env_id", "players.env_id", "players.action"}
+        assert (actions["players.env_id"] == np.repeat(actions["env_id"], 2)).all()
+        chosen = actions["players.action"].reshape(-1, 2).astype(float)  # [N, 2]
+        begin = self._over.copy()
+        chosen[begin] = 0
+        self._stones -= np.where(begin, 0, 1)
+        self._over = ~begin & (self._stones == STONES - TOGETHER_STEPS)
+        self._begin(begin)
+        return self._told(chosen, self._over.copy())
+
+    def _told(self, rewards: NDArray[Any], over: NDArray[np.bool_]) -> tuple[Any, ...]:
+        seen, rewards, truncated, terminated, info = super()._told(rewards, over)
+        seen = np.repeat(self._stones[info["env_id"]], 2).astype(np.float32)[:, None]  # [2 N, 1]
+        del info["current_player"], info["legal_action_mask"]
+        return seen, rewards, terminated, truncated, info
+
+
+class Pools(ModuleType):
+    """The module `envpool`, with what was made of it."""
+
+    GAMES: ClassVar = {"Stones-v1": Stones, "Together-v1": Together}
+
+    def __init__(self) -> None:
+        super().__init__("envpool")
+        self.made: list[Stones] = []
+
+    def make_spec(self, name: str) -> Any:
+        assert name in self.GAMES or name == "Pong-v5", f"{name} is not supported"
+        return SimpleNamespace(config=SimpleNamespace(max_num_players=1 + (name in self.GAMES)))
+
+    def make_gymnasium(self, name: str, **options: Any) -> Stones:
+        self.made.append(self.GAMES[name](**options))
+        return self.made[-1]

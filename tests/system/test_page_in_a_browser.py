@@ -1,0 +1,171 @@
+"""The page in headless Chromium: what is on it, with a mouse, with a keyboard, and with runs that
+go on, are over, or are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.browser import Tab, browser, chromium
+from support.made_runs import append, line, made
+from support.network import free_address
+from support.place import Place
+
+from juggler.driver.watching.serving import serve_page
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(chromium() is None, reason="Chromium is missing: apt-get install chromium"),
+]
+CHARTS = "[...document.querySelectorAll('.chart')].filter(e => e.checkVisibility())"
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+        assert opened.problems == [], "the console has errors"
+
+
+def lines(last: int, *, more: float = 0.0) -> list[dict[str, object]]:
+    return [
+        line(
+            100 * n,
+            n + more,
+            env_steps_trained=90 * n,
+            env_steps_in_flight=4 * n,
+            env_steps_dropped={"stale": 6 * n},
+            staleness_mean=1.0,
+            staleness_max=2,
+            modules={"default": {"policy_loss": 1 / n}},
+            seconds={"learner": {"update": n, "waiting": n}},
+        )
+        for n in range(1, last)
+    ]
+
+
+def test_a_run_is_followed_while_it_goes_on_and_when_it_is_killed(tab: Tab, place: Place) -> None:
+    options = ("--run-dir", "runs/live", "--no-confirm", "--stop-return", "none")
+    run = place.start("train", "cartpole", "--web", *options)
+    run.wait_for("page: ")
+    tab.open(run.output.partition("page: ")[2].split()[0])
+    tab.wait_for("document.querySelector('#runs .state.running')")
+    tab.wait_for("document.querySelectorAll('.panel-workers .state.ready').length >= 2")
+    steps = "document.querySelector('.panel-books p').innerText.split(' ')[0]"
+    before = tab.value(steps)
+    tab.wait_for(f"{steps} !== {json.dumps(before)}")
+    place.worker("envrunner 0").kill()
+    tab.wait_for("document.querySelector('.panel-workers').innerText.includes('killed by SIGKILL')")
+    tab.wait_for("document.querySelector('.events .warning').innerText.includes('envrunner-0')")
+    address = free_address()
+    watch = place.start("watch", "runs", "--bind", address)
+    watch.wait_for(f"watching 1 run at http://{address}/")
+    run.process.kill()
+    tab.wait_for("document.querySelector('#connection').className === 'lost'")
+    tab.open(f"http://{address}/")
+    tab.wait_for("document.querySelector('#runs .state.killed')")
+    assert tab.value("document.querySelector('.panel-workers').innerText").endswith(
+        "no workers now."
+    )
+    tab.problems[:] = [each for each in tab.problems if "net::ERR_CONNECTION" not in each]
+    watch.interrupt()
+    assert watch.wait(10) == 0
+
+
+def test_runs_are_compared_by_mouse_and_by_keyboard(tab: Tab, tmp_path: Path) -> None:
+    one = made(tmp_path / "one", lines(30))
+    two = made(tmp_path / "two", lines(30, more=5.0), {"solved": True})
+    (one / "events.jsonl").write_text(
+        json.dumps({"time": "2026-01-31T12:00:00", "level": "error", "message": "<i>lost</i>"})
+    )
+    with (one / "events.jsonl").open("a") as file:
+        file.write("\n")
+    with serve_page([tmp_path], free_address()) as url:
+        tab.open(url)
+        tab.wait_for("document.querySelectorAll('#runs tbody tr').length === 2")
+        assert tab.value(f"{CHARTS}.map(e => e.querySelector('figcaption').innerText)") == [
+            "Mean return",
+            "Throughput in steps/s",
+            "Staleness in updates",
+            "policy loss",
+        ]
+        assert tab.wait_for("document.querySelector('.goal-name')?.textContent")
+        curves = "document.querySelector('.chart').querySelectorAll('path.curve[d]').length"
+        tab.value("document.querySelector('#runs input:not(:checked)').focus()")
+        tab.press(" ")
+        tab.wait_for(f"{curves} >= 4")  # two, each with its key
+        tab.value(f"document.querySelector('[title=\"all about {one}\"]').focus()")
+        tab.press("Enter")
+        tab.wait_for("document.querySelector('#detail-title').innerText === 'one'")
+        books = tab.value("document.querySelector('.panel-books').innerText")
+        assert "2,900 steps sampled" in books
+        assert "stale 174 (6.0 %)" in books
+        assert "do not balance" not in books
+        assert tab.value("document.querySelector('.events').innerText").endswith("<i>lost</i>")
+        tab.value("document.querySelector('.chart svg[tabindex]').focus()")
+        tab.press("ArrowLeft")
+        readout = "document.querySelector('.readout').innerText"
+        assert tab.wait_for(readout) == "at 2.8k steps: two training 33.00, one training 28.00"
+        append(two, line(9000, 77.0))
+        tab.wait_for("document.querySelector('#runs').innerText.includes('77.00')")
+        assert tab.value("document.activeElement.tagName") == "svg", "what is new moves no focus"
+
+
+def test_everything_fits_at_any_width_and_has_a_focus_that_is_seen(
+    tab: Tab, tmp_path: Path
+) -> None:
+    made(tmp_path / ("a_run_with_a_long_name_" * 4), lines(30))
+    with serve_page([tmp_path], free_address()) as url:
+        for width in (400, 900, 1600):
+            tab.size(width, 900)
+            tab.open(url)
+            tab.wait_for("document.querySelector('.panel-books p')")
+            assert tab.value("document.documentElement.scrollWidth") <= width
+            assert tab.value(
+                "[...document.querySelectorAll('.chart svg[tabindex]')].every("
+                "e => !e.checkVisibility() || e.getBoundingClientRect().right <= innerWidth)"
+            )
+        seen = []
+        for _ in range(12):
+            tab.press("Tab")
+            seen.append(
+                tab.value(
+                    "[document.activeElement.tagName, "
+                    "getComputedStyle(document.activeElement).outlineStyle]"
+                )
+            )
+        assert {tag for tag, _ in seen} >= {"INPUT", "BUTTON", "svg", "SUMMARY"}
+        assert {outline for tag, outline in seen if tag != "BODY"} == {"solid"}, seen
+
+
+def test_a_token_is_asked_for_and_a_wrong_one_is_refused(tab: Tab, tmp_path: Path) -> None:
+    made(tmp_path / "run", lines(5))
+    with serve_page([tmp_path], free_address(), token="a secret") as url:
+        tab.open(url)
+        tab.wait_for("document.querySelector('#login').checkVisibility()")
+        tab.problems[:] = [each for each in tab.problems if "401" not in each]
+        for token in ("wrong", "a secret"):
+            tab.value(f"document.querySelector('#token').value = {json.dumps(token)}")
+            tab.value("document.querySelector('#token').focus()")
+            tab.press("Enter")
+            if token == "wrong":
+                tab.wait_for("document.querySelector('#refused').innerText.includes('not the')")
+        tab.wait_for("document.querySelectorAll('#runs tbody tr').length === 1")
+        assert "secret" not in tab.value("location.href + document.cookie")
+    tab.problems[:] = [each for each in tab.problems if "401" not in each]
+
+
+def test_an_empty_directory_and_damaged_files_are_told_in_words(tab: Tab, tmp_path: Path) -> None:
+    with serve_page([tmp_path], free_address()) as url:
+        tab.open(url)
+        tab.wait_for("document.querySelector('#problem').innerText.includes('There are no runs')")
+        run = made(tmp_path / "run", lines(5))
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write("no json\n")
+        os.utime(run / "metrics.jsonl")
+        tab.wait_for("document.querySelector('#problem').innerText.includes('1 line of')")
+        tab.wait_for(f"{CHARTS}.length > 3")
