@@ -104,8 +104,14 @@ def _must_go_together(first: Arguments) -> None:
         raise ConfigError("--jobs is how many runs there are at once: give --seeds, too")
     if first.resume and first.seeds is None and (Path(first.resume) / SEEDS_FILE).is_file():
         raise ConfigError(f"{first.resume} has runs with several seeds: add --seeds and how many")
-    if first.seeds is not None and first.metrics_bind:
-        raise ConfigError("--metrics-bind is of one run, and --seeds makes several: leave one out")
+    of_one = {
+        "--metrics-bind": first.metrics_bind,
+        "--health-bind": first.health_bind,
+        "--reflection": first.reflection,
+    }
+    for option, value in of_one.items():
+        if first.seeds is not None and value:
+            raise ConfigError(f"{option} is of one run, and --seeds makes several: leave one out")
 
 
 def _seeds(directory: Path, seeds: int, jobs: int | None) -> int:

@@ -124,6 +124,7 @@ def test_ctrl_c_ends_the_runs_in_order_and_they_can_go_on(
             ["cartpole", "--seeds", 2, "--metrics-bind", "127.0.0.1:0"],
             "--metrics-bind is of one run, and --seeds makes several",
         ),
+        (["cartpole", "--seeds", 2, "--reflection"], "--reflection is of one run"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_starts(

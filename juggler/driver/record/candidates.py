@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 #: Episodes that the training return is a mean over. If it reaches the goal, there is a candidate.
 RETURN_WINDOW = 100
 
@@ -16,6 +18,9 @@ CONFIRMING_EPISODES = 100
 #: Limit of the factor by which these episodes grow with each refusal. They grow because every
 #: candidate is another chance to be lucky.
 _MORE_EPISODES = 5
+
+#: Of a bootstrap.
+_REPETITIONS = 2000
 
 #: An episode may take _MORE_STEPS times the longest training episode, or _FEW_STEPS if longer.
 _MORE_STEPS, _FEW_STEPS = 10, 1000
@@ -84,6 +89,16 @@ class WithReturns:
     def deviation(self) -> float:
         """Standard deviation of the returns."""
         return Played.of(self.returns).deviation
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The mean's 95 % confidence interval: a percentile bootstrap over the episodes. It is
+        about other episodes of the same policy, and not about other runs."""
+        returns = np.asarray(self.returns, dtype=np.float64)  # [episodes]
+        random, count = np.random.default_rng(0), len(returns)
+        means = [returns[random.integers(count, size=count)].mean() for _ in range(_REPETITIONS)]
+        low, high = np.percentile(means, (2.5, 97.5))
+        return float(low), float(high)
 
 
 def most_steps(lengths: Iterable[int]) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from juggler.driver.record.candidates import (
     Candidates,
     Played,
+    WithReturns,
     most_steps,
 )
 from juggler.driver.record.goals import EPISODE, ReturnGoals
@@ -141,3 +143,28 @@ def test_an_episode_may_take_ten_times_as_long_as_in_training(
     lengths: list[int], most: int
 ) -> None:
     assert most_steps(lengths) == most
+
+
+class PlayedSome(WithReturns):
+    def __init__(self, returns: list[float]) -> None:
+        self.returns = returns
+
+
+def test_the_interval_of_a_mean_is_that_of_a_normal_distribution_where_returns_are_normal() -> None:
+    returns = np.random.default_rng(5).normal(100, 20, size=400)
+    low, high = PlayedSome(list(returns)).interval
+    error = 1.96 * returns.std() / 20
+    assert low == pytest.approx(returns.mean() - error, abs=0.1 * error)
+    assert high == pytest.approx(returns.mean() + error, abs=0.1 * error)
+
+
+def test_the_interval_of_equal_returns_is_one_number() -> None:
+    assert PlayedSome([500.0] * 20).interval == (500.0, 500.0)
+    assert PlayedSome([3.0]).interval == (3.0, 3.0)
+
+
+def test_the_interval_of_skewed_returns_stays_among_them() -> None:
+    """Normal bounds would not: their lower one is below 0."""
+    returns = [0.0] * 9 + [100.0]
+    low, high = PlayedSome(returns).interval
+    assert 0.0 == low < 10.0 < high <= 40.0
