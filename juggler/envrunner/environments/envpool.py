@@ -12,6 +12,7 @@ from gymnasium.vector.utils import batch_space
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.extras import check_extra
 from juggler.envrunner.failures import failures_of
+from juggler.runtime.nearest import closest
 
 #: The prefix of their names in `env`.
 SCHEME: Final = "envpool:"
@@ -48,9 +49,10 @@ def make_pool(name: str, count: int, options: dict[str, Any]) -> Any:
     """Make environments, which EnvPool steps together.
 
     Raises:
-        EnvironmentFailed: EnvPool cannot make them.
+        ValueError: EnvPool has no such environment.
+        EnvironmentFailed: it cannot make them.
     """
-    envpool = importlib.import_module("envpool")
+    envpool = _envpool_with(name)
     with failures_of(SCHEME + name, "constructor"):
         return envpool.make_gymnasium(name, **options, num_envs=count)
 
@@ -59,11 +61,24 @@ def number_of_agents(name: str) -> int:
     """Return how many agents an environment of EnvPool has.
 
     Raises:
-        EnvironmentFailed: EnvPool does not know it, or cannot load it.
+        ValueError: EnvPool has no such environment.
+        EnvironmentFailed: it cannot load it.
     """
-    envpool = importlib.import_module("envpool")
+    envpool = _envpool_with(name)
     with failures_of(SCHEME + name, "constructor"):
         return int(envpool.make_spec(name).config.max_num_players)
+
+
+def _envpool_with(name: str) -> Any:
+    """The package, if it has an environment of this name."""
+    envpool = importlib.import_module("envpool")
+    if name not in (known := envpool.list_all_envs()):
+        near = closest(name, known)
+        hint = (
+            f"did you mean {SCHEME + near!r}?" if near else "envpool.list_all_envs() has them all"
+        )
+        raise ValueError(f"env {SCHEME + name!r}: EnvPool has no such environment: {hint}")
+    return envpool
 
 
 def check_options(options: Collection[str]) -> None:
@@ -84,7 +99,7 @@ def make_envpool_vector(config: EnvRunnerConfig) -> EnvPoolVector:
 
     Raises:
         EnvironmentFailed: EnvPool cannot make them.
-        ValueError: EnvPool is not installed, or the configuration has options that it lacks.
+        ValueError: EnvPool is not installed, has no such environment, or lacks an option.
     """
     check_extra(config.env)
     if config.vectorize not in ("auto", "native"):

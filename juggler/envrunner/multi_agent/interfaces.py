@@ -43,7 +43,7 @@ def has_several_agents(
 
     Raises:
         ValueError: there is no such environment, or its package is not installed.
-        EnvironmentFailed: importing its module failed, or EnvPool does not know it.
+        EnvironmentFailed: importing its module failed, or EnvPool cannot load it.
     """
     if env_factory is None:
         if config.gateway or config.is_served or ":" not in config.env:
