@@ -50,7 +50,9 @@ IDLE = 1000
 class Waste:
     """Requests as many samples as possible, and discards them."""
 
-    def prepare(self, observation_space: Any, action_space: Any) -> Player:
+    def prepare(
+        self, module_id: str, agents: int, observation_space: Any, action_space: Any
+    ) -> Player:
         connectors, to_env = build_runner_pipelines(
             ConnectorsConfig.parse({}), observation_space, action_space
         )
@@ -59,8 +61,11 @@ class Waste:
         self.player = Player(observation_space, action_space, policy, connectors, STEPS)
         return self.player
 
-    def wanted(self) -> int:
+    def wanted(self, module_id: str) -> int:
         return 1 << 30
+
+    def holds_up(self, module_id: str) -> bool:
+        return True
 
     def patience(self) -> float:
         return 1.0

@@ -111,15 +111,17 @@ class PacedSlots:
         of["length"][places] += 1
         of["return"][places] += rewards
         of["acted"][places] = False
-        unrecorded = int(np.count_nonzero(of["row"][places] < 0))
+        rows = of["row"][places]  # [B]
+        unrecorded = int(np.count_nonzero(rows < 0))
+        self.counts["steps_unrecorded"] += unrecorded
         if self._any_stale:
             self.let_go_of_stale(places)
-        self.counts["steps_unrecorded"] += unrecorded
+            rows = of["row"][places]
         if unrecorded or self._any_stale:
-            recorded = of["row"][places] >= 0  # [B]
-            places, rewards = places[recorded], rewards[recorded]
+            recorded = rows >= 0  # [B]
+            places, rewards, rows = places[recorded], rewards[recorded], rows[recorded]
         steps = of["step"][places]  # [B]
-        self.rows.by_step["rewards"][of["row"][places] * self.rows.width + steps] = rewards
+        self.rows.by_step["rewards"][rows * self.rows.width + steps] = rewards
         of["step"][places] = steps + 1
 
     def end(
