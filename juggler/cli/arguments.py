@@ -74,7 +74,8 @@ class WorkerArguments:
             ValueError: the token, or the directory for TLS, cannot be read or used.
         """
         address = self.driver
-        if Path(address).is_dir() or ":" not in address:
+        # A run that has yet to begin has no directory.
+        if Path(address).is_dir() or (":" not in address and os.sep in address):
             address = find_driver_from_elsewhere(Path(address), self.timeout)
         split_address(address)
         tls = read_tls(self.tls)

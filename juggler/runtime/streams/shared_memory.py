@@ -311,6 +311,8 @@ class Reader:
                 )
             except BlockingIOError:
                 return
+            except ConnectionResetError:  # it left without reading all
+                said, rights, flags = b"", [], 0
             except OSError as error:
                 said, rights, flags = b"", [], 0
                 self.why_not = f"{error.strerror}"

@@ -138,10 +138,17 @@ CORES: dict[str, MakeCore] = {
         if not needs_memory(name)
     },
     "a core around another": make_curious,
-    **{f"{name} with rnd": partial(make_rnd, name) for name in ALGORITHMS if name != "bc"},
-    "impala with a memory and rnd": partial(
-        make_rnd, "impala", {"recurrent": "gru", "recurrent_size": 8}
-    ),
+    **{
+        f"{name} with rnd": partial(make_rnd, name)
+        for name in ALGORITHMS
+        if name != "bc" and not needs_memory(name)
+    },
+    **{
+        f"{name} with a memory and rnd": partial(
+            make_rnd, name, {"recurrent": "gru", "recurrent_size": 8}
+        )
+        for name in ("impala", "r2d2")
+    },
     "a core of a user's own": Gaussians,
 }
 
