@@ -79,7 +79,9 @@ class Table:
     def rows(self, slots: NDArray[np.intp]) -> dict[str, Any]:
         """Copies of the rows in slots [B] -> by name, tensors [B, ...]."""
         at = torch.from_numpy(slots)  # [B]
-        found: dict[str, Any] = tree_map(lambda x: x[at.to(x.device)], self._columns)
+        found: dict[str, Any] = tree_map(
+            lambda x: x.index_select(0, at.to(x.device)), self._columns
+        )
         return found
 
     def oldest_first(self) -> NDArray[np.intp]:
