@@ -26,7 +26,7 @@ class LearnerConfig(OptimizerConfig):
     """
 
     algorithm: str = "impala"
-    """The algorithm: appo, bc, dqn, impala, ppo, pqn, sac, td3, or one of your own as
+    """The algorithm: appo, bc, dqn, impala, iql, ppo, pqn, sac, td3, or one of your own as
     package.module:Class."""
 
     reward_scale: float = 1.0
