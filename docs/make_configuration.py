@@ -28,6 +28,7 @@ from juggler.learner.algorithms.appo.config import AppoConfig
 from juggler.learner.algorithms.bc.config import BcConfig
 from juggler.learner.algorithms.dqn.config import DqnConfig
 from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.iql.config import IqlConfig
 from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.pqn.config import PqnConfig
@@ -89,11 +90,12 @@ SECTIONS: list[tuple[str, type[Any]]] = [
     ("Learning with PPO", PpoConfig),
     ("Learning with PQN", PqnConfig),
     ("Learning with BC", BcConfig),
-    ("Learning with DQN, R2D2, SAC and TD3", OffPolicyConfig),
+    ("Learning with DQN, R2D2, SAC, TD3 and IQL", OffPolicyConfig),
     ("Learning with DQN", DqnConfig),
     ("Learning with R2D2", R2d2Config),
     ("Learning with SAC", SacConfig),
     ("Learning with TD3", Td3Config),
+    ("Learning with IQL", IqlConfig),
     ("Intrinsic rewards: keys of `intrinsic`", IntrinsicConfig),
     ("Imitation: keys of `imitation`", ImitationConfig),
     ("The module", ModuleConfig),

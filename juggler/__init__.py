@@ -76,6 +76,8 @@ if TYPE_CHECKING:
     from juggler.learner.algorithms.impala.config import ImpalaConfig as ImpalaConfig
     from juggler.learner.algorithms.impala.core import Impala as Impala
     from juggler.learner.algorithms.intrinsic.rnd import Rnd as Rnd
+    from juggler.learner.algorithms.iql.config import IqlConfig as IqlConfig
+    from juggler.learner.algorithms.iql.core import Iql as Iql
     from juggler.learner.algorithms.ppo.config import PpoConfig as PpoConfig
     from juggler.learner.algorithms.ppo.core import Ppo as Ppo
     from juggler.learner.algorithms.pqn.config import PqnConfig as PqnConfig
@@ -153,6 +155,9 @@ if TYPE_CHECKING:
     from juggler.runtime.modules.distributions import Categorical as Categorical
     from juggler.runtime.modules.distributions import CategoricalSpec as CategoricalSpec
     from juggler.runtime.modules.distributions import DistributionSpec as DistributionSpec
+    from juggler.runtime.modules.implicit_actor_critic import (
+        ImplicitActorCritic as ImplicitActorCritic,
+    )
     from juggler.runtime.modules.model_config import ModelConfig as ModelConfig
     from juggler.runtime.modules.models import ActorCritic as ActorCritic
     from juggler.runtime.modules.module_spec import RLModuleSpec as RLModuleSpec
@@ -217,7 +222,10 @@ _PUBLIC = {
     "ImitationConfig": "juggler.learner.imitation_config",
     "Impala": "juggler.learner.algorithms.impala.core",
     "ImpalaConfig": "juggler.learner.algorithms.impala.config",
+    "ImplicitActorCritic": "juggler.runtime.modules.implicit_actor_critic",
     "IntrinsicConfig": "juggler.learner.intrinsic_config",
+    "Iql": "juggler.learner.algorithms.iql.core",
+    "IqlConfig": "juggler.learner.algorithms.iql.config",
     "LeagueBuilder": "juggler.driver.league.builder",
     "LeagueResults": "juggler.driver.league.results",
     "Learner": "juggler.learner.learner",

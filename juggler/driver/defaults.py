@@ -50,6 +50,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
     },
     # One EnvRunner reads a data set faster than a learner learns from it.
     "bc": {"num_env_runners": 1, "envs_per_runner": 16, "fragment_steps": 16, "lr": 1e-3},
+    "iql": {"num_env_runners": 1, "envs_per_runner": 16, "fragment_steps": 16, "model": _WIDE},
     "dqn": {"envs_per_runner": 8, "fragment_steps": 16, "lr": 5e-4, "model": _WIDE},
     "pqn": {"envs_per_runner": 8, "fragment_steps": 32, "lr": 1e-3},
     "r2d2": {"envs_per_runner": 8, "fragment_steps": 32, "lr": 5e-4, "model": _REMEMBERING},
@@ -91,6 +92,7 @@ _BATCH = {
     "impala": 64,
     "appo": 128,
     "bc": 256,
+    "iql": 256,
     "ppo": 2048,
     "pqn": 256,
     "dqn": 128,

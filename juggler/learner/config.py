@@ -26,8 +26,8 @@ class LearnerConfig(OptimizerConfig):
     """
 
     algorithm: str = "impala"
-    """The algorithm: appo, bc, dqn, impala, ppo, pqn, r2d2, sac, td3, or one of your own
-    as package.module:Class."""
+    """The algorithm: appo, bc, dqn, impala, iql, ppo, pqn, r2d2, sac, td3, or one of your own as
+    package.module:Class."""
 
     reward_scale: float = 1.0
     """Factor that rewards are multiplied by before learning. Returns of some tens are learned

@@ -18,7 +18,7 @@ from juggler.driver.given_config import load_given
 from juggler.driver.shipped import shipped_configs
 from juggler.runtime.wire.spaces import space_to_message
 
-ALGORITHMS = ("impala", "ppo", "appo", "pqn", "dqn", "r2d2", "sac", "td3", "bc")
+ALGORITHMS = ("impala", "ppo", "appo", "pqn", "dqn", "r2d2", "sac", "td3", "bc", "iql")
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (10, 10, 1), np.uint8)
 
@@ -131,7 +131,7 @@ def test_the_page_of_algorithms_has_what_is_chosen() -> None:
     for where, table in {"": CHOSEN, **tables, **boxed}.items():
         for key in sorted({key for values in table.values() for key in values}):
             condition = ", where `weights_interval` is 1" if key == "max_staleness" else where
-            names = ("impala", "appo", "ppo", "pqn", "dqn", "r2d2", "sac", "td3", "bc")
+            names = ("impala", "appo", "ppo", "pqn", "dqn", "r2d2", "sac", "td3", "bc", "iql")
             values = [table.get(name, {}).get(key, "") for name in names]
             assert rows[key, condition] == [in_toml(value) for value in values], key
 

@@ -29,6 +29,31 @@ class Balanced:
         return int(0.1 * x + 0.3 * speed + 3 * angle + turning > 0)
 
 
+def mixed(place: Path, wrong: float, episodes: int) -> float:
+    """Episodes of CartPole with a share of wrong actions -> their mean length."""
+    import gymnasium
+
+    from juggler.runtime.datasets.dataset import RecordedEpisode
+
+    env, rule, generator = gymnasium.make("CartPole-v1"), Balanced(), np.random.default_rng(0)
+    played: list[RecordedEpisode] = []
+    for seed in range(episodes):
+        observation, _ = env.reset(seed=seed)
+        seen, actions, over = [observation], [], False
+        while not over:
+            right = rule(observation)
+            actions.append(1 - right if generator.random() < wrong else right)
+            observation, _, terminated, truncated, _ = env.step(actions[-1])
+            seen.append(observation)
+            over = terminated or truncated
+        rewards = np.ones(len(actions), np.float32)
+        played.append(RecordedEpisode(np.stack(seen), np.array(actions), rewards, terminated))
+    spaces = env.observation_space, env.action_space
+    env.close()
+    write(place, played, *spaces, env="CartPole-v1")
+    return float(np.mean([len(each) for each in played]))
+
+
 def demonstrations(place: Path, episodes: int = 10) -> Path:
     """Episodes of CartPole in which poles are held until the end."""
     import gymnasium
@@ -78,6 +103,26 @@ def test_ten_episodes_of_cartpole_are_imitated_in_place_of_rewards(place: Place,
     told = summary(place.path / "run")["modules"]["default"]
     assert abs(told["imitation_reward"]) < 1, "hardly to be told from the demonstrations"
     assert str(place.path / "shown") in (place.path / "run" / "config.toml").read_text()
+    place.assert_nothing_is_left()
+
+
+@seeds
+def test_iql_finds_the_better_actions_of_a_data_set_and_bc_the_usual_ones(
+    place: Place, seed: int
+) -> None:
+    length = mixed(place.path / "tried", wrong=0.55, episodes=200)
+    options = ("--dataset", "tried", "--seed", seed, "--stop-steps", 60_000)
+    by_rewards = ("--reward-scale", 0.1, "--advantage-weight", 10, "--expectile", 0.8)
+    small = ("--lr", 0.001, "--model", '{"hidden_sizes": [64, 64], "activation": "relu"}')
+    returns = {}
+    for algorithm, own in (("bc", ()), ("iql", by_rewards)):
+        run = place.run(
+            "train", "--algorithm", algorithm, *options, *small, *own, "--run-dir", algorithm
+        )
+        assert run.status == 0, run.output
+        assert_books_balance(place.path / algorithm)
+        returns[algorithm] = juggler.evaluate(place.path / algorithm, episodes=30).mean
+    assert returns["bc"] < length < 2 * length < returns["iql"], (returns, length)
     place.assert_nothing_is_left()
 
 

@@ -15,6 +15,7 @@ from juggler.learner.algorithms.bc import BcAlgorithm
 from juggler.learner.algorithms.checking import checked_algorithm
 from juggler.learner.algorithms.dqn import DqnAlgorithm
 from juggler.learner.algorithms.impala import ImpalaAlgorithm
+from juggler.learner.algorithms.iql import IqlAlgorithm
 from juggler.learner.algorithms.ppo import PpoAlgorithm
 from juggler.learner.algorithms.pqn import PqnAlgorithm
 from juggler.learner.algorithms.r2d2 import R2d2Algorithm
@@ -38,6 +39,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "bc": BcAlgorithm,
     "dqn": DqnAlgorithm,
     "impala": ImpalaAlgorithm,
+    "iql": IqlAlgorithm,
     "ppo": PpoAlgorithm,
     "pqn": PqnAlgorithm,
     "r2d2": R2d2Algorithm,

@@ -78,6 +78,22 @@ class Critic(nn.Module):
         return values
 
 
+def must_see_actions(
+    name: str, action_space: gymnasium.Space[Any], model_config: Mapping[str, Any]
+) -> None:
+    """
+    Raises:
+        ValueError: the encoder is one of a user's own, which cannot see actions of a Box.
+    """
+    encoder = model_config.get("encoder", "auto")
+    if isinstance(action_space, spaces.Box) and (callable(encoder) or ":" in str(encoder)):
+        raise ValueError(
+            f"model.encoder = {encoder!r}: {name} values Box actions by what it "
+            "encodes of observations and actions together, which an encoder of your own cannot "
+            "know; leave it out"
+        )
+
+
 def model_for_critics(
     name: str, action_space: gymnasium.Space[Any], model_config: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -99,13 +115,7 @@ def model_for_critics(
             f"distribution = {model_config['distribution']!r}: {name} has the one that its "
             "algorithm needs; leave it out"
         )
-    encoder = model_config.get("encoder", "auto")
-    if isinstance(action_space, spaces.Box) and (callable(encoder) or ":" in str(encoder)):
-        raise ValueError(
-            f"model.encoder = {encoder!r}: {name} values Box actions by what it "
-            "encodes of observations and actions together, which an encoder of your own cannot "
-            "know; leave it out"
-        )
+    must_see_actions(name, action_space, model_config)
     if model_config.get("recurrent", "none") != "none":
         raise ValueError(
             f"{name} has no memory: leave out model.recurrent, or take another "

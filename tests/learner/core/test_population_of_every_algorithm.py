@@ -26,6 +26,7 @@ from juggler.learner.core.population import Population
 from juggler.learner.data.collate import collate
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.deterministic_actor_critic import DeterministicActorCritic
+from juggler.runtime.modules.implicit_actor_critic import ImplicitActorCritic
 from juggler.runtime.modules.soft_actor_critic import SoftActorCritic
 
 
@@ -45,6 +46,14 @@ class Doubled(nn.Module):
 
 class SmallSac(SoftActorCritic):
     """A policy and two networks of values for SAC, in the dtype asked for."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(VECTOR, TWO, {"encoder": lambda *_: Doubled()})
+        self.to(dtype)
+
+
+class SmallIql(ImplicitActorCritic):
+    """A policy, values and critics for IQL, in the dtype asked for."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__(VECTOR, TWO, {"encoder": lambda *_: Doubled()})
@@ -81,11 +90,21 @@ class SmallQ(Small):
         self.register_buffer("epsilon", torch.tensor(1.0))
 
 
+#: Modules of algorithms that need one of their own.
+SMALL: dict[str, Any] = {
+    "dqn": SmallQ,
+    "iql": SmallIql,
+    "pqn": SmallQ,
+    "sac": SmallSac,
+    "td3": SmallTd3,
+}
+
+
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if not needs_memory(name)])
 def test_members_of_every_algorithm_do_what_it_does(make_batch: MakeBatch, name: str) -> None:
     package, _, attribute = ALGORITHMS[name].core.partition(":")
     kind = getattr(importlib.import_module(package), attribute)
-    small = {"pqn": SmallQ, "dqn": SmallQ, "sac": SmallSac, "td3": SmallTd3}.get(name, Small)
+    small = SMALL.get(name, Small)
     make = {"default": partial(small, dtype=torch.float64)}
     core = kind(make, ALGORITHMS[name].config())
     population = Population(core, hyperparameters={"lr": [1e-3, 1e-2]})
