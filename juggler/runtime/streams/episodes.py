@@ -14,8 +14,9 @@ from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.streams.calls import calls
+from juggler.runtime.streams.memory_reader import Reader
 from juggler.runtime.streams.memory_sockets import MemorySocket
-from juggler.runtime.streams.shared_memory import Reader, Writer
+from juggler.runtime.streams.memory_writer import Writer
 from juggler.runtime.streams.sharing import Dialled, expected
 from juggler.runtime.streams.unfinished import Unfinished
 from juggler.runtime.wire.chunks import Piece

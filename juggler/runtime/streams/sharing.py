@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 import grpc
 
 from juggler.runtime.actors.credentials import CallMetadata
+from juggler.runtime.streams.memory_reader import Reader
 from juggler.runtime.streams.memory_sockets import (
     MEMORY_METADATA,
     MemorySocket,
@@ -21,7 +22,8 @@ from juggler.runtime.streams.memory_sockets import (
     new_token,
     token_in,
 )
-from juggler.runtime.streams.shared_memory import Reader, Writer, least_bytes
+from juggler.runtime.streams.memory_writer import Writer
+from juggler.runtime.streams.shared_memory import least_bytes
 from juggler.runtime.wire.errors import WireError
 
 E = TypeVar("E", Reader, Writer)

@@ -16,8 +16,9 @@ from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.streams.calls import calls
+from juggler.runtime.streams.memory_reader import Reader
 from juggler.runtime.streams.memory_sockets import MemorySocket
-from juggler.runtime.streams.shared_memory import Reader, SharedFrame, Writer
+from juggler.runtime.streams.memory_writer import SharedFrame, Writer
 from juggler.runtime.streams.sharing import Dialled, Expected, expected
 from juggler.runtime.wire.chunks import with_digest
 from juggler.runtime.wire.errors import WireError

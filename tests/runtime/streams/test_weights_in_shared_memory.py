@@ -16,7 +16,7 @@ from support.weights_learner import METADATA, PATIENCE, Learner, same, weights_t
 
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.memory_sockets import memory_path
-from juggler.runtime.streams.shared_memory import SharedFrame, Writer
+from juggler.runtime.streams.memory_writer import SharedFrame, Writer
 from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.wire.frames import Limits
 from juggler.runtime.wire.v1 import episodes_pb2

@@ -1,0 +1,159 @@
+"""The reader's end of a connection over which memory is shared; see `shared_memory`."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import select
+import socket
+import weakref
+from contextlib import suppress
+
+import numpy as np
+
+from juggler.runtime.streams.shared_memory import (
+    DESCRIPTOR,
+    FIXED_PAGES,
+    FIXED_SIZE,
+    MOST_BYTES,
+    MOST_SLOTS,
+    OFFER,
+    PROBE,
+    PROOF_BYTES,
+    SLOT,
+)
+from juggler.runtime.wire.errors import WireError
+
+
+class Reader:
+    """The reader's end of a connection. One thread at a time may use it.
+
+    Attributes:
+        answered: whether it has answered the probe.
+        why_not: why nothing is shared any more, for people; "": nothing went wrong.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.answered = False
+        self.why_not = ""
+        self._connection = connection
+        self._mapped: dict[int, mmap.mmap] = {}  # by slot
+        self._frozen: set[int] = set()  # slots of memory that is never filled again
+        self._leased: set[int] = set()
+
+    def hear(self) -> None:
+        """Take what the writer has offered, and answer its probe.
+
+        Raises:
+            WireError: it offers what nobody should rely on.
+        """
+        while not self.why_not:
+            try:
+                # Python's recv_fds ignores this flag.
+                said, rights, flags, _ = self._connection.recvmsg(
+                    64, socket.CMSG_LEN(DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                return
+            except ConnectionResetError:  # it left without reading all
+                said, rights, flags = b"", [], 0
+            except OSError as error:
+                said, rights, flags = b"", [], 0
+                self.why_not = f"{error.strerror}"
+            descriptors = [DESCRIPTOR.unpack(each)[0] for *_, each in rights]
+            try:
+                if not said:
+                    self.why_not = self.why_not or "the other end shares nothing more"
+                    return
+                if len(said) != OFFER.size or len(descriptors) != 1 or flags & socket.MSG_CTRUNC:
+                    raise WireError("shared memory was offered without its descriptor")
+                self._map(descriptors[0], *OFFER.unpack(said))
+            finally:
+                for each in descriptors:
+                    os.close(each)
+
+    def wait_for_probe(self, seconds: float) -> None:
+        """Wait until `hear` has something to answer."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        poll.poll(1000 * seconds)
+
+    def lease(self, slot: int, size: int) -> memoryview:
+        """The first bytes of a slot, read-only. The writer is told when nothing refers to them any
+        more.
+
+        The writer can still change them, unless the memory is frozen: copy before checking.
+
+        Raises:
+            WireError: there is no such memory, or it is still being read.
+        """
+        self.hear()
+        mapped = self._mapped.get(slot)
+        if mapped is None:
+            raise WireError(f"no memory was offered in slot {slot}")
+        if slot in self._leased:
+            raise WireError(f"the memory in slot {slot} is still being read")
+        if size > len(mapped):
+            raise WireError(f"{size} bytes do not fit slot {slot}, which has {len(mapped)}")
+        self._leased.add(slot)
+        root = np.ndarray(size, np.uint8, mapped)  # [size]
+        # Views keep this array alive, whoever has them.
+        weakref.finalize(root, self._release, slot).atexit = False
+        return root.data.toreadonly()
+
+    def close(self) -> None:
+        """Let go of the memory. What is leased stays as long as something refers to it."""
+        self._connection.close()
+        self._mapped.clear()
+
+    def _map(self, descriptor: int, slot: int, size: int) -> None:
+        if slot >= MOST_SLOTS and slot != PROBE:
+            raise WireError(f"shared memory was offered in slot {slot} of {MOST_SLOTS}")
+        if slot in self._leased:
+            raise WireError(f"the memory in slot {slot} is still being read")
+        frozen = _must_last(descriptor, size)
+        try:
+            mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        except OSError as error:
+            raise WireError(f"cannot map {size} bytes of shared memory: {error}") from error
+        if slot != PROBE:
+            self._mapped[slot] = mapped
+            (self._frozen.add if frozen else self._frozen.discard)(slot)
+            return
+        self.answered = True
+        with mapped, suppress(OSError):
+            self._connection.send(mapped[:PROOF_BYTES], socket.MSG_DONTWAIT)
+
+    def _release(self, slot: int) -> None:
+        """Called in whatever thread has dropped the last reference, whatever locks it holds."""
+        if slot in self._frozen:
+            self._mapped.pop(slot, None)
+        self._leased.discard(slot)
+        # If the writer is gone, so is whoever would use the slot again.
+        with suppress(OSError):
+            self._connection.send(SLOT.pack(slot), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+
+def _must_last(descriptor: int, size: int) -> bool:
+    """Check that these bytes are there, and stay there whatever the writer does.
+
+    Returns:
+        Whether they even stay as they are.
+
+    Raises:
+        WireError: they may go, and whoever reads them would get a SIGBUS.
+    """
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError:
+        raise WireError("what was offered is no memory that can be sealed") from None
+    if seals & FIXED_SIZE != FIXED_SIZE or not seals & FIXED_PAGES:
+        raise WireError("shared memory is not sealed: it could vanish while it is read")
+    found = os.fstat(descriptor)
+    if not 0 < size <= min(found.st_size, MOST_BYTES):
+        raise WireError(f"shared memory of {found.st_size} bytes was offered as {size}")
+    if found.st_blocks * 512 < size:
+        raise WireError(f"shared memory of {size} bytes has only {found.st_blocks * 512}")
+    return bool(seals & fcntl.F_SEAL_WRITE)
