@@ -123,7 +123,7 @@ def test_the_page_of_algorithms_has_what_is_chosen() -> None:
     lines = [line for line in section.splitlines() if line.startswith("| `")]
     rows = {}
     for line in lines:
-        first, *values = (cell.strip() for cell in line.split("|")[1:11])
+        first, *values = (cell.strip() for cell in line.split("|")[1:12])
         key, _, where = first.removeprefix("`").partition("`")
         rows[key, where] = values
     tables = {f", where {kind} is observed": table for kind, table in CHOSEN_FOR.items()}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from juggler.driver.record.candidates import Played
+if TYPE_CHECKING:  # it imports NumPy, which people who wait for a first line need not
+    from juggler.driver.record.candidates import Played
 
 Level = Literal["info", "warning", "error"]
 
