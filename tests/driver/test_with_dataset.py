@@ -58,7 +58,10 @@ def test_a_data_set_on_another_host_is_not_looked_for() -> None:
     ("given", "said"),
     [
         ({"algorithm": "bc"}, "'bc' learns from a data set: name one with dataset"),
-        ({"dataset": "mine"}, "algorithm = 'impala', which learns from steps .* choose bc or iql, or"),
+        (
+            {"dataset": "mine"},
+            "algorithm = 'impala', which learns from steps .* choose bc or iql, or",
+        ),
         ({"dataset": "mine", "stop_return": 1.0}, "choose bc or iql, or"),
         ({"algorithm": "bc", "dataset": "yours"}, "dataset: there is no data set 'yours'"),
         ({"algorithm": "bc", "dataset": "mine", "stop_return": 1.0}, "stop_return = 1.0 with data"),
