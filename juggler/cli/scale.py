@@ -59,16 +59,18 @@ def _scale(given: Arguments) -> int:
             "the learners of a run of `juggler train` stay: --learners is for `juggler launch`"
         )
     assert given.env_runners is not None
-    before = _ask(address, given.env_runners)
+    before = _ask(run_dir, address, given.env_runners)
     print(f"EnvRunners: {given.env_runners} are wanted now, in place of {before}")
     return 0
 
 
-def _ask(address: str, env_runners: int) -> int:
+def _ask(run_dir: Path, address: str, env_runners: int) -> int:
     """Ask the driver for so many EnvRunners -> how many there were to be."""
     import grpc
 
     from juggler.driver.monitoring import SCALE_METHOD
+    from juggler.driver.record.driver_file import not_running
+    from juggler.driver.record.run_directory import RunDirectoryError
     from juggler.runtime.actors.endpoints import EndpointError, dial
     from juggler.runtime.wire.v1 import status_pb2
 
@@ -82,5 +84,7 @@ def _ask(address: str, env_runners: int) -> int:
             reply = ask(status_pb2.ScaleRequest(env_runners=env_runners), timeout=_ANSWER_SECONDS)
         except grpc.RpcError as error:
             answer: Any = error
+            if answer.code() == grpc.StatusCode.UNAVAILABLE:
+                raise RunDirectoryError(not_running(run_dir)) from None
             raise EndpointError(f"{address}: {answer.details()}") from None
     return int(reply.before)

@@ -110,6 +110,35 @@ _SHARED = ("envs_per_runner", "fragment_steps")
 _FLOATS = (DType.DTYPE_FLOAT16, DType.DTYPE_FLOAT32, DType.DTYPE_FLOAT64)
 
 
+def with_models(config: RunConfig, given: Collection[str]) -> RunConfig:
+    """A configuration with the models that `settled` will choose, which depend on no space: some
+    algorithms cannot even be tried with another.
+
+    Args:
+        config: as given.
+        given: keys that somebody gave a value to.
+    """
+    algorithm, module = config.learner.algorithm, config.module.module
+    changed: dict[str, Any] = {}
+    if "model" not in given and (model := _model(algorithm, module)):
+        changed["model"] = model
+    tables = dict(config.agents.modules)
+    for module_id, table in tables.items():
+        own = table.get("algorithm", algorithm)
+        model = _model(own, table.get("module"))
+        if model and own != algorithm and "model" not in {*table, *given}:
+            tables[module_id] = {**table, "model": model}
+            changed["modules"] = tables
+    return RunConfig.from_flat({**config.flat(), **changed}) if changed else config
+
+
+def _model(algorithm: str, module: str | None) -> dict[str, Any]:
+    """What is chosen of the model, where the module is the algorithm's own; {} if nothing is."""
+    chosen: dict[str, Any] = CHOSEN.get(algorithm, {}).get("model", {})
+    is_own = algorithm in CHOSEN and module in (None, name_of(find_algorithm(algorithm).module))
+    return chosen if is_own else {}
+
+
 def settled(
     config: RunConfig, given: Collection[str], groups: Sequence[FoundGroup]
 ) -> tuple[RunConfig, str]:

@@ -24,7 +24,7 @@ from juggler.driver.checkpoint.frozen_modules import (
     with_digests,
 )
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.defaults import settled
+from juggler.driver.defaults import settled, with_models
 from juggler.driver.driver import Driver, Listen
 from juggler.driver.given_config import load_given
 from juggler.driver.league_players import copies_of
@@ -183,7 +183,8 @@ def start_run(
     config = with_dataset(config, given, is_here=listen is None)
     other, frozen = other_run(config), frozen_modules(config)
     config = with_digests(config, frozen)
-    with _checked(config, own_code, listen, progress, started) as groups:
+    rehearsed = with_models(config, given)
+    with _checked(rehearsed, own_code, listen, progress, started) as groups:
         config = with_agents(config, groups)
         must_fit(config, frozen, groups)
         config, said = settled(config, given, groups)

@@ -109,7 +109,7 @@ def create(config: RunConfig, given: Collection[str], seeds: int, path: Path | N
     values = {key: flat[key] for key in flat if key in given and key != "run_dir"}
     name = re.sub(r"[^\w.-]+", "-", config.env_runner.env.rpartition(":")[2])
     path = path or Path("runs") / f"seeds-{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    must_be_free(path)
+    must_be_free(path, f"juggler train --seeds {seeds} --resume")
     try:
         path.mkdir(parents=True, exist_ok=True)
         write_synced(path / CONFIG_FILE, to_toml(values))

@@ -108,12 +108,33 @@ def parse_space(given: Mapping[str, str | Sequence[Value]], run: Mapping[str, An
     if "algorithm" in given:
         chosen = _axis("algorithm", given["algorithm"], run)
         algorithms = [placed(run, {"algorithm": value}) for value in chosen.extremes()]
+        _must_suit_all(algorithms)
     axes = [_axis(key, value, algorithms[0]) for key, value in given.items()]
     for axis in axes:
         for around in algorithms:
             for value in axis.extremes():
                 RunConfig.from_flat(placed(around, {axis.key: value}), where="--space")
     return axes
+
+
+def _must_suit_all(algorithms: Sequence[Mapping[str, Any]]) -> None:
+    """
+    Args:
+        algorithms: the configuration with each algorithm.
+
+    Raises:
+        ConfigError: there is no such algorithm, or the configuration has keys of another one.
+    """
+    for run in algorithms:
+        RunConfig.from_flat({"algorithm": run["algorithm"]}, where="--space")
+    try:
+        for run in algorithms:
+            RunConfig.from_flat(dict(run))
+    except ConfigError as error:
+        raise ConfigError(
+            f"--space algorithm: {error}. The configuration is for one algorithm: to compare "
+            "several, name the environment alone, as in --env CartPole-v1"
+        ) from error
 
 
 def placed(run: Mapping[str, Any], values: Mapping[str, Value]) -> dict[str, Any]:

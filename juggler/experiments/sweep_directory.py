@@ -96,7 +96,7 @@ class SweepDirectory:
         """
         name = re.sub(r"[^\w.-]+", "-", str(plan.run.get("env", "")).rpartition(":")[2])
         path = path or Path("runs") / f"sweep-{name}-{datetime.now():%Y%m%d-%H%M%S}"
-        must_be_free(path)
+        must_be_free(path, "juggler sweep --resume")
         try:
             (path / "trials").mkdir(parents=True)
             write_synced(path / PLAN_FILE, to_toml(asdict(plan)))

@@ -13,7 +13,13 @@ from gymnasium import spaces
 from juggler.cli.arguments import keys_given
 from juggler.driver.agents_found import FoundGroup
 from juggler.driver.config import RunConfig
-from juggler.driver.defaults import CHOSEN, CHOSEN_FOR, CHOSEN_FOR_BOX_ACTIONS, settled
+from juggler.driver.defaults import (
+    CHOSEN,
+    CHOSEN_FOR,
+    CHOSEN_FOR_BOX_ACTIONS,
+    settled,
+    with_models,
+)
 from juggler.driver.given_config import load_given
 from juggler.driver.shipped import shipped_configs
 from juggler.runtime.wire.spaces import space_to_message
@@ -99,6 +105,17 @@ def test_nothing_is_chosen_for_an_environment_that_nobody_here_knows_and_that_is
     assert config == RunConfig()
     assert "of the environment are not known" in said
     assert settled(config, config.flat().keys(), ()) == (config, "")
+
+
+def test_a_model_that_an_algorithm_needs_is_there_before_the_spaces_are_known() -> None:
+    needs = RunConfig.from_flat({"algorithm": "r2d2"})
+    assert with_models(needs, {"algorithm"}).module.model == {"recurrent": "lstm"}
+    assert with_models(needs, {"algorithm", "model"}) is needs
+    own = RunConfig.from_flat({"algorithm": "r2d2", "module": "my_module:Mine"})
+    assert with_models(own, {"algorithm", "module"}) is own
+    tables = {"agents": {"*": "main"}, "modules": {"main": {"algorithm": "r2d2"}}}
+    several = with_models(RunConfig.from_flat(tables), tables.keys())
+    assert several.agents.modules["main"]["model"] == {"recurrent": "lstm"}
 
 
 def test_what_is_chosen_is_said_in_one_line() -> None:

@@ -70,3 +70,11 @@ def test_values_are_placed_in_tables_and_what_they_came_from_stays() -> None:
         "env_kwargs": {"size": 3},
     }
     assert run == {"lr": 1.0, "model": {"hidden_sizes": [8], "activation": "relu"}}
+
+
+def test_a_configuration_of_one_algorithm_is_not_swept_over_several() -> None:
+    impala = {"algorithm": "impala", "rho_bar": 1.0}
+    with pytest.raises(ConfigError, match="name the environment alone, as in --env CartPole-v1"):
+        parse_space({"algorithm": "ppo,appo"}, impala)
+    with pytest.raises(ConfigError, match="did you mean 'appo'"):
+        parse_space({"algorithm": "ppo,appoo"}, impala)

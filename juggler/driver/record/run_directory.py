@@ -33,8 +33,12 @@ class RunDirectoryError(Exception):
     """A run directory cannot be created, opened or written; the message says what to do."""
 
 
-def must_be_free(path: Path) -> None:
+def must_be_free(path: Path, going_on: str = "juggler train --resume") -> None:
     """
+    Args:
+        path: of a new run.
+        going_on: the command that goes on with what such a directory holds.
+
     Raises:
         RunDirectoryError: a new run cannot have this directory: something is there, or it cannot
             be read.
@@ -49,7 +53,7 @@ def must_be_free(path: Path) -> None:
     if is_taken:
         raise RunDirectoryError(
             f"the run directory {path} is not empty; name another one, "
-            f"or go on with the run in it: juggler train --resume {path}"
+            f"or go on with what is in it: {going_on} {path}"
         )
 
 

@@ -34,7 +34,7 @@ def describe(config: Mapping[str, Any]) -> str:
     ]
     if (stop_return := config.get("stop_return")) is not None:
         until.insert(0, f"a return of {_returns(stop_return, quantity)}")
-    goal = f" until {' or '.join(until)}" if until else ""
+    goal = f" until {' or '.join(until) or 'it is interrupted'}"
     seed = f", seed {config['seed']}" if "seed" in config else ""
     return f"{config.get('env')} with {algorithms(config)}{goal}{seed}"
 

@@ -43,5 +43,8 @@ def test_json_lines_have_the_runs_id(tmp_path: Path) -> None:
     journal.start({"env": "CartPole-v1", "algorithm": "impala"})
     journal.message("trouble", "warning")
     first, second = map(json.loads, shown.getvalue().splitlines())
-    assert (first["run"], first["message"]) == ("run1", "training CartPole-v1 with impala")
+    assert (first["run"], first["message"]) == (
+        "run1",
+        "training CartPole-v1 with impala until it is interrupted",
+    )
     assert (second["level"], second["message"]) == ("warning", "trouble")
