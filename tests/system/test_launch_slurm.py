@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,8 +76,10 @@ def test_a_run_of_jobs_outlives_a_killed_worker_and_its_time_limit(
     assert len(checkpoints(run_dir)) >= min(before, 1)
     trained = summary(run_dir)["env_steps_trained"]
     job = slurm.ask("squeue", "--noheader", f"--name={name}", "--format=%A").strip()
-    # Slurm lets it wait for two minutes, of which it needs those until the former one is gone.
+    # Slurm lets it wait for two minutes. It needs those until the former job is gone, and until the
+    # second is over in which that was: credentials of jobs, which it revokes then, tell no less apart.
     slurm.wait_until(lambda: not slurm.runs(job), "the former job is gone")
+    time.sleep(2.5)
     slurm.ask("scontrol", "update", f"jobid={job}", "starttime=now")
     eventually(lambda: trained_steps(run_dir) > trained, 90, lambda: launch.output)
 
