@@ -77,7 +77,7 @@ def test_a_run_of_jobs_outlives_a_killed_worker_and_its_time_limit(
     trained = summary(run_dir)["env_steps_trained"]
     job = slurm.ask("squeue", "--noheader", f"--name={name}", "--format=%A").strip()
     # Slurm lets it wait for two minutes. It needs those until the former job is gone, and a second
-    # more: a credential that is made in the second in which the former one was revoked does not hold.
+    # more: a credential from the second in which the former one was revoked does not hold.
     slurm.wait_until(lambda: not slurm.runs(job), "the former job is gone")
     time.sleep(2.5)
     slurm.ask("scontrol", "update", f"jobid={job}", "starttime=now")
