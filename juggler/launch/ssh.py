@@ -88,7 +88,7 @@ class SshRun:
             LaunchError: a host cannot be reached, or has no Juggler or another version of it.
         """
         self._launch.make_certificates(self._hosts.dialed)
-        self._for_each_host(self._prepare)
+        self._prepare_all()
         self._logs.mkdir(parents=True, exist_ok=True)
         for role in ROLES:
             number = sum(_number(role, host) for host in self._hosts.hosts)
@@ -217,10 +217,13 @@ where it is with `juggler = ` in the file of hosts ({said})"
         status, said = _asked(host, unpack, content.getvalue())
         return f"cannot copy certificates to {host.name}: {said}" if status else ""
 
-    def _for_each_host(self, work: object) -> None:
-        assert callable(work)
+    def _prepare_all(self) -> None:
+        """
+        Raises:
+            LaunchError: something is wrong with one of the hosts, or several.
+        """
         with ThreadPoolExecutor(min(32, len(self._hosts.hosts))) as pool:
-            problems = [text for text in pool.map(work, self._hosts.hosts) if text]
+            problems = [text for text in pool.map(self._prepare, self._hosts.hosts) if text]
         if problems:
             raise LaunchError("\n".join(problems))
 
