@@ -113,7 +113,11 @@ def _launch(given: LaunchArguments, options: Sequence[str]) -> Launch:
 
     config = given.config or ""
     launch = Launch(
-        launch_directory(given.run_dir, config).absolute(), config, options, given.insecure
+        launch_directory(given.run_dir, config).absolute(),
+        config,
+        options,
+        given.insecure,
+        given.plain_gradients,
     )
     checked = [*([config] if config else []), "--run-dir", str(launch.run_dir), "--go-on"]
     read_arguments([*checked, *options])
@@ -125,7 +129,7 @@ def _ssh(given: SshArguments, options: Sequence[str]) -> int:
     from juggler.launch.ssh import SshRun
 
     hosts = read_hosts(Path(given.hosts))
-    ssh = SshRun(_launch(given, options), hosts, given.plain_gradients, _say)
+    ssh = SshRun(_launch(given, options), hosts, _say)
     if given.dry_run:
         _print_commands(ssh.commands())
         return 0
@@ -144,7 +148,7 @@ def _slurm(given: SlurmArguments, options: Sequence[str]) -> int:
         learner=given.sbatch_learner,
         envrunner=given.sbatch_envrunner,
     )
-    slurm = SlurmRun(_launch(given, options), jobs, given.plain_gradients, _say)
+    slurm = SlurmRun(_launch(given, options), jobs, _say)
     if given.dry_run:
         for path, script in slurm.scripts().items():
             print(f"# {path}\n{script}")

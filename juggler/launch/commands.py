@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import time
@@ -26,12 +27,36 @@ class Launch:
         config: a shipped configuration or a file; "": the defaults and `options` alone.
         options: of `juggler driver`, besides those that the engine sets.
         insecure: without TLS and tokens.
+        plain_gradients: several learners may add up gradients without encryption.
     """
 
     run_dir: Path
     config: str
     options: Sequence[str] = ()
     insecure: bool = False
+    plain_gradients: bool = False
+
+    @property
+    def tag(self) -> str:
+        """A name for this run alone, whatever other runs are called."""
+        whole = str(self.run_dir.absolute()).encode()
+        return f"{self.run_dir.name}-{hashlib.blake2b(whole, digest_size=4).hexdigest()}"
+
+    @property
+    def plain(self) -> bool:
+        """Whether several learners may take part."""
+        return self.plain_gradients or self.insecure
+
+    def must_allow(self, learners: int) -> None:
+        """
+        Raises:
+            LaunchError: so many learners cannot take part.
+        """
+        if learners > 1 and not self.plain:
+            raise LaunchError(
+                f"{learners} learners add up gradients without encryption: give "
+                "--plain-gradients if their network is private, or have one learner"
+            )
 
     @property
     def directory(self) -> Path:

@@ -58,27 +58,21 @@ class SlurmRun:
     workers find the address of the driver there.
     """
 
-    def __init__(self, launch: Launch, jobs: Jobs, plain_gradients: bool, say: Say) -> None:
+    def __init__(self, launch: Launch, jobs: Jobs, say: Say) -> None:
         """
         Args:
             launch: the run.
             jobs: how many, and where.
-            plain_gradients: several learners may add up gradients without encryption.
             say: tells people.
 
         Raises:
-            LaunchError: a number is out of range, or several learners would need that.
+            LaunchError: a number is out of range, or several learners are not allowed.
         """
         for what, count in (("env-runners", jobs.env_runners), ("learners", jobs.learners)):
             if not 1 <= count <= 4096:
                 raise LaunchError(f"--{what} {count}: must be from 1 to 4096")
-        if jobs.learners > 1 and not (plain_gradients or launch.insecure):
-            raise LaunchError(
-                f"{jobs.learners} learners add up gradients without encryption: give "
-                "--plain-gradients if the network of the nodes is private, or use one learner"
-            )
+        launch.must_allow(jobs.learners)
         self._launch, self._jobs, self._say = launch, jobs, say
-        self._plain = plain_gradients or launch.insecure
         self._wanted = Wanted(launch.directory)
         self._signals: list[int] = []
 
@@ -117,7 +111,7 @@ class SlurmRun:
         }
         where = str(self._launch.run_dir)
         words = {
-            "learner": learner(where, _JUGGLER, -1, "$host", self._plain),
+            "learner": learner(where, _JUGGLER, -1, "$host", self._launch.plain),
             "envrunner": environment_runner(where, _JUGGLER, -1),
         }
         tls = (
@@ -156,7 +150,7 @@ class SlurmRun:
             for role, count in zip(
                 ROLES, (self._jobs.learners, self._jobs.env_runners), strict=True
             ):
-                self._wanted.begin(role, count, one=role == "learner" and not self._plain)
+                self._wanted.begin(role, count, one=role == "learner" and not self._launch.plain)
         except OSError as error:
             raise LaunchError(f"cannot write {self._launch.directory}: {error}") from error
         counts = {"driver": 0, "learner": self._jobs.learners, "envrunner": self._jobs.env_runners}
@@ -184,9 +178,8 @@ class SlurmRun:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 last.callback(signal.signal, number, signal.signal(number, self._note))
             shown, asked, state, due, end = 0, 0, "", 0.0, float("inf")
-            gone = float(
-                "inf"
-            )  # since when there is no job: one that queues again is away for long
+            # Since when there is no job; one that is queued again is away for a while.
+            gone = float("inf")
             while status is None:
                 shown = _show_more(log, shown)
                 now = time.monotonic()
@@ -210,7 +203,7 @@ class SlurmRun:
     # -- names and options ----------------------------------------------------------------------
 
     def _name(self, role: str) -> str:
-        return f"juggler-{self._launch.run_dir.name}-{role}"
+        return f"juggler-{self._launch.tag}-{role}"
 
     def _path(self, role: str) -> Path:
         return self._launch.directory / f"{role}.sbatch"

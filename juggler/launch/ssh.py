@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import itertools
 import shlex
@@ -43,28 +42,20 @@ class SshRun:
     terminal there (`ssh -tt`), so that it ends when its connection does.
     """
 
-    def __init__(self, launch: Launch, hosts: Hosts, plain_gradients: bool, say: Say) -> None:
+    def __init__(self, launch: Launch, hosts: Hosts, say: Say) -> None:
         """
         Args:
             launch: the run.
             hosts: where its workers run.
-            plain_gradients: several learners may add up gradients without encryption.
             say: tells people.
 
         Raises:
-            LaunchError: several learners would need that, and it is not allowed.
+            LaunchError: several learners are not allowed.
         """
         self._launch, self._hosts, self._say = launch, hosts, say
         self._learners = sum(host.learners for host in hosts.hosts)
-        if self._learners > 1 and not (plain_gradients or launch.insecure):
-            raise LaunchError(
-                f"{self._learners} learners add up gradients without encryption: give "
-                "--plain-gradients if their network is private, or name one learner"
-            )
-        self._plain = plain_gradients or launch.insecure
-        whole = str(launch.run_dir.absolute()).encode()
-        tag = f"{launch.run_dir.name}-{hashlib.blake2b(whole, digest_size=4).hexdigest()}"
-        self._there = f'"$HOME"/.juggler/{shlex.quote(tag)}'  # the directory on the other hosts
+        launch.must_allow(self._learners)
+        self._there = f'"$HOME"/.juggler/{shlex.quote(launch.tag)}'  # on the other hosts
         self._logs = launch.directory / "logs"
         self._wanted = Wanted(launch.directory)
         # By role and host, then by number; and by role and number those that are too many.
@@ -92,7 +83,7 @@ class SshRun:
         self._logs.mkdir(parents=True, exist_ok=True)
         for role in ROLES:
             number = sum(_number(role, host) for host in self._hosts.hosts)
-            self._wanted.begin(role, number, one=role == "learner" and not self._plain)
+            self._wanted.begin(role, number, one=role == "learner" and not self._launch.plain)
         self._say(f"what the workers print is in {self._logs}")
         with ExitStack() as last:
             last.callback(self._forget)
@@ -180,7 +171,7 @@ class SshRun:
         """What a worker is, and its words."""
         juggler, driver = shlex.split(host.juggler), self._hosts.driver
         if role == "learner":
-            words = learner(driver, juggler, index, host.dialed, self._plain)
+            words = learner(driver, juggler, index, host.dialed, self._launch.plain)
         else:
             words = environment_runner(driver, juggler, index)
         return f"{role} {index} on {host.name}", self._at(host, words)

@@ -23,6 +23,8 @@ from support.place import (
 )
 from support.slurm import Slurm, missing
 
+from juggler.launch.commands import Launch
+
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[Slurm]:
@@ -70,7 +72,7 @@ def test_a_run_of_jobs_outlives_a_killed_worker_and_its_time_limit(
 
     # What Slurm does two minutes before the time limit, at which it would end the job.
     before = len(checkpoints(run_dir))
-    name = "juggler-run-driver"
+    name = f"juggler-{Launch(run_dir, '').tag}-driver"
     slurm.ask("scancel", "--batch", "--signal=USR1", f"--name={name}")
     slurm.wait_until(lambda: any("PENDING" in each for each in slurm.jobs(name)), "it queues again")
     assert len(checkpoints(run_dir)) >= min(before, 1)
