@@ -14,7 +14,7 @@ from juggler.envrunner.setup import RANDOM, may_play
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS, PIPELINES
 from juggler.runtime.checkpoints.frozen import DIGEST, FROM, TRAIN, is_frozen
 from juggler.runtime.episodes.version import DEFAULT_MODULE
-from juggler.runtime.nearest import closest, nearest
+from juggler.runtime.nearest import closest
 
 #: Keys of a module's table that no other part of a configuration has.
 WAITED_FOR: Final = "waited_for"
@@ -266,14 +266,13 @@ class AgentsConfig:
                 if module_id not in module_ids:
                     raise ConfigError(
                         f"shared: {pattern!r}: there is no module {module_id!r}"
-                        f"{nearest(module_id, module_ids)}; there are "
-                        f"{listed(dict.fromkeys(module_ids))}"
+                        f"{_instead(module_id, module_ids)}"
                     )
+        nobody = "the league has no player" if self.league else "no agent is mapped to module"
         for module_id in self.modules:
             if module_id not in module_ids:
                 raise ConfigError(
-                    f"modules.{module_id}: no agent is mapped to module {module_id!r}; there are "
-                    f"{listed(dict.fromkeys(module_ids))}"
+                    f"modules.{module_id}: {nobody} {module_id!r}{_instead(module_id, module_ids)}"
                 )
 
     def _must_train(self) -> None:
@@ -330,6 +329,13 @@ def listed(names: Mapping[str, Any] | Sequence[str], most: int = 20) -> str:
     shown = [repr(name) for name in list(names)[:most]]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _instead(module_id: str, module_ids: Sequence[str]) -> str:
+    """The end of an error about a module that there is not: which one was meant, and which there
+    are."""
+    near, known = closest(module_id, module_ids), listed(dict.fromkeys(module_ids))
+    return f": did you mean {near!r}? There are {known}" if near else f"; there are {known}"
 
 
 def _named_by_prefix(groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:

@@ -99,7 +99,9 @@ def test_agents_travel_as_json_even_where_their_spaces_cannot() -> None:
     ("keys", "words"),
     [
         ({"agents": {"*": "all"}}, "have different spaces, and both are mapped to module 'all'"),
-        ({"modules": {"hunter": {}}}, "no agent is mapped to module 'hunter'; there are 'adv"),
+        ({"modules": {"hunts": {}}}, "no agent is mapped to module 'hunts'; there are 'adversary'"),
+        ({"league": {"builder": "none"}}, "have different spaces, and every player of a league"),
+        ({"modules": {"runer": {}}}, "'runer': did you mean 'runner'? There are 'adversary', 'run"),
         (
             {"modules": {"runner": {"algorithm": "pqn"}}},
             "module 'runner': algorithm 'pqn' needs a Discrete action space",
@@ -246,6 +248,22 @@ def test_what_was_given_stays_for_the_run_and_for_a_module() -> None:
 
 def _spaces(group: int) -> tuple[Any, Any]:
     return GROUPS[group].observation, GROUPS[group].action
+
+
+def test_a_table_of_a_player_that_a_league_does_not_have_is_told_with_those_that_it_has() -> None:
+    config = RunConfig.from_flat(
+        {
+            "env": "juggler:MatrixGame",
+            "league": {"builder": "rllib"},
+            "modules": {"main-9": {"algorithm": "ppo"}},
+        }
+    )
+    with pytest.raises(ConfigError) as failed:
+        with_agents(config, [FoundGroup(("row", "column"), None, None)])
+    assert str(failed.value).startswith(
+        "modules.main-9: the league has no player 'main-9': did you mean 'main-0'? There are "
+        "'main-0', 'main_exploiter-0', "
+    )
 
 
 def test_a_module_that_is_not_trained_may_be_a_fixed_player_of_a_league() -> None:
