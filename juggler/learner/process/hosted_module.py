@@ -214,8 +214,9 @@ class HostedModule:
             publishes: whether to publish the weights that it makes.
 
         Raises:
-            ValueError: an exact update is impossible.
+            ValueError: an exact update is impossible, or the core has no schedule that it sets.
         """
+        self.learner.use_values(update.values)
         started, collated = time.perf_counter(), self.learner.collate_seconds
         batches, missing = self.store.pop(update.batch_ids)
         done = training_pb2.UpdateDone(module_id=self.module_id, update_id=update.update_id)

@@ -221,6 +221,7 @@ def _attach(
             data_addresses=data_addresses,
             local=contact.local,
             timeout=contact.timeout,
+            tell=log.info,
         )
 
     for _ in itertools.chain([None], attempts(contact.reattach_seconds)):
