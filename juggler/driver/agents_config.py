@@ -18,7 +18,8 @@ from juggler.runtime.nearest import closest
 
 #: Keys of a module's table that no other part of a configuration has.
 WAITED_FOR: Final = "waited_for"
-OWN_KEYS: Final = (WAITED_FOR, TRAIN, FROM, DIGEST)
+NUM_LEARNERS: Final = "num_learners"
+OWN_KEYS: Final = (WAITED_FOR, NUM_LEARNERS, TRAIN, FROM, DIGEST)
 #: The keys of a module that is not trained.
 _FROZEN_KEYS: Final = (TRAIN, FROM, DIGEST)
 
@@ -81,9 +82,10 @@ class AgentsConfig:
     algorithm, module, model, distribution, critic_sees, check_specs and connectors. It may also
     have from, the run or checkpoint with whose weights it begins, with `:MODULE` behind it if that
     has several; train = false, where it keeps them; digest, the SHA-256 that these must have, which
-    a run writes; and waited_for. true, the default: sampling waits until this module has room for
-    its share. false: steps that it has no room for are not recorded, so that it never slows the
-    others down."""
+    a run writes; num_learners, how many of the run's learner processes train this module, and no
+    other; and waited_for. true, the default: sampling waits until this module has room for its
+    share. false: steps that it has no room for are not recorded, so that it never slows the others
+    down."""
 
     league: dict[str, Any] = field(default_factory=dict)
     """A league, whose players are the modules of the run: policies that are trained at the same
@@ -128,11 +130,22 @@ class AgentsConfig:
                     f"modules.{module_id}: {WAITED_FOR} = {table[WAITED_FOR]!r}: expected true or "
                     "false"
                 )
+            _check_learners(module_id, table)
+            if NUM_LEARNERS in table and self.league:
+                raise ConfigError(
+                    f"modules.{module_id}: {NUM_LEARNERS} with league: players come and go, and "
+                    f"are spread over all learners; leave {NUM_LEARNERS} out"
+                )
             _check_frozen(module_id, table)
         for pattern, module_ids in self.shared.items():
             where = f"shared: {pattern!r}"
             for module_id in module_ids:
                 check_module_id(module_id, where)
+                if NUM_LEARNERS in self.modules.get(module_id, {}):
+                    raise ConfigError(
+                        f"modules.{module_id}: {NUM_LEARNERS} with {where}: modules that share "
+                        f"parts are trained by the same processes; leave {NUM_LEARNERS} out"
+                    )
             if len(set(module_ids)) < 2 or len(set(module_ids)) < len(module_ids):
                 raise ConfigError(f"{where} = {module_ids}: name at least two modules, each once")
             for module_id in module_ids:
@@ -163,6 +176,12 @@ class AgentsConfig:
         """Those of them that are trained."""
         others = {RANDOM, *self.frozen_ids}
         return tuple(each for each in self.acting_ids if each not in others)
+
+    @property
+    def own_learners(self) -> dict[str, int]:
+        """By id of the modules that say so, how many learner processes train them."""
+        tables = ((each, self.modules.get(each, {})) for each in self.module_ids)
+        return {each: table[NUM_LEARNERS] for each, table in tables if NUM_LEARNERS in table}
 
     @property
     def trained_together(self) -> tuple[tuple[str, ...], ...]:
@@ -281,6 +300,18 @@ class AgentsConfig:
                 f"agents: no module of this run is trained, since {listed(self.acting_ids)} only "
                 "play: map an agent to a module without train = false"
             )
+
+
+def _check_learners(module_id: str, table: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: its number of learners is no number above 0.
+    """
+    count = table.get(NUM_LEARNERS, 1)
+    if type(count) is not int or count < 1:
+        raise ConfigError(
+            f"modules.{module_id}: {NUM_LEARNERS} = {count!r}: expected an integer of at least 1"
+        )
 
 
 def _check_frozen(module_id: str, table: Mapping[str, Any]) -> None:

@@ -236,6 +236,10 @@ def test_samples_grow_with_the_processes_that_train_a_module_and_not_with_all() 
     for module_id in one.module_ids:
         sizes = [each.of(module_id).learner.batch_size for each in (one, two, four)]
         assert sizes == [sizes[0], sizes[0], 2 * sizes[0]], "two processes have a module each"
+    three, _ = _settled(num_learners=3, modules={"runner": {"num_learners": 2}})
+    for module_id, factor in (("hunters", 1), ("runner", 2)):
+        size = one.of(module_id).learner.batch_size
+        assert three.of(module_id).learner.batch_size == factor * size
 
 
 def test_what_was_given_stays_for_the_run_and_for_a_module() -> None:
