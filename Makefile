@@ -21,7 +21,7 @@ export OMP_NUM_THREADS := 1
 # Two tests at a time: many of them wait for processes to start and to end.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
-.PHONY: demo test test-slow test-long check install proto clean
+.PHONY: demo test test-slow test-long check docs install proto clean
 
 demo: $(VENV)/installed
 	rm -rf runs/demo
@@ -43,6 +43,11 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p juggler
 	$(BIN)/lint-imports
+
+# The pages of docs/ as a site, with search.
+docs: $(VENV)/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "To read it: $(BIN)/python -m http.server -b 127.0.0.1 -d build/site 8000"
 
 install: $(VENV)/installed
 

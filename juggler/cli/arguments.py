@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar
 
 import tyro
 
+from juggler.cli.option_values import registry_of_values
 from juggler.cli.reattaching import PREDECESSOR
 from juggler.driver.config import ConfigError, RunConfig, instead_of, must_suit
 from juggler.driver.given_config import read_toml
@@ -74,9 +74,10 @@ class WorkerArguments:
             ValueError: the token, or the directory for TLS, cannot be read or used.
         """
         address = self.driver
+        log = WorkerLog(role, self.log_format)
         # A run that has yet to begin has no directory.
         if Path(address).is_dir() or (":" not in address and os.sep in address):
-            address = find_driver_from_elsewhere(Path(address), self.timeout)
+            address = find_driver_from_elsewhere(Path(address), self.timeout, log.info)
         split_address(address)
         tls = read_tls(self.tls)
         health = None
@@ -92,7 +93,7 @@ class WorkerArguments:
             health=health,
             reattach_seconds=self.reattach_seconds,
             predecessor=os.environ.pop(PREDECESSOR, ""),
-            log=WorkerLog(role, self.log_format),
+            log=log,
         )
 
 
@@ -111,7 +112,7 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | No
         args=arguments,
         prog=f"juggler {command}",
         config=(tyro.conf.OmitArgPrefixes,),
-        registry=_registry(),
+        registry=registry_of_values(),
         **options,
     )
     return parsed
@@ -253,81 +254,3 @@ def process_started() -> float:
         return time.monotonic()
     age = uptime - float(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - max(0.0, age)
-
-
-def _registry() -> tyro.constructors.ConstructorRegistry:
-    registry = tyro.constructors.ConstructorRegistry()
-
-    @registry.primitive_rule
-    def table(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
-        """A free-form table is JSON on the command line."""
-        if info.type is not dict and get_origin(info.type) is not dict:
-            return None
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="JSON",
-            instance_from_str=_from_json,
-            is_instance=lambda value: isinstance(value, dict),
-            str_from_instance=lambda value: [json.dumps(value)],
-        )
-
-    @registry.primitive_rule
-    def number_or_table(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
-        """A number, or JSON for a table of numbers."""
-        kinds = set(get_args(info.type)) - {NoneType}
-        if kinds != {float, dict[str, float]}:
-            return None
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="FLOAT|JSON",
-            instance_from_str=_number_or_table,
-            is_instance=lambda value: value is None or isinstance(value, float | int | dict),
-            str_from_instance=lambda value: [
-                "none"
-                if value is None
-                else json.dumps(value)
-                if type(value) is dict
-                else str(value)
-            ],
-        )
-
-    @registry.primitive_rule
-    def text_or_number(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
-        """As in files, "none" is the word for None; and for no text, which is shown so too."""
-        kinds = [kind for kind in get_args(info.type) if kind is not NoneType]
-        optional = len(kinds) == 1 and NoneType in get_args(info.type)
-        kind = kinds[0] if optional else info.type
-        if kind not in ((str, int, float) if optional else (str,)):
-            return None
-        nothing = None if optional else ""
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs=1,
-            metavar=kind.__name__.upper(),
-            instance_from_str=lambda given: nothing if given[0] == "none" else kind(given[0]),
-            is_instance=lambda value: value == nothing or isinstance(value, kind),
-            str_from_instance=lambda value: ["none" if value == nothing else str(value)],
-        )
-
-    return registry
-
-
-def _number_or_table(arguments: list[str]) -> float | dict[str, Any] | None:
-    if arguments[0] == "none":
-        return None
-    if not arguments[0].lstrip().startswith("{"):
-        return float(arguments[0])
-    table = _from_json(arguments)
-    for name, value in table.items():
-        if type(value) not in (int, float):
-            raise ValueError(f"{name}: expected a number, not {value!r}")
-    return {name: float(value) for name, value in table.items()}
-
-
-def _from_json(arguments: list[str]) -> dict[str, Any]:
-    try:
-        value = json.loads(arguments[0])
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError("expected a JSON object, as in '{\"key\": 1}'")
-    return value

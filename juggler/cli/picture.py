@@ -69,7 +69,7 @@ def plot(
         run_dirs: directories of runs. Runs with several seeds, of the directory that has them, are
             drawn as the interquartile mean of their returns and its 95 % interval.
         output: file of the picture. Its suffix decides the format, PNG without one. None: plot.png
-            in the first directory.
+            in the directory of one run, comparison.png in the working directory for several.
         by: whose returns are drawn. "auto": of one run, those of each module if there are several,
             else those of each agent if there are several; else those of the run.
         together: draw all runs so.
@@ -83,7 +83,8 @@ def plot(
         RunDirectoryError: metrics cannot be read.
     """
     figure = draw(run_dirs, by, together=together)
-    output = output or run_dirs[0] / "plot.png"
+    default = run_dirs[0] / "plot.png" if len(run_dirs) == 1 else Path("comparison.png")
+    output = output or default
     output = output if output.suffix else output.with_suffix(".png")
     try:
         figure.savefig(output)

@@ -21,7 +21,8 @@ class Arguments:
     --seeds` has made, the interquartile mean with its 95 % interval is drawn."""
 
     output: str | None = None
-    """File of the picture; by default plot.png in the first run directory."""
+    """File of the picture; none: plot.png in the directory of one run, comparison.png in the
+    working directory for several."""
 
     together: Flag = False
     """Draw the interquartile mean of all runs, with its 95 % interval."""

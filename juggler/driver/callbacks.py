@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from juggler.driver.changed_values import ChangedValues
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.driver_config import ConfigError
 from juggler.driver.record.candidates import WithReturns
@@ -63,6 +64,7 @@ class Run:
         core: DriverCore,
         progress: Progress,
         stop: Callable[[str], None],
+        values: ChangedValues,
     ) -> None:
         self.run_dir = run_dir
         self.config = config
@@ -70,6 +72,7 @@ class Run:
         self._core = core
         self._progress = progress
         self._stop = stop
+        self._values = values
 
     @property
     def env_steps_trained(self) -> int:
@@ -107,6 +110,24 @@ class Run:
                 "of the run itself"
             )
         self._stop(reason)
+
+    def set(self, key: str, value: float | None, module_id: str | None = None) -> None:
+        """Put a number in the place of a schedule, such as "lr", "entropy_coefficient" or
+        "exploration_epsilon", from the next update that the run asks for on. All learners change at
+        the same update. Checkpoints have the number, so that a resumed run goes on with it, unless
+        the key has another value in its configuration then. Only callbacks call this.
+
+        Args:
+            key: a key of the algorithm that may be a schedule. A learning rate of an optimizer's
+                own is named as in metrics: "lr_value" of [optimizers.value].
+            value: None: what the configuration says is in force again.
+            module_id: of one of several modules; None: of all that have the key.
+
+        Raises:
+            ValueError: the key cannot change while a run trains, there is no such module, or the
+                value is out of range.
+        """
+        self._values.set(key, value, module_id)
 
 
 class Callback:

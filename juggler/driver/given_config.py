@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,26 @@ def load_given(
             f"for {algorithm!r}: give a .toml file or one of those that ship: {', '.join(shipped)}"
         )
     return config, frozenset(config.flat())
+
+
+def differing(values: Mapping[str, Any], wanted: Collection[str] = ()) -> dict[str, Any]:
+    """What is to be said of a configuration for it to be the same: the environment, the algorithm,
+    and what differs from the defaults.
+
+    Args:
+        values: of the configuration, flat.
+        wanted: keys that are said anyway; with a dot, keys of tables.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
+    whole = RunConfig.from_flat(dict(values)).flat()
+    said = {"env", "algorithm", *(key.partition(".")[0] for key in wanted)}
+    plain = RunConfig.from_flat({key: values[key] for key in said & values.keys()}).flat()
+    found = {
+        key: value for key, value in values.items() if key in said or whole[key] != plain.get(key)
+    }
+    return found if RunConfig.from_flat(found).flat() == whole else dict(values)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from juggler.driver.callbacks import Callback, Callbacks, Run
+from juggler.driver.changed_values import ChangedValues
 from juggler.driver.checkpoint.beginning import Beginning
 from juggler.driver.checkpoint.best import BestCheckpoint
 from juggler.driver.checkpoint.checkpointing import Checkpointing
@@ -57,6 +59,7 @@ class RunParts:
         league: what is told to the league of a run; None: it has none.
         frozen_parts: the weights of modules that are not trained, on their way to EnvRunners.
         commands: what workers are told.
+        values: numbers that callbacks have put in the place of schedules.
         trained: the modules that are trained, which may come and go.
         connectors: by module id, what the connectors of EnvRunners have learned.
         learners: by module id, the group that trains it.
@@ -97,7 +100,8 @@ class RunParts:
         self.end = RunEnd(clock)
         self.core = core_of(config, resume)
         self.updates_before = self.core.updates
-        run = Run(run_dir, config.flat(), self.core, progress, stop)
+        self.values = ChangedValues(config, resume)
+        run = Run(run_dir, config.flat(), self.core, progress, stop, self.values)
         self.callbacks = Callbacks(run, self.end, progress, callbacks)
         self.metrics = metrics_of(resume)
         most_learners = config.driver.most_learners(dialled=not only_local)
@@ -111,7 +115,7 @@ class RunParts:
         )
         self.frozen_parts = FrozenParts(present)
         self.connectors: dict[str, ConnectorState] = {}
-        self.commands = CommandSender(hub, self.registry, self.connectors)
+        self.commands = CommandSender(hub, self.registry, self.connectors, self.values)
         self.trained = TrainedModules(
             config,
             self.core,
@@ -183,6 +187,11 @@ class RunParts:
     @property
     def stale_runners(self) -> Mapping[str, StaleRunners]:
         return self.trained.stale_runners
+
+    def more_counters(self) -> dict[str, Any]:
+        """What a checkpoint has of the run beside its books."""
+        league = self.league.counters() if self.league else {}
+        return {**league, **self.values.to_state()}
 
     def happened(self, event: Event) -> None:
         """Tell the core, and send what it wants sent because of it."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 from juggler.driver.config import RunConfig
+from juggler.driver.record.wording import here
 from juggler.driver.signals import as_exception, signals_become
+from juggler.experiments.board import Board
 from juggler.experiments.run_process import RunEnd, RunProcess
 from juggler.runtime.actors.cores import usable_cores
 
@@ -37,7 +40,7 @@ def jobs_for(config: RunConfig) -> int:
     return max(1, int(usable_cores() // workers))
 
 
-def run_all(plan: Plan, jobs: int) -> None:
+def run_all(plan: Plan, board: Board, what: str, where: Path, jobs: int) -> None:
     """Have a plan's runs, until it has no more.
 
     Ctrl-C and SIGTERM end all of them in order, and are raised when they have ended; the second
@@ -45,6 +48,9 @@ def run_all(plan: Plan, jobs: int) -> None:
 
     Args:
         plan: starts runs and hears of them.
+        board: shows them.
+        what: they are, for people.
+        where: they are.
         jobs: how many there may be at once.
 
     Raises:
@@ -53,8 +59,9 @@ def run_all(plan: Plan, jobs: int) -> None:
     """
     running: list[RunProcess] = []
     stopping = threading.Event()
+    board.say(f"{what}{f', {jobs} at once' if jobs > 1 else ''}, in {here(where)}")
     try:
-        with signals_become(lambda _: stopping.set()) as caught:
+        with board.shown(), signals_become(lambda _: stopping.set()) as caught:
             while True:
                 while len(running) < jobs and not stopping.is_set() and (run := plan.next()):
                     running.append(run)

@@ -41,6 +41,20 @@ class Board:
         with self._live:
             yield
 
+    @contextmanager
+    def interruptible(self, going_on: str) -> Iterator[None]:
+        """Tell people how to go on after Ctrl-C or SIGTERM, which come out all the same.
+
+        Args:
+            going_on: the command.
+        """
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit) as end:
+            self.say(f"interrupted; to go on: {going_on}")
+            end.result = None  # type: ignore[union-attr]  # it ended in order, and has said so
+            raise
+
     def show(self, table: Callable[[], RenderableType]) -> None:
         """Show a table in place of the last one, where there is a terminal."""
         if self._live is not None:

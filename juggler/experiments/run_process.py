@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from juggler.driver.callbacks import MetricsLine
+from juggler.driver.record.line_file import LineFile
 from juggler.driver.record.metrics_file import parse_line
 from juggler.driver.record.run_directory import METRICS_FILE, SUMMARY_FILE, flat
 from juggler.driver.result import has_checkpoint
@@ -65,7 +67,7 @@ class RunProcess:
         self.run_dir = run_dir
         self.newest: MetricsLine = {}
         self._log = run_dir.with_suffix(".log")
-        self._read = 0  # bytes of its metrics
+        self._metrics = LineFile(run_dir / METRICS_FILE)
         self._stopped = False
         if has_checkpoint(run_dir):
             arguments = ["--resume", str(run_dir)]
@@ -95,15 +97,11 @@ class RunProcess:
 
     def new_lines(self) -> Sequence[MetricsLine]:
         """The lines of metrics that came since the last call, flat."""
-        try:
-            with (self.run_dir / METRICS_FILE).open("rb") as file:
-                file.seek(self._read)
-                content = file.read()
-        except FileNotFoundError:
-            return []
-        whole = content[: content.rfind(b"\n") + 1]
-        self._read += len(whole)
-        found = [flat(line) for each in whole.splitlines() if (line := parse_line(each))]
+        found: list[MetricsLine] = []
+        with suppress(OSError):  # it has written none yet
+            self._metrics.begins_anew()
+            lines = map(parse_line, self._metrics.new_lines())
+            found = [flat(line) for line in lines if line]
         if found:
             self.newest = found[-1]
         return found
@@ -123,10 +121,8 @@ class RunProcess:
         """How it ended, once it has."""
         status = self._process.wait()
         summary: dict[str, Any] = {}
-        try:
+        with suppress(OSError, ValueError):  # it came to no end of its own
             summary = flat(json.loads((self.run_dir / SUMMARY_FILE).read_bytes()))
-        except (OSError, ValueError):
-            pass  # it came to no end of its own
         number = -status if status < 0 else max(0, status - 128)  # of the signal that ended it
         if number == signal.SIGINT and self._stopped:
             return RunEnd(summary, interrupted=True, problem="")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.given_config import load_given, read_toml
+from juggler.driver.given_config import read_toml
 from juggler.driver.record.checkpoints import write_synced
 from juggler.driver.record.metrics_file import number as finite
 from juggler.driver.record.metrics_file import read_metrics
-from juggler.driver.record.run_directory import RunDirectoryError, must_be_free, to_toml
+from juggler.driver.record.run_directory import to_toml
 from juggler.driver.record.wording import clock, here, number, quantity
 from juggler.experiments.at_once import jobs_for, run_all
 from juggler.experiments.board import Board
+from juggler.experiments.directory import configured, held, make_directory
 from juggler.experiments.run_process import RunEnd, RunProcess
 from juggler.experiments.statistics import Interval, interquartile_mean
 
@@ -77,13 +76,9 @@ def train_seeds(
         RunFailed: none ended well.
         KeyboardInterrupt: on Ctrl-C.
     """
-    if isinstance(config, RunConfig):
-        base, given = config, frozenset(config.flat())
-    else:
-        base, given = load_given(config, keys.get("algorithm"))
-    final = RunConfig.from_flat({**base.flat(), **keys})
+    _, final, given = configured(config, keys)
     run_dir = Path(final.driver.run_dir) if final.driver.run_dir else None
-    return run_seeds(create(final, given | keys.keys(), seeds, run_dir), seeds, jobs)
+    return run_seeds(create(final, given, seeds, run_dir), seeds, jobs)
 
 
 def create(config: RunConfig, given: Collection[str], seeds: int, path: Path | None) -> Path:
@@ -107,51 +102,41 @@ def create(config: RunConfig, given: Collection[str], seeds: int, path: Path | N
             "or --stop-seconds"
         )
     values = {key: flat[key] for key in flat if key in given and key != "run_dir"}
-    name = re.sub(r"[^\w.-]+", "-", config.env_runner.env.rpartition(":")[2])
-    path = path or Path("runs") / f"seeds-{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    must_be_free(path, f"juggler train --seeds {seeds} --resume")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        write_synced(path / CONFIG_FILE, to_toml(values))
-    except OSError as error:
-        raise RunDirectoryError(f"cannot make the directory {path}: {error}") from error
-    return path
+    going_on = f"juggler train --seeds {seeds} --resume"
+    env, content = config.env_runner.env, to_toml(values)
+    return make_directory(path, "seeds", env, CONFIG_FILE, content, going_on)
 
 
 def run_seeds(directory: Path, seeds: int, jobs: int | None = None) -> SeedsResult:
     """Have the runs of a directory, or go on with those that have not ended.
 
     Raises:
-        RunDirectoryError: it is not one that `create` has made.
+        RunDirectoryError: it is not one that `create` has made, or another process has it.
         RunFailed: none ended well.
         KeyboardInterrupt: on Ctrl-C.
     """
     from juggler.driver.driver import RunFailed
 
     _must_be_some(seeds)
-    if not (directory / CONFIG_FILE).is_file():
-        raise RunDirectoryError(
-            f"{directory} has no {CONFIG_FILE}: give the directory that --seeds has made"
-        )
-    config = RunConfig.from_flat(read_toml(directory / CONFIG_FILE), str(directory / CONFIG_FILE))
-    board = Board(config.driver.progress)
-    jobs = jobs or jobs_for(config)
-    plan = _Seeds(directory, config, seeds, board)
-    at_once = f", {jobs} at once" if jobs > 1 else ""
-    board.say(f"{seeds} seeds{at_once}, in {here(directory)}")
-    try:
-        with board.shown():
-            run_all(plan, jobs)
-    except (KeyboardInterrupt, SystemExit) as end:
-        board.say(
-            f"interrupted; to go on: juggler train --resume {here(directory)} --seeds {seeds}"
-        )
-        end.result = None  # type: ignore[union-attr]  # it ended in order, and has said so
-        raise
-    if not plan.runs:
-        raise RunFailed(f"no run ended well; what they printed is in {here(directory)}/seed-*.log")
+    going_on = f"juggler train --resume {here(directory)} --seeds {seeds}"
+    with held(directory, CONFIG_FILE):
+        file = directory / CONFIG_FILE
+        config = RunConfig.from_flat(read_toml(file), str(file))
+        board = Board(config.driver.progress)
+        plan = _Seeds(directory, config, seeds, board)
+        with board.interruptible(going_on):
+            run_all(plan, board, f"{seeds} seeds", directory, jobs or jobs_for(config))
+        if not plan.runs:
+            where = f"{here(directory)}/seed-*.log"
+            raise RunFailed(f"no run ended well; what they printed is in {where}")
+        return _concluded(plan, board)
+
+
+def _concluded(plan: _Seeds, board: Board) -> SeedsResult:
+    """Write what the runs have reached, and tell people."""
     result = plan.result()
-    write_synced(directory / RESULT_FILE, json.dumps(_plain(result), indent=2).encode() + b"\n")
+    content = json.dumps(_plain(result), indent=2).encode() + b"\n"
+    write_synced(result.seeds_dir / RESULT_FILE, content)
     for line in _conclusion(result):
         board.say(line)
     return result

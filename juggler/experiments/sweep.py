@@ -16,6 +16,7 @@ from juggler.experiments.sweep_directory import SweepDirectory, SweepPlan
 from juggler.experiments.sweep_tables import Row, progress_table, trial_line
 from juggler.experiments.trials import RUN, SAID, trials_over
 from juggler.runtime.installing import installing
+from juggler.runtime.nearest import closest
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -70,6 +71,7 @@ class Sweep:
         self._at_work: dict[int, _AtWork] = {}  # by process id
         self._begun = 0  # trials that are over or at work
         self._failed = 0
+        self._said = ""  # how the last trial failed
         self._one_was_good = False
         runs = [each.user_attrs.get(RUN, -1) for each in self.study.get_trials(deepcopy=False)]
         self._next_run = max(runs, default=-1) + 1
@@ -118,12 +120,13 @@ class Sweep:
         elif end.problem:
             said, state = f"failed: {end.problem}", TrialState.FAIL
         elif value is None:
-            said, state = f"failed: it ended without {self._plan.metric}", TrialState.FAIL
+            said, state = f"failed: {_lacks(end.summary, self._plan.metric)}", TrialState.FAIL
         else:
             said, state, failed = "", TrialState.COMPLETE, False
         known.trial.set_user_attr(SAID, said)
         self.study.tell(known.trial, value if state == TrialState.COMPLETE else None, state)
         self._failed += failed
+        self._said = said or self._said
         self._one_was_good |= not failed
         line = trial_line(known.number, self._plan.metric, value, said, known.trial.params)
         self._board.say(line, "red" if failed else "")
@@ -142,8 +145,8 @@ class Sweep:
         """
         if self._hopeless:
             raise SweepFailed(
-                f"the first {self._failed} trials have failed, and no others were started; what "
-                f"they printed is in {self._directory.trials}/*.log"
+                f"the first {self._failed} trials have failed, and no others were started. The "
+                f"last one {self._said}. What they printed is in {self._directory.trials}/*.log"
             )
 
     @property
@@ -201,3 +204,11 @@ def _measured(line: MetricsLine, metric: str) -> float | None:
     """The number of a line or a summary that trials are compared by; None: it has none."""
     value = line.get(metric)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _lacks(summary: MetricsLine, metric: str) -> str:
+    """Word that a run ended without the number that trials are compared by."""
+    numbers = [key for key in summary if _measured(summary, key) is not None]
+    is_known = metric in summary  # None: nothing was measured, as when no episode has ended
+    near = None if is_known else closest(metric, numbers)
+    return f"it ended without {metric}" + (f" (did you mean {near!r}?)" if near else "")

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import csv
-import fcntl
-import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import msgspec
 
@@ -18,7 +14,8 @@ from juggler.driver.callbacks import MetricsLine
 from juggler.driver.config import ConfigError
 from juggler.driver.given_config import read_toml
 from juggler.driver.record.checkpoints import write_synced
-from juggler.driver.record.run_directory import RunDirectoryError, must_be_free, to_toml
+from juggler.driver.record.run_directory import RunDirectoryError, to_toml
+from juggler.experiments.directory import make_directory
 
 PLAN_FILE = "sweep.toml"
 STUDY_FILE = "study.db"
@@ -70,19 +67,16 @@ class SweepDirectory:
     - `trials/`: of each trial its configuration, its run directory, and what it printed;
     - `best.toml`, `trials.csv`, `sweep.png`: the result.
 
-    One process at a time has it.
-
     Attributes:
         path: of the directory.
         trials: of the runs.
         study: Optuna's file.
     """
 
-    def __init__(self, path: Path, lock: BinaryIO) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.trials = path / "trials"
         self.study = path / STUDY_FILE
-        self._lock = lock
 
     @classmethod
     def create(cls, path: Path | None, plan: SweepPlan) -> Self:
@@ -94,21 +88,16 @@ class SweepDirectory:
         Raises:
             RunDirectoryError: something is there, or it cannot be made.
         """
-        name = re.sub(r"[^\w.-]+", "-", str(plan.run.get("env", "")).rpartition(":")[2])
-        path = path or Path("runs") / f"sweep-{name}-{datetime.now():%Y%m%d-%H%M%S}"
-        must_be_free(path, "juggler sweep --resume")
-        try:
-            (path / "trials").mkdir(parents=True)
-            write_synced(path / PLAN_FILE, to_toml(asdict(plan)))
-        except OSError as error:
-            raise RunDirectoryError(f"cannot make the directory {path}: {error}") from error
-        return cls(path, _locked(path))
+        env, content = str(plan.run.get("env", "")), to_toml(asdict(plan))
+        made = make_directory(path, "sweep", env, PLAN_FILE, content, "juggler sweep --resume")
+        (made / "trials").mkdir()
+        return cls(made)
 
     @classmethod
     def open(cls, path: Path) -> tuple[Self, SweepPlan]:
         """
         Raises:
-            RunDirectoryError: it is not that of a sweep, or another process has it.
+            RunDirectoryError: it is not that of a sweep.
             ConfigError: somebody has broken `sweep.toml`.
         """
         if not (path / PLAN_FILE).is_file():
@@ -117,7 +106,7 @@ class SweepDirectory:
             plan = msgspec.convert(read_toml(path / PLAN_FILE), SweepPlan)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{path / PLAN_FILE}: {error}") from error
-        return cls(path, _locked(path)), plan
+        return cls(path), plan
 
     def run_dir(self, number: int) -> Path:
         """Of a trial."""
@@ -143,22 +132,3 @@ class SweepDirectory:
             writer.writeheader()
             writer.writerows(rows)
         return path
-
-    def close(self) -> None:
-        """Another process may have it."""
-        self._lock.close()
-
-
-def _locked(path: Path) -> BinaryIO:
-    file = (path / PLAN_FILE).open("rb")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise RunDirectoryError(
-            f"another process is at work on the sweep in {path}; stop it before you go on with it"
-        ) from error
-    except OSError:
-        pass  # a file system without locks
-    os.set_inheritable(file.fileno(), False)
-    return file

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.given_config import load_given
+from juggler.driver.given_config import differing
 from juggler.driver.record.wording import here, number
 from juggler.experiments.at_once import jobs_for, run_all
 from juggler.experiments.board import Board
+from juggler.experiments.directory import configured, held
+from juggler.experiments.metric_names import must_be_a_metric
 from juggler.experiments.space import Axis, parse_space, placed
 from juggler.experiments.sweep import Sweep, optuna_is_there
-from juggler.experiments.sweep_directory import SweepDirectory, SweepPlan
+from juggler.experiments.sweep_directory import PLAN_FILE, SweepDirectory, SweepPlan
 from juggler.experiments.sweep_picture import write_picture
 from juggler.experiments.sweep_tables import counts, result_table, rows_for_csv, settings_text
 from juggler.experiments.trials import trials_over
@@ -83,14 +85,10 @@ def sweep(
         SweepFailed: the first trials have all failed.
         KeyboardInterrupt: on Ctrl-C.
     """
-    if isinstance(config, RunConfig):
-        base, given = config, frozenset(config.flat())
-    else:
-        base, given = load_given(config, keys.get("algorithm"))
-    final = RunConfig.from_flat({**base.flat(), **keys})
+    base, final, given = configured(config, keys)
     plan = plan_of(
         final,
-        given | keys.keys(),
+        given,
         keys,
         base,
         space=space or {},
@@ -151,7 +149,7 @@ def plan_of(
         trials: how many.
 
     Raises:
-        ConfigError: trials would have no end, or different ones.
+        ConfigError: trials would have no end, or different ones, or runs have no such metric.
     """
     flat, before = config.flat(), base.flat()
     run = {key: flat[key] for key in flat if key in given and key != "run_dir"}
@@ -173,6 +171,7 @@ def plan_of(
         for key, value in space.items()
     }
     parse_space(plain, run)  # before anything is made
+    must_be_a_metric(metric, config)
     for key in _STOPS:
         if key in plain:
             raise ConfigError(f"--space {key}: trials are compared at equal lengths; leave it out")
@@ -198,25 +197,17 @@ def _sweep(
     directory: SweepDirectory, plan: SweepPlan, axes: Sequence[Axis], jobs: int | None
 ) -> SweepResult | None:
     config = RunConfig.from_flat(plan.run)
-    jobs = jobs or jobs_for(config)
     board = Board(config.driver.progress)
-    try:
+    going_on = f"juggler sweep --resume {here(directory.path)}"
+    with held(directory.path, PLAN_FILE), board.interruptible(going_on):
         going = Sweep(directory, plan, axes, board)
-        at_once = f", {jobs} at once" if jobs > 1 else ""
-        board.say(f"sweep of {plan.trials} trials{at_once}, in {here(directory.path)}")
         try:
-            with board.shown():
-                run_all(going, jobs)
+            what = f"sweep of {plan.trials} trials"
+            run_all(going, board, what, directory.path, jobs or jobs_for(config))
             going.must_be_good()
         finally:
             result = _conclude(directory, plan, axes, going, board)
         return result
-    except (KeyboardInterrupt, SystemExit) as end:
-        board.say(f"interrupted; to go on: juggler sweep --resume {here(directory.path)}")
-        end.result = None  # type: ignore[union-attr]  # it ended in order, and has said so
-        raise
-    finally:
-        directory.close()
 
 
 def _conclude(
@@ -236,7 +227,8 @@ def _conclude(
     chosen = {axis.key: axis.meant(best.settings[axis.key]) for axis in axes}
     values = {key: value for key, value in plan.run.items() if key not in _STOPS}
     about = f"The best of {len(over)} trials, {best.number}: {plan.metric} {number(best.value)}"
-    file = directory.write_best(placed({**values, **plan.stops}, chosen), about)
+    settings = differing(placed({**values, **plan.stops}, chosen), plan.space)
+    file = directory.write_best(settings, about)
     picture = write_picture(directory.path, over, plan, axes)
     board.say(f"table: {here(table)}\nplot: {here(picture)}")
     board.say(f"best settings: {here(file)}; to train with them: juggler train {here(file)}")

@@ -136,6 +136,10 @@ class LearnerConfig(OptimizerConfig):
         rest = OptimizerSpec("", (), self, "lr")
         return [rest, *parse_optimizers(self, self.optimizers)]
 
+    def schedules(self) -> list[str]:
+        """Keys that are a number or a schedule."""
+        return [key for key, hint in get_type_hints(type(self)).items() if hint == Scheduled]
+
     def numbers_of_losses(self) -> list[str]:
         """Keys of the numbers that a loss reads: floats that are not none and do not belong to an
         optimizer."""

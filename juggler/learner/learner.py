@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, TypeAlias, Unpack, overload
 
 import torch
+from torch import Tensor
 
 from juggler.learner.config import Passes, given_passes
 from juggler.learner.core.learner_core import (
@@ -21,6 +22,7 @@ from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like,
 from juggler.learner.data.batch_columns import checked_batch, must_have_column
 from juggler.learner.data.collate import collate
 from juggler.learner.group.member import GroupMember
+from juggler.learner.optim.optimizers import Schedule
 from juggler.learner.updates_in_flight import UpdatesInFlight
 from juggler.runtime.checkpoints.checkpoint import PIPELINES, REPLAY
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
@@ -78,6 +80,8 @@ class Learner(GroupMember):
         self.state = to_device(core.init(seed), self.device)
         self._seed = seed
         self._data = core.data_source(seed)
+        self._values: dict[str, float] = {}  # in the place of schedules
+        self._replaced: dict[str, Callable[[Tensor], Tensor]] = {}  # by these
         self.updates = 0
         self.collate_seconds = 0.0  # spent on turning episodes into samples
 
@@ -116,6 +120,26 @@ class Learner(GroupMember):
             metrics.append(with_numbers(output.metrics, self._data.metrics(), self.device))
         self.updates += 1
         return mean_metrics(metrics)
+
+    def use_values(self, values: Mapping[str, float]) -> None:
+        """Put numbers in the place of the core's schedules. Others follow the configuration, also
+        those that had a number before.
+
+        Raises:
+            ValueError: the core has no such schedule; nothing has changed.
+        """
+        if values == self._values:
+            return
+        self.wait()
+        schedules = self.core.schedules
+        for key in values:
+            if key not in schedules:
+                has = ", ".join(schedules) or "none"
+                raise ValueError(f"{self.core.name} has no schedule {key!r}; it has {has}")
+        schedules.update(self._replaced)
+        self._replaced = {key: schedules[key] for key in values}
+        schedules.update({key: Schedule(value) for key, value in values.items()})
+        self._values = dict(values)
 
     @overload
     def update_from_batch(

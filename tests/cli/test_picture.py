@@ -49,12 +49,15 @@ def test_a_run_is_drawn_into_its_directory(tmp_path: Path) -> None:
     assert width > height > 700
 
 
-def test_a_picture_of_several_runs_goes_where_it_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_picture_of_several_runs_goes_where_it_is_told_or_into_the_working_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     runs = [_write(tmp_path / name, [_line(1000, 1.0), _line(2000, 2.0)]) for name in "ab"]
     assert plot(runs, tmp_path / "both") == tmp_path / "both.png"
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
+    assert plot(runs) == Path("comparison.png")
+    assert Path("comparison.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "a" / "plot.png").exists()
     assert capsys.readouterr().err == ""
 

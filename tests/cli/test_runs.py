@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -70,6 +71,23 @@ def test_a_run_goes_on_while_its_driver_listens_and_is_killed_when_it_does_not(
         assert [run["state"] for run in listed(tmp_path, capsys)] == ["running"]
     os.utime(run_dir / "metrics.jsonl")  # a moment ago
     assert [run["state"] for run in listed(tmp_path, capsys)] == ["killed"]
+
+
+def test_a_run_of_this_host_whose_driver_was_killed_is_known_as_such_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The directory of its sockets is gone, and its last line was written a moment ago."""
+    run_dir = made(tmp_path / "run", [line(100, 1.0)])
+    os.utime(run_dir / "metrics.jsonl")
+    told = {"host": socket.gethostname(), "addresses": [f"unix:{tmp_path}/gone/driver.sock"]}
+    (run_dir / "driver.json").write_text(json.dumps(told))
+    with (run_dir / "metrics.jsonl").open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert [run["state"] for run in listed(tmp_path, capsys)] == ["running"]
+    assert [run["state"] for run in listed(tmp_path, capsys)] == ["killed"]
+    (run_dir / "driver.json").write_text(json.dumps({**told, "host": "another"}))
+    os.utime(run_dir / "metrics.jsonl")
+    assert [run["state"] for run in listed(tmp_path, capsys)] == ["running"]
 
 
 def test_runs_are_listed_newest_first_also_those_of_directories_within(

@@ -126,7 +126,9 @@ def test_a_slow_callback_is_named_once(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_run_can_be_stopped_for_any_reason_but_its_own(tmp_path: Path) -> None:
     stopped: list[str] = []
     world = world_with(tmp_path)
-    run = juggler.Run(tmp_path, {}, world.parts.core, world.told, stopped.append)
+    run = juggler.Run(
+        tmp_path, {}, world.parts.core, world.told, stopped.append, world.parts.values
+    )
     run.stop()
     run.stop("pruned")
     for reason in ("solved", "stop_steps", ""):

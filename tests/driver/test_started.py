@@ -15,6 +15,7 @@ import pytest
 
 import juggler
 from juggler.driver import started
+from juggler.driver.changed_values import ChangedValues
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.record.progress import SilentProgress
 from juggler.driver.started import StartedRun
@@ -30,8 +31,8 @@ class Trains:
         self.error: Exception | None = None
 
     def __call__(self, follower: juggler.Callback) -> juggler.Result:
-        nobody = cast(DriverCore, None)
-        self.run = juggler.Run(Path("runs/one"), {}, nobody, SilentProgress(), self.stop)
+        nobody, values = cast(DriverCore, None), cast(ChangedValues, None)
+        self.run = juggler.Run(Path("runs/one"), {}, nobody, SilentProgress(), self.stop, values)
         self.follower = follower
         follower.on_start(self.run)
         self.began.set()
@@ -131,7 +132,7 @@ started.share_forkserver = started.let_go_of_forkserver = lambda: None
 
 def trains(follower):
     over = threading.Event()
-    run = juggler.Run(Path("one"), {}, None, None, lambda reason: (print(reason), over.set()))
+    run = juggler.Run(Path("one"), {}, None, None, lambda reason: (print(reason), over.set()), None)
     follower.on_start(run)
     while not over.wait(0.02):
         follower.on_metrics(run, {"updates": 1})

@@ -19,6 +19,7 @@ from support.commands import status_of
 
 import juggler
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.given_config import load_config
 from juggler.driver.record.run_directory import RunDirectoryError
 from juggler.experiments.sweep import SweepFailed
 
@@ -26,6 +27,9 @@ from juggler.experiments.sweep import SweepFailed
 pytestmark = pytest.mark.timeout(300)
 
 RUNS = {"stop_steps": 1000, "progress": "plain", "num_env_runners": 1, "value_coefficient": 0.0}
+
+
+ONE = ["cartpole", "--stop-steps", "9", "--space", "lr=1,2"]
 
 
 def scripted(directory: Path, space: dict[str, Any], **how: Any) -> Any:
@@ -52,7 +56,13 @@ def test_the_best_settings_are_found_and_written_as_a_configuration(
     assert found.value == pytest.approx(30.0)
     best = tomllib.loads(found.config.read_text())
     assert best["model"]["hidden_sizes"] == found.settings["model.hidden_sizes"] in ([8], [16, 16])
+    assert best.keys() >= {"env", "algorithm", "lr", "model", "value_coefficient"}
+    assert len(best) < 20, "only what differs from the defaults"
     config = RunConfig.from_flat(best)
+    shipped = load_config("cartpole").flat()
+    assert {key for key, value in config.flat().items() if value != shipped[key]} <= {
+        *("lr", "model", "value_coefficient", "num_env_runners", "progress")
+    }
     assert (config.learner.lr, config.driver.stop_return, config.driver.stop_steps) == (
         *(3.0, 475.0),
         None,
@@ -98,7 +108,9 @@ def test_a_killed_trial_is_told_and_the_others_go_on(
 
 @pytest.mark.usefixtures("scripted_runs")
 def test_a_sweep_whose_first_trials_all_fail_ends_and_says_why(tmp_path: Path) -> None:
-    with pytest.raises(SweepFailed, match="the first 3 trials have failed"):
+    with pytest.raises(
+        SweepFailed, match=r"first 3 trials .*last one failed: juggler train: the mast"
+    ):
         scripted(tmp_path / "sweep", {"lr": "1..2"}, trials=40, gamma=0.25)
     assert {row["ended"] for row in rows(tmp_path / "sweep")} == {
         "failed: juggler train: the mast is broken"
@@ -155,7 +167,7 @@ def test_one_process_at_a_time_has_a_sweep(tmp_path: Path) -> None:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(RunDirectoryError, match="another process is at work on the sweep"):
+        with pytest.raises(RunDirectoryError, match="another process is at work in"):
             juggler.resume_sweep(directory)
     with pytest.raises(RunDirectoryError, match="is not empty"):
         scripted(directory, {"lr": "1..2"}, trials=1)
@@ -178,6 +190,11 @@ def test_one_process_at_a_time_has_a_sweep(tmp_path: Path) -> None:
             "trials are compared at equal lengths; leave it out",
         ),
         (["cartpole", "--stop-steps", "9", "--space", "lr=1,2", "--trials", "0"], "one at least"),
+        (
+            [*ONE, "--metric", "episode_retrun_mean"],
+            "no such number (did you mean 'episode_return_mean'?)",
+        ),
+        ([*ONE, "--metric", "modules/defualt/entropy"], "is named modules/default/NAME"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_starts(

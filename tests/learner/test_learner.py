@@ -113,6 +113,27 @@ def test_a_step_without_a_sample_takes_the_next_of_the_source(make_batch: MakeBa
         given.step()
 
 
+def test_a_number_takes_the_place_of_a_schedule_until_it_is_taken_back(
+    make_batch: MakeBatch,
+) -> None:
+    """The oracle is a learner that was made with that number."""
+    samples = [{"default": collate([make_batch(seed=seed)])} for seed in range(3)]
+    told, made = make_learner(lr=1e-3), make_learner(lr=1e-2)
+    told.use_values({"lr": 1e-2})
+    for learner in (told, made):
+        assert fetch_metrics(learner.step(samples[0]))["default"]["lr"] == pytest.approx(1e-2)
+    for name, weights in made.get_weights()["default"].items():  # type: ignore[union-attr]
+        np.testing.assert_array_equal(told.get_weights()["default"][name], weights)  # type: ignore[index, call-overload]
+    told.use_values({"entropy_coefficient": 0.5})
+    assert fetch_metrics(told.step(samples[1]))["default"]["lr"] == pytest.approx(1e-3)
+    with pytest.raises(ValueError, match=r"impala has no schedule 'gamma'; it has lr, entropy_coe"):
+        told.use_values({"gamma": 0.5})
+    told.use_values({})
+    assert float(told.core.schedules["entropy_coefficient"](told.state["default"]["steps"])) == (
+        pytest.approx(told.config.entropy_coefficient)
+    )
+
+
 def test_an_update_that_the_algorithm_does_not_serve_says_which_it_does(
     make_batch: MakeBatch,
 ) -> None:

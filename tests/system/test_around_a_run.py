@@ -36,6 +36,7 @@ class Follows(juggler.Callback):
 
     def on_evaluation(self, run: juggler.Run, evaluation: juggler.Evaluation) -> None:
         self.evaluations.append(evaluation)
+        run.set("lr", 1.25e-5)
 
     def on_checkpoint(self, run: juggler.Run, path: Path) -> None:
         self.checkpoints.append(path)
@@ -76,6 +77,7 @@ def test_a_run_beside_a_script_is_followed_to_an_error_of_its_own(
     assert "juggler train --resume" in raised.value.__notes__[0]
     assert follows.lost[0] == "envrunner-0"
     assert follows.summary["reason_for_stop"] == "callback_failed"
+    assert lines[-1]["modules/default/lr"] == pytest.approx(1.25e-5), "which it was set to"
     assert 10 < lines[-1]["updates"] <= follows.summary["updates"], "updates under way end"
     assert follows.summary["checkpoint"] == str(max((run.run_dir / "checkpoints").iterdir()))
 
@@ -96,3 +98,4 @@ def test_a_run_beside_a_script_is_followed_to_an_error_of_its_own(
     rows = result.metrics()
     assert [row["wall_time"] for row in rows] == sorted(row["wall_time"] for row in rows)
     assert {"episode_return_mean", "modules/default/entropy"} <= rows[-1].keys()
+    assert rows[-1]["modules/default/lr"] == pytest.approx(1.25e-5), "a resumed run goes on with it"

@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from juggler.driver.record.run_directory import CONFIG_FILE, SUMMARY_FILE, RunDirectoryError
@@ -40,25 +41,41 @@ def find_driver(run_dir: Path) -> str:
     return _told(run_dir)[0][0]
 
 
-def find_driver_from_elsewhere(run_dir: Path, timeout: float) -> str:
+def driver_is_of_this_host(run_dir: Path) -> bool:
+    """Whether the driver that has written its addresses there, and not deleted them, is or was a
+    process of this host."""
+    try:
+        return _told(run_dir)[1] == socket.gethostname()
+    except RunDirectoryError:
+        return False
+
+
+def find_driver_from_elsewhere(
+    run_dir: Path, timeout: float, tell: Callable[[str], None] = lambda _: None
+) -> str:
     """Return the address of a run's driver for other hosts that share its file system. Waits for a
     driver that has not begun yet.
 
     Args:
         run_dir: of the run.
         timeout: how many seconds to wait.
+        tell: gets a line if this has to wait.
 
     Raises:
         RunDirectoryError: the run has no driver by then, or none that other hosts can dial.
     """
-    end = time.monotonic() + timeout
+    began = time.monotonic()
+    waits = False
     while True:
         try:
             addresses, host = _told(run_dir)
             break
         except RunDirectoryError:
-            if time.monotonic() > end:
+            if time.monotonic() - began > timeout:
                 raise
+            if not waits:
+                tell(f"no driver has written its address in {run_dir} yet: waiting {timeout:.0f} s")
+            waits = True
             time.sleep(_LOOK_SECONDS)
     if len(addresses) < 2:
         raise RunDirectoryError(

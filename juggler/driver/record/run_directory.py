@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -19,6 +18,7 @@ import tomli_w
 
 from juggler.driver.driver_config import TENSORBOARD, TRACKERS
 from juggler.driver.record.checkpoints import write_synced
+from juggler.driver.record.directory_lock import lock
 from juggler.runtime.checkpoints.checkpoint import DIRECTORY
 
 if TYPE_CHECKING:
@@ -323,15 +323,11 @@ def _make_default(name: str) -> Path:
 
 def _lock(path: Path, metrics: BinaryIO) -> None:
     """Keep other processes out while the file is open."""
-    try:
-        fcntl.flock(metrics, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+    if not lock(metrics):
         metrics.close()
         raise RunDirectoryError(
             f"another process is writing in {path}; stop that run before you go on with it"
-        ) from error
-    except OSError:
-        pass  # a file system without locks
+        )
 
 
 def _cut_half_line(file: BinaryIO) -> None:

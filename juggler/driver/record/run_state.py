@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from juggler.driver.record.driver_file import find_driver
+from juggler.driver.record.directory_lock import is_locked
+from juggler.driver.record.driver_file import driver_is_of_this_host, find_driver
 from juggler.driver.record.run_directory import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -62,6 +63,8 @@ def is_running(run_dir: Path) -> bool:
     path = Path(address.removeprefix(_UNIX))
     if address.startswith(_UNIX) and path.exists():
         return _listens(path)
+    if driver_is_of_this_host(run_dir):
+        return is_locked(run_dir / METRICS_FILE)  # perhaps in a container of this host's name
     now, written = time.time(), 0.0
     for name in (METRICS_FILE, CONFIG_FILE):
         try:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from google.protobuf.message import Message
 
+from juggler.driver.changed_values import ChangedValues
 from juggler.driver.core import events
 from juggler.driver.workers.connector_state import ConnectorState
 from juggler.driver.workers.registry import WorkerRegistry
@@ -32,6 +33,7 @@ class CommandSender:
         hub: carries them.
         registry: who is here.
         connectors: by module id, what requests tell of what connectors have learned.
+        values: numbers in the place of schedules, which updates tell.
 
     Attributes:
         pool: the commands that are in flight.
@@ -41,7 +43,11 @@ class CommandSender:
     """
 
     def __init__(
-        self, hub: Hub, registry: WorkerRegistry, connectors: Mapping[str, ConnectorState]
+        self,
+        hub: Hub,
+        registry: WorkerRegistry,
+        connectors: Mapping[str, ConnectorState],
+        values: ChangedValues,
     ) -> None:
         self.sample_request_seconds = Histogram(DURATIONS)
         self.update_seconds = Histogram(DURATIONS)
@@ -53,6 +59,7 @@ class CommandSender:
         self._hub = hub
         self._registry = registry
         self._connectors = connectors
+        self._values = values
         self.league: GivesLineUps | None = None
         self._anew: dict[Worker, int] = {}  # seeds that nobody has been told yet
 
@@ -90,12 +97,15 @@ class CommandSender:
             case events.Request():
                 self._ask(command)
             case events.IssueUpdate():
+                settings_of = self._registry.trained[command.module_id]
+                values = self._values.of(command.module_id, settings_of)
                 for share in command.shares:
                     update = training_pb2.Update(
                         module_id=command.module_id,
                         update_id=command.update_id,
                         generation=command.generation,
                         batch_ids=share.batch_ids,
+                        values=values,
                     )
                     self.tell(share.learner, update)
             case events.FormGroup():

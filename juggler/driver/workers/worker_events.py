@@ -100,8 +100,9 @@ class WorkerEvents:
             spaces = parts.registry.spaces.get(module_id)
             learned = parts.connectors[module_id].merged
             state = module_id, body.value, completed.last
-            more = parts.league.counters if parts.league else None
-            return parts.snapshots.take(*state, parts.core, parts.metrics, spaces, learned, more)
+            return parts.snapshots.take(
+                *state, parts.core, parts.metrics, spaces, learned, parts.more_counters
+            )
         if not completed.last:
             raise ValueError("a reply before the last where there is one alone")
         match request:

@@ -48,6 +48,7 @@ class AroundCore(LearnerCore[AroundState], ABC):
         self.inner = inner
         self.name = f"{inner.name} with {self.kind}"
         self.config, self.trains_on = inner.config, inner.trains_on
+        self.schedules = inner.schedules
 
     @abstractmethod
     def own_state(self, seed: int) -> dict[str, Any]:

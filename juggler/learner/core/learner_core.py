@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import gymnasium
@@ -105,6 +105,10 @@ class LearnerCore(Protocol[S]):
 
     config: LearnerConfig
     """Its hyper-parameters."""
+
+    schedules: dict[str, Callable[[Tensor], Tensor]] = {}  # noqa: RUF012 (this one stays empty)
+    """By key of the configuration, functions of the steps trained on: [] -> []. A `Learner` puts
+    others in their place where a run is told to."""
 
     def data_source(self, seed: int = 0) -> DataSource:
         """A new source of data, which decides what is learned from and when; one per learner.

@@ -18,7 +18,7 @@ from juggler.learner.process.state_handover import StateHandover
 from juggler.runtime.checkpoints.weights import weights_in
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
-from juggler.runtime.streams.weights import WeightsPublisher
+from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
 from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.trees import Tree
@@ -214,8 +214,9 @@ class HostedModule:
             publishes: whether to publish the weights that it makes.
 
         Raises:
-            ValueError: an exact update is impossible.
+            ValueError: an exact update is impossible, or the core has no schedule that it sets.
         """
+        self.learner.use_values(update.values)
         started, collated = time.perf_counter(), self.learner.collate_seconds
         batches, missing = self.store.pop(update.batch_ids)
         done = training_pb2.UpdateDone(module_id=self.module_id, update_id=update.update_id)

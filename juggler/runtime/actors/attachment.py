@@ -139,8 +139,12 @@ class Attachment:
         data_addresses: Sequence[str] = (),
         local: bool = False,
         timeout: float = 20.0,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         """
+        Args:
+            tell: gets a line every few seconds while nobody answers.
+
         Raises:
             EndpointError: nobody answers at `address`.
             DriverBusy: the driver has no room for this worker now.
@@ -171,7 +175,7 @@ class Attachment:
         self._outbox = deque([attach_pb2.FromWorker(hello=hello)])
         self._channel = dial(address, tls)
         try:
-            wait_until_ready(self._channel, address, "driver", timeout, tls)
+            wait_until_ready(self._channel, address, "driver", timeout, tls, tell)
             self._call = self._channel.stream_stream(
                 ATTACH_METHOD,
                 request_serializer=attach_pb2.FromWorker.SerializeToString,

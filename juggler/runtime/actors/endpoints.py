@@ -6,6 +6,7 @@ import ipaddress
 import os
 import socket
 import time
+from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
@@ -18,6 +19,7 @@ from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES
 PROTOCOL_VERSION = 5
 
 _LOOK_SECONDS = 0.5
+_TELL_SECONDS = 5.0
 
 _SIZES = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -194,16 +196,21 @@ def dial(address: str, tls: Tls | None = None, *, one_thread: bool = False) -> g
 
 
 def wait_until_ready(
-    channel: grpc.Channel, address: str, who: str, timeout: float, tls: Tls | None = None
+    channel: grpc.Channel,
+    address: str,
+    who: str,
+    timeout: float,
+    tls: Tls | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Wait until a channel is connected.
+    """Wait until a channel is connected. `tell` gets a line about it every few seconds.
 
     Raises:
         EndpointError: nobody answered within `timeout` seconds, or TLS keeps failing.
     """
     ready = grpc.channel_ready_future(channel)
     deadline = time.monotonic() + timeout
-    refused = ""
+    refused, told = "", time.monotonic()
     while (left := deadline - time.monotonic()) > 0:
         try:
             return ready.result(timeout=min(left, _LOOK_SECONDS))
@@ -211,6 +218,9 @@ def wait_until_ready(
             before, refused = refused, why_not_secure(address, who, tls)
             if refused and refused == before:  # once may be a server that just went away
                 raise EndpointError(refused) from None
+            if time.monotonic() - told >= _TELL_SECONDS:
+                told = time.monotonic()
+                tell(f"no {who} answers at {address} yet: waiting {deadline - told:.0f} s more")
     raise EndpointError(
         refused
         or f"no {who} answers at {address} (waited {timeout:.0f} s). "

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from support.certificate_world import make, mixed
 
+from juggler.runtime.actors import endpoints
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.endpoints import (
     EndpointError,
@@ -111,6 +112,15 @@ def test_one_side_without_tls_is_told_which(server: grpc.Server, tls: Tls) -> No
 def test_where_nobody_listens_tls_is_not_to_blame(tls: Tls) -> None:
     with dial("127.0.0.1:1", tls) as channel, pytest.raises(EndpointError, match="no driver answ"):
         wait_until_ready(channel, "127.0.0.1:1", "driver", 1.5, tls)
+
+
+def test_who_waits_for_a_driver_is_told_so_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "_TELL_SECONDS", 0.5)
+    told: list[str] = []
+    with dial("127.0.0.1:1") as channel, pytest.raises(EndpointError, match="no driver answers"):
+        wait_until_ready(channel, "127.0.0.1:1", "driver", 3.0, tell=told.append)
+    assert len(told) >= 2
+    assert all("no driver answers at 127.0.0.1:1 yet: waiting" in line for line in told)
 
 
 def test_a_hub_speaks_tls_to_other_hosts_and_plainly_on_its_own(tls: Tls, tmp_path: Path) -> None:

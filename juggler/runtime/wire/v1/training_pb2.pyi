@@ -284,7 +284,14 @@ class Note(_message.Message):
     def __init__(self, text: _Optional[str] = ..., warning: bool = ...) -> None: ...
 
 class Update(_message.Message):
-    __slots__ = ("module_id", "update_id", "generation", "batch_ids", "minibatch_size", "num_epochs", "exact")
+    __slots__ = ("module_id", "update_id", "generation", "batch_ids", "minibatch_size", "num_epochs", "exact", "values")
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     UPDATE_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -292,6 +299,7 @@ class Update(_message.Message):
     MINIBATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     EXACT_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     update_id: int
     generation: int
@@ -299,7 +307,8 @@ class Update(_message.Message):
     minibatch_size: int
     num_epochs: int
     exact: bool
-    def __init__(self, module_id: _Optional[str] = ..., update_id: _Optional[int] = ..., generation: _Optional[int] = ..., batch_ids: _Optional[_Iterable[int]] = ..., minibatch_size: _Optional[int] = ..., num_epochs: _Optional[int] = ..., exact: bool = ...) -> None: ...
+    values: _containers.ScalarMap[str, float]
+    def __init__(self, module_id: _Optional[str] = ..., update_id: _Optional[int] = ..., generation: _Optional[int] = ..., batch_ids: _Optional[_Iterable[int]] = ..., minibatch_size: _Optional[int] = ..., num_epochs: _Optional[int] = ..., exact: bool = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class UpdateDone(_message.Message):
     __slots__ = ("module_id", "update_id", "version", "batches", "metrics", "seconds", "steps_trained", "steps_dropped", "peer_lost")
@@ -483,7 +492,7 @@ class Restore(_message.Message):
     def __init__(self, module_id: _Optional[str] = ..., chunk: _Optional[bytes] = ..., last: bool = ..., state_bytes: _Optional[int] = ..., weights: bool = ..., whole: bool = ..., source: _Optional[str] = ...) -> None: ...
 
 class Evaluate(_message.Message):
-    __slots__ = ("episodes", "seed", "connector_state", "checkpoint", "most_steps", "goal")
+    __slots__ = ("episodes", "seed", "connector_state", "checkpoint", "most_steps", "goal", "video")
     class Goal(_message.Message):
         __slots__ = ("mean", "best")
         MEAN_FIELD_NUMBER: _ClassVar[int]
@@ -497,13 +506,15 @@ class Evaluate(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     MOST_STEPS_FIELD_NUMBER: _ClassVar[int]
     GOAL_FIELD_NUMBER: _ClassVar[int]
+    VIDEO_FIELD_NUMBER: _ClassVar[int]
     episodes: int
     seed: int
     connector_state: bytes
     checkpoint: str
     most_steps: int
     goal: Evaluate.Goal
-    def __init__(self, episodes: _Optional[int] = ..., seed: _Optional[int] = ..., connector_state: _Optional[bytes] = ..., checkpoint: _Optional[str] = ..., most_steps: _Optional[int] = ..., goal: _Optional[_Union[Evaluate.Goal, _Mapping]] = ...) -> None: ...
+    video: str
+    def __init__(self, episodes: _Optional[int] = ..., seed: _Optional[int] = ..., connector_state: _Optional[bytes] = ..., checkpoint: _Optional[str] = ..., most_steps: _Optional[int] = ..., goal: _Optional[_Union[Evaluate.Goal, _Mapping]] = ..., video: _Optional[str] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("version", "episode_returns", "episode_lengths", "agent_returns")

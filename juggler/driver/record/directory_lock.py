@@ -1,0 +1,42 @@
+"""Locks on a file of a directory, by which one process at a time writes there."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from pathlib import Path
+from typing import BinaryIO, Final
+
+_ATTEMPTS: Final = 5
+_PAUSE_SECONDS: Final = 0.05
+
+
+def lock(file: BinaryIO) -> bool:
+    """Lock a file until it is closed. `is_locked` of another process, which holds the lock for a
+    moment, is waited for.
+
+    Returns:
+        Whether nobody else has it; also on a file system without locks.
+    """
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(_PAUSE_SECONDS)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        except OSError:
+            pass  # a file system without locks
+        return True
+    return False
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process has locked a file, which it does not if there is none; also where nobody
+    can tell."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+    return False

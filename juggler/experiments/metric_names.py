@@ -1,0 +1,70 @@
+"""The names of metrics, as far as they are known before a run."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Final
+
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.core.ledger import Counters
+from juggler.driver.record.metrics import Metrics
+from juggler.runtime.episodes.version import DEFAULT_MODULE
+from juggler.runtime.nearest import closest
+
+#: Numbers that the driver adds to those of `Metrics` and of the books.
+_OF_THE_DRIVER: Final = (
+    "wall_time",
+    "training_time",
+    "updates",
+    "num_env_runners",
+    "num_learners",
+    "restarts",
+)
+#: Tables: what is in them depends on the algorithm, the environment or the workers.
+_TABLES: Final = (
+    "modules",
+    "info",
+    "by_module",
+    "by_agent",
+    "league",
+    "seconds",
+    "inference",
+    "env_steps_dropped",
+    "learner_steps",
+)
+
+
+def plain_metrics() -> frozenset[str]:
+    """Those of every run that are numbers by themselves."""
+    gathered = Metrics().line(1.0, 0).keys()
+    books = {f"env_steps_{each.name}" for each in fields(Counters)}
+    return frozenset({*_OF_THE_DRIVER, *gathered, *books}.difference(_TABLES))
+
+
+def must_be_a_metric(name: str, config: RunConfig) -> None:
+    """
+    Args:
+        name: of a number in lines of metrics, flat.
+        config: of the run.
+
+    Raises:
+        ConfigError: no line will have such a number, as far as that is known before a run.
+    """
+    table, slash, rest = name.partition("/")
+    if name in plain_metrics():
+        return
+    first = config.module_ids[0]
+    is_alone = config.module_ids == (DEFAULT_MODULE,) and not config.others
+    if is_alone and table == "modules" and rest.partition("/")[0] != DEFAULT_MODULE:
+        raise ConfigError(
+            f"metric = {name!r}: a metric of the learner is named modules/{DEFAULT_MODULE}/NAME, "
+            f"such as modules/{DEFAULT_MODULE}/policy_loss"
+        )
+    if slash and table in _TABLES:
+        return
+    near = closest(name, plain_metrics())
+    hint = f" (did you mean {near!r}?)" if near else ""
+    raise ConfigError(
+        f"metric = {name!r}: lines of metrics have no such number{hint}. Those of a learner are "
+        f"named as modules/{first}/policy_loss is, those of an environment's infos info/NAME/mean"
+    )
