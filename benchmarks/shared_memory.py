@@ -25,7 +25,8 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
 from juggler.runtime.streams.memory_sockets import MemorySocket
 from juggler.runtime.streams.shared_memory import SHARED_MEMORY_VARIABLE
-from juggler.runtime.streams.weights import Weights, WeightsPublisher, WeightsSubscription
+from juggler.runtime.streams.weights import Weights, WeightsSubscription
+from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.frames import Limits
 from juggler.runtime.wire.trees import Tree, flatten
 

@@ -25,9 +25,10 @@ from streams import IN_FLIGHT, Pushing
 from juggler.runtime.actors.endpoints import bind, make_server
 from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.streams import weights
+from juggler.runtime.streams import weights_publisher
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
-from juggler.runtime.streams.weights import WeightsPublisher, WeightsSubscription
+from juggler.runtime.streams.weights import WeightsSubscription
+from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.frames import Limits
 
 PROCESSES = 2  # for all senders or subscribers
@@ -161,14 +162,14 @@ def subscribe(address: str, count: int) -> None:
 
 def fan_out(count: int, size: int, seconds: float) -> dict[str, Any]:
     """The cost of publishing a version until every subscriber has it."""
-    encode, calls = weights.encode_frame, 0
+    encode, calls = weights_publisher.encode_frame, 0
 
     def counted(*args: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         return encode(*args, **options)
 
-    weights.encode_frame = counted
+    weights_publisher.encode_frame = counted
     publisher = Fanning()
     server, address = _serve(publisher.handler())
     processes = _start(subscribe, address, count)

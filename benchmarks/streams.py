@@ -27,7 +27,8 @@ from juggler.runtime.actors.endpoints import bind, dial, make_server
 from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import EpisodeReceiver, EpisodeSender
-from juggler.runtime.streams.weights import Weights, WeightsPublisher, WeightsSubscription
+from juggler.runtime.streams.weights import Weights, WeightsSubscription
+from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.frames import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 

@@ -12,14 +12,16 @@ import tyro
 
 from juggler.cli.arguments import Flag, parse, report_errors
 from juggler.launch.commands import Launch, launch_directory
+from juggler.launch.following import EngineRun, follow
 from juggler.runtime.nearest import nearest
 
 _USAGE = """\
 usage: juggler launch ssh CONFIG --hosts FILE [OPTIONS] [-- OPTIONS OF juggler driver]
-       juggler launch slurm CONFIG [OPTIONS] [-- OPTIONS OF juggler driver]
+       juggler launch slurm|swarm CONFIG [OPTIONS] [-- OPTIONS OF juggler driver]
 
   ssh     the driver here, the workers on hosts that are reached by SSH
   slurm   every process as a job of Slurm
+  swarm   a stack on a Docker Swarm, the driver on this host
 
 juggler launch ENGINE --help shows the options. See docs/clusters.md."""
 
@@ -38,16 +40,35 @@ class LaunchArguments:
     dry_run: Flag = False
     """Print what would be started or submitted, and stop."""
 
-    insecure: Flag = False
-    """Use neither TLS nor tokens: only on a network that you trust."""
-
     plain_gradients: Flag = False
     """Let several learners add up gradients without encryption: only on a network that you trust.
     """
 
 
 @dataclass(kw_only=True)
-class SshArguments(LaunchArguments):
+class HostArguments(LaunchArguments):
+    """What is needed where Juggler is installed on the hosts."""
+
+    insecure: Flag = False
+    """Use neither TLS nor tokens: only on a network that you trust."""
+
+
+@dataclass(kw_only=True)
+class EngineArguments(LaunchArguments):
+    """What is needed where an engine keeps the processes."""
+
+    env_runners: int = 1
+    """How many EnvRunners."""
+
+    learners: int = 1
+    """How many learners."""
+
+    detach: Flag = False
+    """Submit the run and stop, instead of following it."""
+
+
+@dataclass(kw_only=True)
+class SshArguments(HostArguments):
     """Train with the driver on this host, and workers on hosts that are reached by SSH. Ctrl-C ends
     the run in order. Options of `juggler driver` may follow after `--`."""
 
@@ -56,16 +77,10 @@ class SshArguments(LaunchArguments):
 
 
 @dataclass(kw_only=True)
-class SlurmArguments(LaunchArguments):
+class SlurmArguments(EngineArguments, HostArguments):
     """Train with every process as a job of Slurm. Ctrl-C ends the run in order. Options of `juggler
     driver` may follow after `--`. The run directory must be on a file system that all nodes share.
     """
-
-    env_runners: int = 1
-    """How many EnvRunners: the size of their job array."""
-
-    learners: int = 1
-    """How many learners: the size of their job array."""
 
     partition: str = ""
     """Partition of all jobs. none: Slurm's default."""
@@ -83,11 +98,21 @@ class SlurmArguments(LaunchArguments):
     sbatch_envrunner: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """A further option of sbatch for EnvRunners, such as --partition=cpu; repeat for each one."""
 
-    detach: Flag = False
-    """Submit the jobs and stop, instead of following the run."""
+
+@dataclass(kw_only=True)
+class SwarmArguments(EngineArguments):
+    """Train with a stack on a Docker Swarm. Ctrl-C ends the run in order. Options of `juggler
+    driver` may follow after `--`. Give the command on a manager of the swarm: the driver runs
+    there, with the directory of the run."""
+
+    image: str = "juggler"
+    """The image of Juggler. Nodes that do not have it take it from a registry."""
+
+    compose: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """A further compose file, which changes the stack; repeat for each one."""
 
 
-ENGINES = ("ssh", "slurm")
+ENGINES = ("ssh", "slurm", "swarm")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -103,8 +128,11 @@ def run(arguments: Sequence[str]) -> int:
     if engine == "ssh":
         ssh = parse(SshArguments, own, "launch ssh")
         return report_errors("launch", lambda: _ssh(ssh, options))
-    slurm = parse(SlurmArguments, own, "launch slurm")
-    return report_errors("launch", lambda: _slurm(slurm, options))
+    if engine == "slurm":
+        slurm = parse(SlurmArguments, own, "launch slurm")
+        return report_errors("launch", lambda: _slurm(slurm, options))
+    swarm = parse(SwarmArguments, own, "launch swarm")
+    return report_errors("launch", lambda: _swarm(swarm, options))
 
 
 def _launch(given: LaunchArguments, options: Sequence[str]) -> Launch:
@@ -116,7 +144,7 @@ def _launch(given: LaunchArguments, options: Sequence[str]) -> Launch:
         launch_directory(given.run_dir, config).absolute(),
         config,
         options,
-        given.insecure,
+        isinstance(given, HostArguments) and given.insecure,
         given.plain_gradients,
     )
     checked = [*([config] if config else []), "--run-dir", str(launch.run_dir), "--go-on"]
@@ -153,8 +181,24 @@ def _slurm(given: SlurmArguments, options: Sequence[str]) -> int:
         for path, script in slurm.scripts().items():
             print(f"# {path}\n{script}")
         return 0
-    slurm.submit()
-    return 0 if given.detach else slurm.follow()
+    return _submit(slurm, given.detach)
+
+
+def _swarm(given: SwarmArguments, options: Sequence[str]) -> int:
+    from juggler.launch.swarm import SwarmRun
+
+    launch = _launch(given, options)
+    numbers = given.learners, given.env_runners
+    swarm = SwarmRun(launch, *numbers, given.image, given.compose, _say)
+    if given.dry_run:
+        print(swarm.stack())
+        return 0
+    return _submit(swarm, given.detach)
+
+
+def _submit(run: EngineRun, detach: bool) -> int:
+    run.submit()
+    return 0 if detach else follow(run, _say)
 
 
 def _print_commands(commands: Sequence[tuple[str, Sequence[str]]]) -> None:

@@ -13,6 +13,7 @@ import tyro
 from juggler.cli.arguments import Flag, parse, report_errors
 from juggler.cli.league_tables import kind_lines, roster_lines, win_rate_lines
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.payoffs import Payoffs
 from juggler.driver.league.roster import Player
 from juggler.driver.league_players import LEAGUE, league_of, module_of
@@ -69,7 +70,7 @@ def _league(given: Arguments) -> int:
     if given.tournament:
         players = _that_are_here(players, checkpoint)
         rows = players
-        payoffs = _tournament(players, checkpoint, config.agent_names, given.tournament)
+        payoffs = _tournament(players, checkpoint, config, given.tournament)
     print(f"checkpoint: {where}")
     print("\n".join(roster_lines(players, payoffs)))
     print()
@@ -160,19 +161,21 @@ def _exploitability_lines(
 
 
 def _tournament(
-    players: Sequence[Player], checkpoint: Checkpoint, agents: Sequence[str], matches: int
+    players: Sequence[Player], checkpoint: Checkpoint, config: RunConfig, matches: int
 ) -> Payoffs:
     """The results of all against all.
 
     Raises:
-        ConfigError: the environment has more or fewer than two agents, or these are too few
-            matches.
+        ConfigError: a match has more than two sides, or these are too few matches.
     """
     from juggler.driver.line_ups import play_matches
 
-    if len(agents) != 2:
+    settings = LeagueConfig.from_table(config.agents.league)
+    sides = settings.sides(config.agent_names)
+    if len(sides) != 2:
         raise ConfigError(
-            f"--tournament: matches are between two agents, and this environment has {len(agents)}"
+            f"--tournament: matches are between two agents or teams, and here they have "
+            f"{len(sides)} sides"
         )
     if matches < 2:
         raise ConfigError(f"--tournament {matches}: every pair of players plays at least 2 matches")
@@ -187,14 +190,17 @@ def _tournament(
             f"{2 * half} matches",
             file=sys.stderr,
         )
-        for half_number, sides in enumerate((agents, agents[::-1])):
-            seated = {sides[0]: _named(one, kept), sides[1]: _named(other, kept)}
+        for half_number, (own, others) in enumerate((sides, sides[::-1])):
+            seated = {agent: _named(one, kept) for agent in own}
+            seated |= {agent: _named(other, kept) for agent in others}
             # Two draws of their own: with equal ones, equal policies would win once each.
             seed = 1000 * (2 * number + half_number)
             played = play_matches(checkpoint.path, seated, half, seed, explore=True)
             for match in played.matches:
-                ahead = match.returns[sides[0]] - match.returns[sides[1]]
-                payoffs.book(one.player_id, other.player_id, (ahead > 0) - (ahead < 0))
+                scores = [
+                    sum(match.returns.get(agent, 0.0) for agent in side) for side in (own, others)
+                ]
+                payoffs.book(one.player_id, other.player_id, settings.result(*scores))
     return payoffs
 
 

@@ -9,6 +9,7 @@ from juggler.driver.league.ratings import elo, nash_averaging
 from juggler.driver.league.roster import Player
 
 _MOST_FROZEN = 12  # columns of the table of win rates
+_WIDTH = len("~100%±50")  # of a column, at least
 
 
 def roster_lines(players: Sequence[Player], payoffs: Payoffs) -> list[str]:
@@ -51,18 +52,21 @@ def win_rate_lines(
     learners = [player.player_id for player in players if player.learning]
     names = [row.player_id for row in rows] if rows is not None else learners or shown
     width = max(len("wins of"), *map(len, names))
-    lines, few = ["  ".join([f"{'wins of':<{width}}", *shown])], False
+    heads = [f"{other:>{_WIDTH}}" for other in shown]
+    lines, few = ["  ".join([f"{'wins of':<{width}}", *heads])], False
     for row in names:
         cells = []
         for other in shown:
-            wins, draws, losses = payoffs.counts(row, other) if other != row else (0.0, 0.0, 0.0)
+            points, played = payoffs.points(row, [other] if other != row else [])
             text = "-"
-            if played := wins + draws + losses:
+            if played:
                 unsure = payoffs.games(row, other) < payoffs.min_games
                 few = few or unsure
-                text = f"{'~' if unsure else ''}{(wins + draws / 2) / played:.0%}"
-            cells.append(f"{text:>{len(other)}}")
+                low, high = payoffs.interval(row, other)
+                text = f"{'~' if unsure else ''}{points / played:.0%}±{50 * (high - low):.0f}"
+            cells.append(f"{text:>{max(len(other), _WIDTH)}}")
         lines.append("  ".join([f"{row:<{width}}", *cells]))
+    lines.append("±: half the width of the 95 % interval")
     if few:
         lines.append(f"~: of fewer than {payoffs.min_games} games")
     if left_out:

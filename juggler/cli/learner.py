@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from juggler.cli.arguments import Flag, WorkerArguments, parse, report_errors
 from juggler.cli.reattaching import work
+from juggler.runtime.actors.endpoints import split_address
 
 
 @dataclass(kw_only=True)
@@ -18,7 +20,7 @@ class Arguments(WorkerArguments):
 
     advertise: str = ""
     """Address at which EnvRunners dial this learner, if it differs from --bind. Port 0: the bound
-    port."""
+    port. none: the name of this host, if --bind is 0.0.0.0."""
 
     insecure: Flag = False
     """Listen beyond loopback without TLS or without a token, or, with or without TLS, as one of
@@ -39,6 +41,9 @@ def _work(given: Arguments) -> int:
     from juggler.learner.process.program import LearnerProgram
 
     contact = given.contact("learner")
-    program = LearnerProgram(contact, given.bind, given.advertise, given.insecure, given.reflection)
+    advertise = given.advertise
+    if not advertise and split_address(given.bind)[0] in ("0.0.0.0", "::"):
+        advertise = f"{socket.gethostname()}:0"
+    program = LearnerProgram(contact, given.bind, advertise, given.insecure, given.reflection)
     work(contact, lambda: main(program))
     return 0

@@ -14,11 +14,12 @@ from juggler.envrunner.setup import RANDOM, may_play
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS, PIPELINES
 from juggler.runtime.checkpoints.frozen import DIGEST, FROM, TRAIN, is_frozen
 from juggler.runtime.episodes.version import DEFAULT_MODULE
-from juggler.runtime.nearest import closest, nearest
+from juggler.runtime.nearest import closest
 
 #: Keys of a module's table that no other part of a configuration has.
 WAITED_FOR: Final = "waited_for"
-OWN_KEYS: Final = (WAITED_FOR, TRAIN, FROM, DIGEST)
+NUM_LEARNERS: Final = "num_learners"
+OWN_KEYS: Final = (WAITED_FOR, NUM_LEARNERS, TRAIN, FROM, DIGEST)
 #: The keys of a module that is not trained.
 _FROZEN_KEYS: Final = (TRAIN, FROM, DIGEST)
 
@@ -81,9 +82,10 @@ class AgentsConfig:
     algorithm, module, model, distribution, critic_sees, check_specs and connectors. It may also
     have from, the run or checkpoint with whose weights it begins, with `:MODULE` behind it if that
     has several; train = false, where it keeps them; digest, the SHA-256 that these must have, which
-    a run writes; and waited_for. true, the default: sampling waits until this module has room for
-    its share. false: steps that it has no room for are not recorded, so that it never slows the
-    others down."""
+    a run writes; num_learners, how many of the run's learner processes train this module, and no
+    other; and waited_for. true, the default: sampling waits until this module has room for its
+    share. false: steps that it has no room for are not recorded, so that it never slows the others
+    down."""
 
     league: dict[str, Any] = field(default_factory=dict)
     """A league, whose players are the modules of the run: policies that are trained at the same
@@ -128,11 +130,22 @@ class AgentsConfig:
                     f"modules.{module_id}: {WAITED_FOR} = {table[WAITED_FOR]!r}: expected true or "
                     "false"
                 )
+            _check_learners(module_id, table)
+            if NUM_LEARNERS in table and self.league:
+                raise ConfigError(
+                    f"modules.{module_id}: {NUM_LEARNERS} with league: players come and go, and "
+                    f"are spread over all learners; leave {NUM_LEARNERS} out"
+                )
             _check_frozen(module_id, table)
         for pattern, module_ids in self.shared.items():
             where = f"shared: {pattern!r}"
             for module_id in module_ids:
                 check_module_id(module_id, where)
+                if NUM_LEARNERS in self.modules.get(module_id, {}):
+                    raise ConfigError(
+                        f"modules.{module_id}: {NUM_LEARNERS} with {where}: modules that share "
+                        f"parts are trained by the same processes; leave {NUM_LEARNERS} out"
+                    )
             if len(set(module_ids)) < 2 or len(set(module_ids)) < len(module_ids):
                 raise ConfigError(f"{where} = {module_ids}: name at least two modules, each once")
             for module_id in module_ids:
@@ -163,6 +176,12 @@ class AgentsConfig:
         """Those of them that are trained."""
         others = {RANDOM, *self.frozen_ids}
         return tuple(each for each in self.acting_ids if each not in others)
+
+    @property
+    def own_learners(self) -> dict[str, int]:
+        """By id of the modules that say so, how many learner processes train them."""
+        tables = ((each, self.modules.get(each, {})) for each in self.module_ids)
+        return {each: table[NUM_LEARNERS] for each, table in tables if NUM_LEARNERS in table}
 
     @property
     def trained_together(self) -> tuple[tuple[str, ...], ...]:
@@ -266,14 +285,13 @@ class AgentsConfig:
                 if module_id not in module_ids:
                     raise ConfigError(
                         f"shared: {pattern!r}: there is no module {module_id!r}"
-                        f"{nearest(module_id, module_ids)}; there are "
-                        f"{listed(dict.fromkeys(module_ids))}"
+                        f"{_instead(module_id, module_ids)}"
                     )
+        nobody = "the league has no player" if self.league else "no agent is mapped to module"
         for module_id in self.modules:
             if module_id not in module_ids:
                 raise ConfigError(
-                    f"modules.{module_id}: no agent is mapped to module {module_id!r}; there are "
-                    f"{listed(dict.fromkeys(module_ids))}"
+                    f"modules.{module_id}: {nobody} {module_id!r}{_instead(module_id, module_ids)}"
                 )
 
     def _must_train(self) -> None:
@@ -282,6 +300,18 @@ class AgentsConfig:
                 f"agents: no module of this run is trained, since {listed(self.acting_ids)} only "
                 "play: map an agent to a module without train = false"
             )
+
+
+def _check_learners(module_id: str, table: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        ConfigError: its number of learners is no number above 0.
+    """
+    count = table.get(NUM_LEARNERS, 1)
+    if type(count) is not int or count < 1:
+        raise ConfigError(
+            f"modules.{module_id}: {NUM_LEARNERS} = {count!r}: expected an integer of at least 1"
+        )
 
 
 def _check_frozen(module_id: str, table: Mapping[str, Any]) -> None:
@@ -330,6 +360,13 @@ def listed(names: Mapping[str, Any] | Sequence[str], most: int = 20) -> str:
     shown = [repr(name) for name in list(names)[:most]]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _instead(module_id: str, module_ids: Sequence[str]) -> str:
+    """The end of an error about a module that there is not: which one was meant, and which there
+    are."""
+    near, known = closest(module_id, module_ids), listed(dict.fromkeys(module_ids))
+    return f": did you mean {near!r}? There are {known}" if near else f"; there are {known}"
 
 
 def _named_by_prefix(groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:

@@ -123,7 +123,8 @@ def _league_in(config: RunConfig, groups: Sequence[FoundGroup]) -> dict[str, str
         one, other = groups[0].agents[0], groups[1].agents[0]
         raise ConfigError(
             f"league: agents {one!r} and {other!r} have different spaces, and every player of a "
-            "league can play every agent"
+            "league can play every agent: make their spaces equal with a wrapper of the "
+            "environment, or leave out the table league, and each has a module of its own"
         )
     agents = groups[0].agents
     players = players_of(config.agents.league, agents, config.agents.modules)

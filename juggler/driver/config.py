@@ -164,7 +164,7 @@ class RunConfig:
         known = [*OWN_KEYS, *(key.name for kind in kinds for key in fields(kind))]
         of_run = {key.name for part in (self.driver, self.env_runner) for key in fields(part)}
         for key in table:
-            if key in of_run:
+            if key in of_run and key not in OWN_KEYS:
                 raise ConfigError(
                     f"{where}: {key} is a key of the run as a whole, and the same for all modules: "
                     f"set it outside of [{where}]"

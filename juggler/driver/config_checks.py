@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from juggler.driver.agents_config import AgentsConfig
+from juggler.driver.agents_config import AgentsConfig, listed
 from juggler.driver.driver_config import ConfigError, DriverConfig
 from juggler.driver.league.config import LeagueConfig
 from juggler.envrunner.config import EnvRunnerConfig
@@ -48,6 +48,8 @@ def must_go_together(config: Checked) -> None:
             _check_rewards(config, f"{name} = {table!r}")
     if config.learner.imitation:
         _check_imitation(config)
+    if config.agents.own_learners:
+        _check_learners(config)
     if config.agents.league:
         _check_league(config)
     if config.env_runner.gateway:
@@ -113,6 +115,29 @@ def _check_videos(config: Checked) -> None:
         raise ConfigError(
             f"evaluation_video = {every} with {what}: only evaluations in which every module is "
             "trained are recorded; leave it out, and use `juggler evaluate --video`"
+        )
+
+
+def _check_learners(config: Checked) -> None:
+    """
+    Raises:
+        ConfigError: the learners of single modules are not those that the run has.
+    """
+    counts, has = config.agents.own_learners, config.driver.learners
+    named = " and ".join(f"modules.{each} has {count}" for each, count in counts.items())
+    given = f"num_learners: {named}"
+    others = [each for each in config.agents.module_ids if each not in counts]
+    needed = sum(counts.values()) + len(config.agents.trained_together) - len(counts)
+    if needed > has:
+        rest = f", and one at least for {listed(others)}" if others else ""
+        raise ConfigError(
+            f"{given}{rest}: that is {needed}, and the run has {has}; set num_learners = {needed} "
+            "outside of the tables"
+        )
+    if not others and needed < has:
+        raise ConfigError(
+            f"{given}, and the run {has}, so that some would train nothing: set num_learners = "
+            f"{needed} outside of the tables"
         )
 
 

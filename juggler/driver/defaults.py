@@ -14,7 +14,7 @@ from typing import Any
 
 from juggler.driver.agents_found import FoundGroup
 from juggler.driver.config import RunConfig
-from juggler.driver.learner_group.placement import processes_of_module
+from juggler.driver.learner_group.placement import Hosting
 from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
 from juggler.learner.algorithms.registry import find_algorithm
 from juggler.runtime.modules.by_name import name_of
@@ -179,7 +179,7 @@ def _settled_by_module(
             said.append(f"module {module_id!r}: {_UNKNOWN}")
             continue
         known = {*given, *own}
-        learners = processes_of_module(module_id, config.driver.learners, config.trained_together)
+        learners = Hosting(config, config.module_ids).processes_of(module_id)
         chosen = _chosen(
             of_module, known, group.observation, group.action, learners, agents=len(agents)
         )

@@ -66,7 +66,8 @@ def signals_become(stop: Callable[[str], None]) -> Iterator[Caught]:
         caught.number = number
         threading.Thread(target=stop, args=(_REASONS[signal.Signals(number)],)).start()
 
-    numbers = tuple(_REASONS)
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as nohup has it
+    numbers = tuple(each for each in _REASONS if each != signal.SIGHUP or not ignored)
     before = [signal.signal(number, handle) for number in numbers]
     try:
         yield caught

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from juggler.driver.monitoring import MOST_ENV_RUNNERS
 from juggler.runtime.actors.tls import TLS_VARIABLE
 from juggler.runtime.installing import installing
 
@@ -43,15 +45,31 @@ class Launch:
         return f"{self.run_dir.name}-{hashlib.blake2b(whole, digest_size=4).hexdigest()}"
 
     @property
+    def label(self) -> str:
+        """The tag as engines take names: of lower-case letters, digits and hyphens."""
+        name, _, digest = self.tag.rpartition("-")
+        words = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")[:24].strip("-")
+        return f"juggler-{words}-{digest}" if words else f"juggler-{digest}"
+
+    @property
+    def config_file(self) -> Path | None:
+        """The file of the configuration; None: it ships with Juggler, or there is none."""
+        path = Path(self.config)
+        return path if path.suffix == ".toml" or (self.config and path.exists()) else None
+
+    @property
     def plain(self) -> bool:
         """Whether several learners may take part."""
         return self.plain_gradients or self.insecure
 
-    def must_allow(self, learners: int) -> None:
+    def must_allow(self, learners: int, env_runners: int = 1) -> None:
         """
         Raises:
-            LaunchError: so many learners cannot take part.
+            LaunchError: so many learners or EnvRunners cannot take part.
         """
+        for what, count in (("env-runners", env_runners), ("learners", learners)):
+            if not 1 <= count <= MOST_ENV_RUNNERS:
+                raise LaunchError(f"--{what} {count}: must be from 1 to {MOST_ENV_RUNNERS}")
         if learners > 1 and not self.plain:
             raise LaunchError(
                 f"{learners} learners add up gradients without encryption: give "
@@ -68,17 +86,50 @@ class Launch:
     def tls(self) -> Path:
         return self.directory / "tls"
 
-    def driver(self, bind: str, juggler: Sequence[str]) -> list[str]:
+    def driver(self, bind: str, juggler: Sequence[str], learners: int) -> list[str]:
         """The driver's command.
 
         Args:
             bind: where it listens, HOST:PORT.
             juggler: the words that start Juggler.
+            learners: how many it waits for at the start.
         """
         config = [self.config] if self.config else []
         own = ["--run-dir", str(self.run_dir), "--go-on", "--bind", bind]
         insecure = ["--insecure"] if self.insecure else ["--tls", str(self.tls)]
-        return [*juggler, "driver", *config, *own, *insecure, *self.options]
+        return [*juggler, "driver", *config, *own, *insecure, *self.options_with(learners)]
+
+    def driver_there(self, run_dir: str, config: str, learners: int, *more: str) -> list[str]:
+        """The words of a driver in a container, where certificates are secrets.
+
+        Args:
+            run_dir: the directory of the run there.
+            config: the file of the configuration there, if it is a file.
+            learners: how many it waits for at the start.
+            more: further options.
+        """
+        name = config if self.config_file else self.config
+        own = ["--run-dir", run_dir, "--go-on", "--bind", "0.0.0.0:5005", *more]
+        return ["driver", *([name] if name else []), *own, *self.options_with(learners)]
+
+    def config_there(self) -> str:
+        """The text of the file of the configuration, for a container.
+
+        Raises:
+            LaunchError: it cannot be read.
+        """
+        if self.config_file is None:
+            return "# The driver takes the configuration that its command names.\n"
+        try:
+            return self.config_file.read_text()
+        except OSError as error:
+            raise LaunchError(f"cannot read {self.config}: {error.strerror}") from error
+
+    def options_with(self, learners: int) -> list[str]:
+        """The options of the driver, with the number of learners that it waits for at the start
+        unless they say it."""
+        given = any(each.partition("=")[0] == "--num-learners" for each in self.options)
+        return [*self.options, *([] if given else ["--num-learners", str(learners)])]
 
     def make_certificates(self, hosts: Sequence[str]) -> None:
         """Make the certificates and the token of this run, unless an earlier launch made them.
@@ -135,10 +186,11 @@ def learner(
         driver: as for `environment_runner`.
         juggler: the words that start Juggler.
         index: of this learner; -1: the driver chooses.
-        host: by which EnvRunners dial it.
+        host: by which EnvRunners dial it; "": as the host calls itself.
         insecure: without TLS, or as one of several learners, which are plain among themselves.
     """
-    own = ["--index", str(index), "--bind", "0.0.0.0:0", "--advertise", f"{host}:0"]
+    own = ["--index", str(index), "--bind", "0.0.0.0:0"]
+    own += ["--advertise", f"{host}:0"] if host else []
     return [*juggler, "learner", "--driver", driver, *own, *(["--insecure"] if insecure else [])]
 
 

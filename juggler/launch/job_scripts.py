@@ -78,7 +78,6 @@ WORKER_SCRIPT = (
 cd {work} || exit 1
 export OMP_NUM_THREADS=1
 {tls}
-host=$(hostname)
 """
     + _RUN
     + """\

@@ -8,18 +8,17 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-#: Of a command that fails: the first pause before it is started again, and the longest.
-_FIRST_SECONDS, _LONGEST_SECONDS = 1.0, 30.0
-#: A command that ran for so long has worked: the next pause is short again.
-_WORKED_SECONDS = 60.0
+from juggler.launch.following import Say
+from juggler.runtime.actors.supervisor import RestartPolicy
+
+#: A command that ran for `window_seconds` has worked: the next pause is short again.
+_POLICY = RestartPolicy(first_delay=1.0)
 _LAST_LINES = 1
 #: What moves the cursor or colours a terminal.
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-Say = Callable[[str], None]
 
 
 class KeptRunning:
@@ -41,7 +40,7 @@ class KeptRunning:
         self._command, self._log, self._say = list(command), log, say
         self._process: subprocess.Popen[bytes] | None = None
         self._last: list[str] = []  # lines that it printed
-        self._pause, self._due, self._began = _FIRST_SECONDS, 0.0, 0.0
+        self._deaths, self._due, self._began = 0, 0.0, 0.0
         self._reader: threading.Thread | None = None
 
     @property
@@ -107,13 +106,14 @@ class KeptRunning:
         if status == 0:  # it was sent home
             self._due = -1.0
             return
-        if now - self._began > _WORKED_SECONDS:
-            self._pause = _FIRST_SECONDS
+        if now - self._began > _POLICY.window_seconds:
+            self._deaths = 0
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
         said = f": {' | '.join(self._last)}" if self._last else ""
         self._later(now, f"ended with {how}{said}")
 
     def _later(self, now: float, why: str) -> None:
-        self._say(f"{self.name} {why}; starting it again in {self._pause:.0f} s")
-        self._due = now + self._pause
-        self._pause = min(2 * self._pause, _LONGEST_SECONDS)
+        self._deaths += 1
+        pause = _POLICY.delay(self._deaths, jitter=0.0)
+        self._say(f"{self.name} {why}; starting it again in {pause:.0f} s")
+        self._due = now + pause

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from juggler.launch.commands import LaunchError
+from juggler.launch.following import ask
 
+#: In a command that scales: the number that is wanted.
+NUMBER = "{number}"
 ROLES = ("learner", "envrunner")
 
 
@@ -29,13 +33,14 @@ class Wanted:
         """Whether the run goes on."""
         return all(self.path(role).is_file() for role in ROLES)
 
-    def begin(self, role: str, number: int, one: bool) -> None:
+    def begin(self, role: str, number: int, one: bool, scale: Sequence[str] = ()) -> None:
         """Note what a run begins with.
 
         Args:
             role: of the workers.
             number: of them.
             one: there can be one alone.
+            scale: the words of a command that makes them `NUMBER`; (): somebody reads the files.
 
         Raises:
             LaunchError: the disk refuses.
@@ -43,10 +48,16 @@ class Wanted:
         self._one(role).unlink(missing_ok=True)
         if one:
             self._one(role).touch()
+        self._scale(role).unlink(missing_ok=True)
+        if scale:
+            self._scale(role).write_text(json.dumps(list(scale)))
         self._write(role, number)
 
     def _one(self, role: str) -> Path:
         return self.directory / f"{role}.one"
+
+    def _scale(self, role: str) -> Path:
+        return self.directory / f"{role}.scale"
 
     def _write(self, role: str, number: int) -> None:
         new = self.path(role).with_suffix(".new")
@@ -70,7 +81,8 @@ class Wanted:
         """Want another number -> what to tell people.
 
         Raises:
-            LaunchError: the files cannot be read or written, or there can be one alone.
+            LaunchError: the files cannot be read or written, there can be one alone, or the
+                engine refuses.
         """
         if number > 1 and self._one(role).exists():
             raise LaunchError(
@@ -78,6 +90,10 @@ class Wanted:
                 "--plain-gradients if their network is private"
             )
         before = self.read(role)
+        if self._scale(role).exists():
+            words = json.loads(self._scale(role).read_text())
+            command = [str(word).replace(NUMBER, str(number)) for word in words]
+            ask(*command, advice="scale the run where it was launched")
         self._write(role, number)
         return f"{role}: {number} are wanted now, in place of {before}"
 

@@ -16,8 +16,9 @@ from contextlib import ExitStack
 from types import FrameType
 
 from juggler.launch.commands import Launch, LaunchError, environment_runner, learner, shell
+from juggler.launch.following import Say
 from juggler.launch.hosts import Host, Hosts
-from juggler.launch.kept_running import KeptRunning, Say
+from juggler.launch.kept_running import KeptRunning
 from juggler.launch.scaling import ROLES, Wanted, shared_out
 
 #: A host that does not answer within 15 s counts as cut off, and nobody is asked for a password.
@@ -163,9 +164,7 @@ class SshRun:
     # -- the commands ---------------------------------------------------------------------------
 
     def _driver(self) -> list[str]:
-        given = any(option.startswith("--num-learners") for option in self._launch.options)
-        learners = [] if given else ["--num-learners", str(self._learners)]
-        return [*self._launch.driver(self._hosts.driver, _JUGGLER_HERE), *learners]
+        return self._launch.driver(self._hosts.driver, _JUGGLER_HERE, self._learners)
 
     def _worker(self, role: str, host: Host, index: int) -> tuple[str, list[str]]:
         """What a worker is, and its words."""

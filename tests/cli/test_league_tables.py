@@ -25,10 +25,12 @@ def test_all_that_learn_and_the_newest_copies_have_a_column() -> None:
     for _ in range(4):
         payoffs.book("a", "b", 1)
     payoffs.book("a", "a-v14", 0)
-    head, of_a, of_b, few, left_out = win_rate_lines(players, payoffs)
+    head, of_a, of_b, unsure, few, left_out = win_rate_lines(players, payoffs)
     assert head.split()[2:] == ["a", "b", *(f"a-v{n}" for n in range(3, 15))]
-    assert of_a.split() == ["a", "-", "100%", *["-"] * 11, "~50%"]
-    assert of_b.split()[:3] == ["b", "0%", "-"]
+    assert of_a.split() == ["a", "-", "100%±34", *["-"] * 11, "~50%±45"]
+    assert of_b.split()[:3] == ["b", "0%±34", "-"]
+    assert len(head) == len(of_a) == len(of_b)
+    assert unsure == "±: half the width of the 95 % interval"
     assert few == "~: of fewer than 4 games"
     assert left_out.startswith("3 older frozen players")
 

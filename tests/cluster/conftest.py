@@ -4,11 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 from support.cluster import Cluster
-from support.engine import Engine
+from support.engine import Engine, missing
+from support.place import Place
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
+    if why := missing():
+        pytest.skip(why)
     made = Engine()
     try:
         made.start()
@@ -26,3 +29,10 @@ def cluster(engine: Engine) -> Iterator[Cluster]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    made = Place()
+    yield made
+    made.close()

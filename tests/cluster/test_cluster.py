@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-from support.cluster import Cluster
-from support.engine import IMAGE
+from support.cluster import LEAGUE, Cluster, all_are_copied, players
+from support.engine import IMAGE, Engine
 from support.network import free_address
-
-LEAGUE = (
-    "--env juggler:MatrixGame --algorithm ppo --envs-per-runner 16 --fragment-steps 16 "
-    "--batch-size 256 --checkpoint-seconds 5 --stop-steps 1000000000 --league '"
-    '{"builder": "alphastar", "max_historical": 5, "min_games": 1, "options": {"mains": 2, '
-    '"main_exploiters": 1, "league_exploiters": 1, "min_phase_steps": 2000, '
-    '"max_phase_steps": 4000}}\''
+from support.place import (
+    Place,
+    assert_books_balance,
+    env_runners,
+    eventually,
+    metrics,
+    summary,
+    trained_steps,
 )
+from support.swarm import Swarm
+
+from juggler.driver.record.run_directory import to_toml
+from juggler.driver.shipped import read_shipped
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -41,6 +46,13 @@ def _told(cluster: Cluster, *texts: str) -> None:
     log_messages = [each["text"] for each in cluster.status()["log_messages"]]
     for text in texts:
         assert any(text in each for each in log_messages), (text, log_messages)
+
+
+@pytest.fixture(scope="module")
+def swarm(engine: Engine) -> Iterator[Swarm]:
+    made = Swarm(engine)
+    yield made
+    made.close()
 
 
 def _figure(what: str, seconds: float) -> None:
@@ -258,10 +270,10 @@ def test_a_league_outlives_a_killed_learner_and_a_host_that_is_paused(cluster: C
     cluster.configure("jl", JUGGLER_RUN=LEAGUE)
     begun = time.monotonic()
     cluster.compose("up", "-d")
-    cluster.wait_until(lambda: len(_players(cluster)) == 4, "four players learn")
+    cluster.wait_until(lambda: len(players(cluster)) == 4, "four players learn")
     cluster.wait_for_workers(3)
     _figure("league: all four players after", time.monotonic() - begun)
-    _figure("league: every player is trained and copied within", _all_are_copied(cluster))
+    _figure("league: every player is trained and copied within", all_are_copied(cluster))
 
     before, victim = len(cluster.events()), cluster.containers("learner")[0]
     worker = cluster.worker(victim)
@@ -271,7 +283,7 @@ def test_a_league_outlives_a_killed_learner_and_a_host_that_is_paused(cluster: C
     _figure("league: killed learner missed after", time.monotonic() - begun)
     cluster.wait_for_workers(3)
     _figure("league: killed learner back after", time.monotonic() - begun)
-    _figure("league: every player is trained and copied within", _all_are_copied(cluster))
+    _figure("league: every player is trained and copied within", all_are_copied(cluster))
 
     host = cluster.containers("learner")[1], cluster.containers("envrunner")[2]
     workers = [cluster.worker(each) for each in host]
@@ -292,28 +304,67 @@ def test_a_league_outlives_a_killed_learner_and_a_host_that_is_paused(cluster: C
     begun = time.monotonic()
     cluster.wait_for_workers(3)
     _figure("league: paused host back after", time.monotonic() - begun)
-    _figure("league: every player is trained and copied within", _all_are_copied(cluster))
+    _figure("league: every player is trained and copied within", all_are_copied(cluster))
     assert not [each for each in cluster.events() if "cannot" in each]
     cluster.compose("stop")
     end = json.loads((cluster.run_dir / "summary.json").read_text())
     assert (end["reason_for_stop"], end["env_steps_in_flight"]) == ("terminated", 0)
 
 
-def _players(cluster: Cluster) -> dict[str, Any]:
-    """The players of a league that learn, as the newest line of metrics has them."""
-    return dict(cluster.newest().get("league", {}).get("learning", {}))
+def test_a_stack_on_a_swarm_is_solved_and_leaves_nothing(
+    place: Place, cluster: Cluster, swarm: Swarm
+) -> None:
+    cluster.close()  # two cores
+    text = to_toml(read_shipped("cartpole").config.flat()).decode()
+    place.write("mine.toml", text)
+    launch = swarm.launch(place, "mine.toml", "--learners", "2", "--plain-gradients")
+    assert launch.wait(180) == 0, launch.output
+    assert "solved: return" in launch.output
+    assert_books_balance(place.path / "run")
+    assert set(metrics(place.path / "run")[-1]["learner_steps"]) == {"learner-0", "learner-1"}
+    assert not swarm.left()
 
 
-def _all_are_copied(cluster: Cluster) -> float:
-    """Until every player has more steps and copies than now -> seconds."""
-    before = _players(cluster)
+def test_a_stack_outlives_a_killed_task_and_a_drained_node(place: Place, swarm: Swarm) -> None:
+    run_dir = place.path / "run"
+    options = ["--", "--stop-return", "501", "--checkpoint-seconds", "1"]
+    launch = swarm.launch(place, "cartpole", *options)
 
-    def went_on() -> bool:
-        now = _players(cluster)
-        return now.keys() >= before.keys() and all(
-            bool(now[player][key] > was[key])
-            for player, was in before.items()
-            for key in ("steps", "copies")
-        )
+    def there(number: int) -> None:
+        eventually(lambda: env_runners(run_dir) == number, 90, lambda: launch.output)
 
-    return cluster.wait_until(went_on, "every player is trained and copied")
+    there(2)
+    eventually(lambda: trained_steps(run_dir) > 0, 60, lambda: launch.output)
+    swarm.kill_one(run_dir, "envrunner")
+    there(1)
+    there(2)
+    for number in (4, 1):
+        scaled = place.run("scale", "run", "--env-runners", number, **swarm.variables)
+        assert scaled.status == 0, scaled.output
+        there(number)
+    events = (run_dir / "events.jsonl").read_text()
+    assert events.count("left: terminated") == 3, "in order, each of them"
+    refused = place.run("scale", "run", "--learners", "2", **swarm.variables)
+    assert "several learners add up gradients without encryption" in refused.output
+
+    swarm.make_node("drain")
+    launch.wait_for("the driver: its task is pending (no suitable node", 90)
+    trained = summary(run_dir)["env_steps_trained"]
+    swarm.make_node("active")
+    eventually(lambda: trained_steps(run_dir) > trained + 20_000, 120, lambda: launch.output)
+
+    launch.interrupt()
+    assert launch.wait(120) == 130, launch.output
+    assert "ending the run; once more ends all processes at once" in launch.output
+    assert summary(run_dir)["reason_for_stop"] == "terminated"
+    assert_books_balance(run_dir)
+    assert not swarm.left()
+
+
+def test_a_stack_whose_driver_fails_says_why(place: Place, swarm: Swarm) -> None:
+    (place.path / "run").mkdir()
+    place.write("run/something", "")
+    launch = swarm.launch(place, "cartpole")
+    assert launch.wait(120) == 1, launch.output
+    assert "is not empty" in launch.output
+    assert not swarm.left()

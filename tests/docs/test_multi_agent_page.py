@@ -47,15 +47,17 @@ def test_the_files_on_the_page_have_only_keys_that_exist() -> None:
         "chase:Chase",
         "chase:Chase",
         "chase:Chase",
+        "chase:Chase",
         "pettingzoo:mpe2/simple_spread_v3",
         "CartPole-v1",  # a table of goals alone
     ]
     envs = make_multi_agent_envs(configs[1].env_runner)
     assert (envs.num_envs, len(envs.agents)) == (64, 4)
-    for config in (configs[0], *configs[2:7]):
+    for config in (configs[0], *configs[2:8]):
         config.agents.validate()
-    assert (configs[4].module_ids, configs[4].others) == (("hunter",), ("old_prey", "random"))
-    assert configs[6].critics_see == ("state",)
+    assert configs[3].agents.own_learners == {"hunter": 2}
+    assert (configs[5].module_ids, configs[5].others) == (("hunter",), ("old_prey", "random"))
+    assert configs[7].critics_see == ("state",)
 
 
 @pytest.mark.slow
@@ -70,7 +72,7 @@ def test_the_guide_leads_to_two_policies(
     Path("chase.py").write_text(game)
     Path("sides.py").write_text(who_plays)
     files = blocks("toml", PAGE)
-    for name, file in zip(("chase", "against", "sides"), (files[0], *files[4:6]), strict=True):
+    for name, file in zip(("chase", "against", "sides"), (files[0], *files[5:7]), strict=True):
         Path(f"{name}.toml").write_text(file)
     typed = "".join(blocks("sh", PAGE)).splitlines()
     assert len(typed) == 8

@@ -191,6 +191,8 @@ def test_what_acts_needs_no_algorithm() -> None:
         ({"modules": {"a": {"gamma": "x"}}}, "modules.a: gamma: Expected `float`"),
         ({"modules": {"a": {"algorithm": "pppo"}}}, "modules.a: algorithm = 'pppo' is not known"),
         ({"modules": {"a": {"hidden_sizes": [1]}}}, "modules.a: unknown key 'hidden_sizes': it is"),
+        ({"modules": {"a": {"num_learners": 0}}}, "num_learners = 0: expected an integer of at"),
+        ({"modules": {"a": {"num_learners": True}}}, "modules.a: num_learners = True: expected"),
         ({"modules": {"a": {"waited_for": 1}}}, "waited_for = 1: expected true or false"),
         ({"agents": {"x": "b"}, "modules": {"a": {}}}, "no agent is mapped to module 'a'; there"),
         ({"agents": {"x": "b"}, "env": "dm_env_rpc://h:1"}, "with env = 'dm_env_rpc://h:1': its e"),

@@ -99,7 +99,9 @@ def test_agents_travel_as_json_even_where_their_spaces_cannot() -> None:
     ("keys", "words"),
     [
         ({"agents": {"*": "all"}}, "have different spaces, and both are mapped to module 'all'"),
-        ({"modules": {"hunter": {}}}, "no agent is mapped to module 'hunter'; there are 'adv"),
+        ({"modules": {"hunts": {}}}, "no agent is mapped to module 'hunts'; there are 'adversary'"),
+        ({"league": {"builder": "none"}}, "have different spaces, and every player of a league"),
+        ({"modules": {"runer": {}}}, "'runer': did you mean 'runner'? There are 'adversary', 'run"),
         (
             {"modules": {"runner": {"algorithm": "pqn"}}},
             "module 'runner': algorithm 'pqn' needs a Discrete action space",
@@ -234,6 +236,10 @@ def test_samples_grow_with_the_processes_that_train_a_module_and_not_with_all() 
     for module_id in one.module_ids:
         sizes = [each.of(module_id).learner.batch_size for each in (one, two, four)]
         assert sizes == [sizes[0], sizes[0], 2 * sizes[0]], "two processes have a module each"
+    three, _ = _settled(num_learners=3, modules={"runner": {"num_learners": 2}})
+    for module_id, factor in (("hunters", 1), ("runner", 2)):
+        size = one.of(module_id).learner.batch_size
+        assert three.of(module_id).learner.batch_size == factor * size
 
 
 def test_what_was_given_stays_for_the_run_and_for_a_module() -> None:
@@ -246,6 +252,22 @@ def test_what_was_given_stays_for_the_run_and_for_a_module() -> None:
 
 def _spaces(group: int) -> tuple[Any, Any]:
     return GROUPS[group].observation, GROUPS[group].action
+
+
+def test_a_table_of_a_player_that_a_league_does_not_have_is_told_with_those_that_it_has() -> None:
+    config = RunConfig.from_flat(
+        {
+            "env": "juggler:MatrixGame",
+            "league": {"builder": "rllib"},
+            "modules": {"main-9": {"algorithm": "ppo"}},
+        }
+    )
+    with pytest.raises(ConfigError) as failed:
+        with_agents(config, [FoundGroup(("row", "column"), None, None)])
+    assert str(failed.value).startswith(
+        "modules.main-9: the league has no player 'main-9': did you mean 'main-0'? There are "
+        "'main-0', 'main_exploiter-0', "
+    )
 
 
 def test_a_module_that_is_not_trained_may_be_a_fixed_player_of_a_league() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from juggler.driver.agents_config import AgentsConfig
 from juggler.driver.agents_found import FoundGroup, with_agents
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.learner_group.placement import Hosting, modules_of_process, processes_of_module
+from juggler.driver.learner_group.placement import Hosting
 
 FOUR: dict[str, Any] = {"agents": {name: name for name in "abcd"}}
 PAIR = {"encoder.*": ["d", "b"]}
@@ -20,6 +21,15 @@ def error(**values: Any) -> str:
         RunConfig.from_flat(values)
     assert "\n" not in str(wrong.value)
     return str(wrong.value)
+
+
+def of_run(learners: int, trained: Iterable[str] = "abcd", **values: Any) -> Hosting:
+    return Hosting(RunConfig.from_flat({**FOUR, "num_learners": learners, **values}), trained)
+
+
+def hosting(learners: int, processes: int, **values: Any) -> list[list[str]]:
+    """The modules of so many processes, in a run that begins with `learners` of them."""
+    return [of_run(learners, **values).modules_of(index) for index in range(processes)]
 
 
 @pytest.mark.parametrize(
@@ -42,18 +52,45 @@ def test_modules_that_share_parts_directly_or_through_others_are_trained_togethe
 
 
 def test_a_process_hosts_all_modules_that_share_parts_or_none_of_them() -> None:
-    together = RunConfig.from_flat({**FOUR, "shared": PAIR}).trained_together
-    two = [modules_of_process(index, 2, together) for index in range(3)]
-    assert two == [["a", "c"], ["b", "d"], ["a", "c"]]
-    five = [modules_of_process(index, 5, together) for index in range(5)]
-    assert five == [["a"], ["b", "d"], ["c"], ["a"], ["b", "d"]]
-    counts = [processes_of_module(module_id, 5, together) for module_id in "abcd"]
-    assert counts == [2, 2, 1, 2]
+    assert hosting(2, 3, shared=PAIR) == [["a", "c"], ["b", "d"], ["a", "c"]]
+    five = [["a"], ["b", "d"], ["c"], ["a"], ["b", "d"]]
+    assert hosting(5, 5, shared=PAIR) == five
+    counts = of_run(5, shared=PAIR)
+    assert [counts.processes_of(module_id) for module_id in "abcd"] == [2, 2, 1, 2]
+
+
+def test_a_module_has_as_many_processes_to_itself_as_its_table_says() -> None:
+    of_b = {"modules": {"b": {"num_learners": 2}}}
+    assert hosting(5, 7, **of_b) == [["a"], ["b"], ["c"], ["d"], ["b"], ["a"], ["b"]]
+    more = hosting(8, 8, **of_b)
+    assert more[5:] == [["a"], ["c"], ["d"]], "the others have what is left"
+    with_a_pair = hosting(5, 5, shared=PAIR, modules={"a": {"num_learners": 2}})
+    assert with_a_pair == [["a"], ["b", "d"], ["c"], ["a"], ["b", "d"]]
+    counts = {"a": 1, "b": 3, "c": 1, "d": 2}
+    every = {"modules": {each: {"num_learners": count} for each, count in counts.items()}}
+    assert hosting(7, 7, **every) == [["a"], ["b"], ["c"], ["d"], ["b"], ["d"], ["b"]]
+    assert of_run(7, **every).processes_of("b") == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"num_learners": 3}, "modules.b has 2, and one at least for 'a', 'c', 'd': that is 5"),
+        ({"num_learners": 3}, "the run has 3; set num_learners = 5 outside of the tables"),
+        ({"agents": {"*": "b"}}, "modules.b has 2: that is 2, and the run has 1"),
+        ({"agents": {"*": "b"}, "num_learners": 3}, "some would train nothing"),
+        ({"shared": {"x.*": ["a", "b"]}, "num_learners": 9}, "are trained by the same processes"),
+        ({"agents": {}, "league": {"builder": "rllib"}, "num_learners": 9}, "with league"),
+    ],
+)
+def test_learners_of_a_module_that_the_run_does_not_have_are_one_sentence(
+    values: dict[str, Any], words: str
+) -> None:
+    assert words in error(**{**FOUR, "modules": {"b": {"num_learners": 2}}, **values})
 
 
 def test_a_further_module_goes_where_the_fewest_are_and_no_other_moves() -> None:
-    together = RunConfig.from_flat({**FOUR, "shared": PAIR}).trained_together
-    hosting = Hosting(4, together)  # three groups, the first of which two processes train
+    hosting = of_run(4, shared=PAIR)  # three groups, the first of which two processes train
     hosting.add("new")
     assert [hosting.modules_of(index) for index in range(4)] == [
         ["a", "new"],
@@ -67,8 +104,8 @@ def test_a_further_module_goes_where_the_fewest_are_and_no_other_moves() -> None
     assert "other" in hosting.modules_of(0), "one of the processes that are here"
     hosting.remove("a")
     hosting.remove("new")
-    trained = ["b", "c", "d", "other"]
-    assert Hosting.of(4, together, trained).modules_of(0) == hosting.modules_of(0) == ["other"]
+    again = of_run(4, ["b", "c", "d", "other"], shared=PAIR)
+    assert again.modules_of(0) == hosting.modules_of(0) == ["other"]
 
 
 def test_a_table_of_modules_that_are_not_there_names_the_nearest() -> None:

@@ -51,3 +51,16 @@ def test_no_signal_cuts_the_clean_up_short() -> None:
         _signal(signal.SIGINT)
         caught.no_more()
         _signal(signal.SIGINT)
+
+
+def test_a_run_that_nohup_started_outlives_its_terminal() -> None:
+    asked: list[str] = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals_become(asked.append) as caught:
+            _signal(signal.SIGHUP)
+        assert caught.number == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert asked == []

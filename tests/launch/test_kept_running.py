@@ -9,6 +9,7 @@ import pytest
 
 from juggler.launch import kept_running
 from juggler.launch.kept_running import KeptRunning
+from juggler.runtime.actors.supervisor import RestartPolicy
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def said() -> list[str]:
 def kept(
     tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[str], KeptRunning]]:
-    monkeypatch.setattr(kept_running, "_FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(kept_running, "_POLICY", RestartPolicy(first_delay=0.05))
     made: list[KeptRunning] = []
 
     def keep(script: str) -> KeptRunning:

@@ -60,7 +60,7 @@ def test_scripts_of_slurm_are_scripts_that_a_shell_can_read(
         assert checked.returncode == 0, checked.stderr
         assert "#SBATCH --time=1:00\n" in script
     assert ["--gres=gpu:1" in script for script in scripts] == [False, True, False]
-    assert '--advertise "$host:0"' in scripts[1]
+    assert "--bind 0.0.0.0:0" in scripts[1]
 
 
 @pytest.mark.parametrize(

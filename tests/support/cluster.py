@@ -14,6 +14,13 @@ from typing import Any
 from support.engine import IMAGE, REPOSITORY, Engine
 
 PATIENCE = 120.0  # seconds
+LEAGUE = (
+    "--env juggler:MatrixGame --algorithm ppo --envs-per-runner 16 --fragment-steps 16 "
+    "--batch-size 256 --checkpoint-seconds 5 --stop-steps 1000000000 --league '"
+    '{"builder": "alphastar", "max_historical": 5, "min_games": 1, "options": {"mains": 2, '
+    '"main_exploiters": 1, "league_exploiters": 1, "min_phase_steps": 2000, '
+    '"max_phase_steps": 4000}}\''
+)
 
 
 class Cluster:
@@ -155,3 +162,23 @@ class Cluster:
 
     def close(self) -> None:
         self.compose("down", "--volumes", "--timeout", "1")
+
+
+def players(cluster: Cluster) -> dict[str, Any]:
+    """The players of a league that learn, as the newest line of metrics has them."""
+    return dict(cluster.newest().get("league", {}).get("learning", {}))
+
+
+def all_are_copied(cluster: Cluster) -> float:
+    """Until every player has more steps and copies than now -> seconds."""
+    before = players(cluster)
+
+    def went_on() -> bool:
+        now = players(cluster)
+        return now.keys() >= before.keys() and all(
+            bool(now[player][key] > was[key])
+            for player, was in before.items()
+            for key in ("steps", "copies")
+        )
+
+    return cluster.wait_until(went_on, "every player is trained and copied")

@@ -36,6 +36,16 @@ _CHAINS = {
 }
 
 
+def missing() -> str:
+    """Why there can be no Docker engine here; "" if there can."""
+    if os.geteuid() != 0:
+        return "needs root, for a Docker engine of its own"
+    lacking = [package for name, package in _PACKAGES.items() if not shutil.which(name)]
+    if lacking and not shutil.which("apt-get"):
+        return f"needs a Docker engine (Debian: {' '.join(lacking)})"
+    return ""
+
+
 class Engine:
     """A daemon with a directory, a socket and a containerd of its own, and no default bridge.
 
@@ -55,11 +65,16 @@ class Engine:
         self._rules = ""
         self._forwarding = _FORWARDING.read_text()
 
+    @property
+    def host(self) -> str:
+        """Where commands find it: the variable DOCKER_HOST."""
+        return self._environment["DOCKER_HOST"]
+
     def start(self) -> None:
         self._install()
         self._rules = "".join(self._table(name) for name in _CHAINS)
         roots = [f"--data-root={self.directory}/data", f"--exec-root={self.directory}/exec"]
-        names = [f"--pidfile={self.directory}/pid", f"--host={self._environment['DOCKER_HOST']}"]
+        names = [f"--pidfile={self.directory}/pid", f"--host={self.host}"]
         with self._log().open("wb") as log:
             self._daemon = subprocess.Popen(
                 ["dockerd", *roots, *names, "--bridge=none"], stdout=log, stderr=log

@@ -15,7 +15,8 @@ from juggler.runtime.actors.credentials import CallMetadata, call_metadata, why_
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.memory_sockets import MemorySocket
-from juggler.runtime.streams.weights import SUBSCRIBE_METHOD, Weights, WeightsPublisher
+from juggler.runtime.streams.weights import SUBSCRIBE_METHOD, Weights
+from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
 

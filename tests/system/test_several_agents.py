@@ -131,6 +131,42 @@ def test_a_module_goes_on_while_the_learner_of_another_one_is_killed(place: Plac
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
+def test_a_module_of_two_learners_goes_on_while_one_of_them_is_killed(place: Place) -> None:
+    place.write("two.toml", f"{TWO_MODULES}num_learners = 2\n".replace("fake:2", "fake:3"))
+    running = place.start("train", "two.toml", "--run-dir", "run", "--stop-steps", 10**9)
+
+    def modules() -> dict[str, Any]:
+        lines = metrics(place.path / "run") if (place.path / "run").exists() else []
+        return lines[-1].get("by_module", {}) if lines else {}
+
+    def all_make_updates_beyond(left: int, right: int) -> bool:
+        now = modules()
+        if [len(now.get(each, {}).get("learners", [])) for each in ("left", "right")] != [1, 2]:
+            return False
+        return now["left"]["updates"] > left and now["right"]["updates"] > right
+
+    eventually(lambda: all_make_updates_beyond(3, 3), 60.0, lambda: running.output)
+    before = modules()["right"]
+    killed: psutil.Process = place.worker(before["learners"][-1].replace("-", " "))
+    os.kill(killed.pid, signal.SIGSTOP)
+    killed.kill()
+
+    def right_goes_on_alone() -> bool:
+        now = modules()["right"]
+        lost = "learner_lost" in now["env_steps_dropped"]
+        return lost and now["weights_version"][1] > before["weights_version"][1]
+
+    eventually(right_goes_on_alone, 60.0, lambda: running.output)
+    then = {module_id: module["updates"] for module_id, module in modules().items()}
+    eventually(lambda: all_make_updates_beyond(**then), 60.0, lambda: running.output)
+    running.process.send_signal(signal.SIGINT)
+    running.wait(60)
+    _assert_every_module_balances(place)
+    assert "another state than" not in running.output
+    place.assert_nothing_is_left()
+
+
 def test_an_agent_that_no_pattern_fits_is_named_before_the_run_has_a_directory(
     place: Place,
 ) -> None:

@@ -32,7 +32,7 @@ def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
     """A new core, or one whose books continue those of a checkpoint, module by module."""
     trained = trained_now(config, resume.counters if resume else None)
     together = config.trained_together
-    hosting = Hosting.of(config.driver.learners, together, trained)
+    hosting = Hosting(config, trained)
     starts = {
         module_id: _start_of(
             settings_for(config, settings_of, hosting.processes_of(module_id)), module_id, resume

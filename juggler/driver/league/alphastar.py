@@ -10,7 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from juggler.driver.league.builder import LeagueBuilder, Pairing
-from juggler.driver.league.events import AddPlayer, BuilderCommand, FreezePlayer, ResetPlayer
+from juggler.driver.league.events import (
+    AddPlayer,
+    BuilderCommand,
+    FreezePlayer,
+    ResetPlayer,
+    RetirePlayer,
+)
 from juggler.driver.league.pfsp import Weighting, find_weighting
 from juggler.driver.league.results import LeagueResults
 from juggler.driver.league.roster import HISTORICAL, LEAGUE_EXPLOITER, MAIN, MAIN_EXPLOITER
@@ -82,8 +88,9 @@ class AlphaStar(LeagueBuilder):
     """How often a league exploiter is reset when it was copied."""
 
     last_copy_steps: int | None = None
-    """Once all players together were trained on so many steps, none of them is copied or reset any
-    more: in the rest of a run, mains learn to beat the last copies. none: there is no such end."""
+    """Once all players together were trained on so many steps, nobody is copied or reset any more,
+    and exploiters retire: the rest of a run is for the mains, which learn to beat the last copies.
+    none: there is no such end."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,6 +133,8 @@ class AlphaStar(LeagueBuilder):
 
     def build(self, results: LeagueResults) -> Iterable[BuilderCommand]:
         if self.last_copy_steps is not None and results.steps >= self.last_copy_steps:
+            for role in (MAIN_EXPLOITER, LEAGUE_EXPLOITER):
+                yield from map(RetirePlayer, results.players(role))
             return
         for player in results.players(learning=True):
             role = results.player(player).role

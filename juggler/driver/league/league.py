@@ -86,15 +86,7 @@ class League:
             config.decay, config.min_games, known.pairs, known.kinds, known.means
         )
         sides = config.sides(agents)
-        self._matches = Matches(
-            sides,
-            self._builder,
-            self.roster,
-            self.payoffs,
-            known.seed,
-            config.draw_margin,
-            config.evaluation_probability,
-        )
+        self._matches = Matches(sides, self._builder, self.roster, self.payoffs, known.seed, config)
         self._reported: deque[str] = deque(maxlen=_MOST_REPORTS)
 
     # The beginning, and what goes on from there.

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 from juggler.driver.league.builder import LeagueBuilder, Pairing
+from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.events import AssignLineUp, MatchFinished
 from juggler.driver.league.payoffs import Payoffs
 from juggler.driver.league.results import LeagueResults
@@ -43,8 +44,7 @@ class Matches:
         roster: the players.
         payoffs: where outcomes are booked.
         seed: of the run.
-        draw_margin: a game is a draw if the scores of two sides differ by this or less.
-        evaluation_probability: how often two are matched of whom little is known.
+        config: decides who has won, and how often two are matched of whom little is known.
     """
 
     def __init__(
@@ -54,12 +54,10 @@ class Matches:
         roster: Roster,
         payoffs: Payoffs,
         seed: int,
-        draw_margin: float,
-        evaluation_probability: float,
+        config: LeagueConfig,
     ) -> None:
         self._sides, self._builder, self._roster = sides, builder, roster
-        self._payoffs, self._seed, self._draw_margin = payoffs, seed, draw_margin
-        self._evaluation_probability = evaluation_probability
+        self._payoffs, self._seed, self._config = payoffs, seed, config
         self._side_of = {agent: side for side, agents in enumerate(sides) for agent in agents}
         self.open: dict[int, OpenMatch] = {}
 
@@ -128,8 +126,7 @@ class Matches:
                 rival = self._of(match)[other]
                 if rival is player or not (counts[side] and counts[other]):
                     continue
-                ahead = scores[side] - scores[other]
-                result = 0 if abs(ahead) <= self._draw_margin else int(math.copysign(1, ahead))
+                result = self._config.result(scores[side], scores[other])
                 self._payoffs.book(player.player_id, rival.player_id, result)
                 self._payoffs.book_kinds(player.role, rival.role, result)
         return True
@@ -177,7 +174,7 @@ class Matches:
     def _evaluation(self, results: LeagueResults) -> Pairing | None:
         """Now and then two who have played too few games, whether they learn or not."""
         random = results.random
-        if random.random() >= self._evaluation_probability:
+        if random.random() >= self._config.evaluation_probability:
             return None
         players = results.players()
         if len(players) < 2:

@@ -139,6 +139,11 @@ class Payoffs:
             return pair.wins, pair.draws, pair.losses
         return pair.losses, pair.draws, pair.wins
 
+    def points(self, player: str, others: Iterable[str]) -> tuple[float, float]:
+        """Decayed points against all of these, a draw as half a one, and decayed games."""
+        counts = [self.counts(player, other) for other in others]
+        return sum(wins + draws / 2 for wins, draws, _ in counts), sum(map(sum, counts))
+
     def win_rate(self, player: str, other: str) -> float:
         """Win rate of the player, from 0 to 1; 0.5 while the pair has too few games.
 

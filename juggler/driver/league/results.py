@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
-from juggler.driver.league.payoffs import Payoffs
+from juggler.driver.league.payoffs import Payoffs, wilson
 from juggler.driver.league.pfsp import Weighting, pfsp
 from juggler.driver.league.roster import MAIN, Player, Roster
 
@@ -83,20 +83,20 @@ class LeagueResults:
 
     def overall_win_rate(self, player_id: str, min_games: int) -> float | None:
         """Over all opponents together; None: it has played fewer games than that."""
-        rivals = [
-            other
-            for pair in self._payoffs.pairs
-            if player_id in pair
-            for other in pair
-            if other != player_id
-        ]
+        rivals = self._rivals(player_id)
         if sum(self.games(player_id, other) for other in rivals) < max(min_games, 1):
             return None
-        points = games = 0.0
-        for wins, draws, losses in (self._payoffs.counts(player_id, other) for other in rivals):
-            points += wins + draws / 2
-            games += wins + draws + losses
+        points, games = self._payoffs.points(player_id, rivals)
         return points / games
+
+    def overall_interval(self, player_id: str) -> tuple[float, float]:
+        """The 95 % Wilson interval of this win rate; (0, 1) without games."""
+        return wilson(*self._payoffs.points(player_id, self._rivals(player_id)))
+
+    def _rivals(self, player_id: str) -> list[str]:
+        """Those that it has played against."""
+        pairs = [pair for pair in self._payoffs.pairs if player_id in pair]
+        return [other for pair in pairs for other in pair if other != player_id]
 
     def pfsp(
         self, player_id: str, opponents: Iterable[str], weighting: Weighting

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import NamedTuple
+
+from juggler.driver.config import RunConfig
 
 CPU = "cpu"
 
@@ -166,32 +169,31 @@ class Placement:
         return taken
 
 
-def modules_of_process(index: int, processes: int, together: Sequence[Sequence[str]]) -> list[str]:
-    """The modules that one of a run's learner processes hosts.
+def hosted(
+    processes: int, together: Sequence[Sequence[str]], counts: Mapping[str, int]
+) -> list[list[str]]:
+    """The modules that each of a run's learner processes hosts; those beyond begin with the first.
 
     Modules that share parts are in the same process, and count as one here. With at least as many
     processes as modules, each process hosts one, and those that host the same one update it
     together. With fewer, the modules are spread over the processes.
 
     Args:
-        index: of the process, at least 0; those beyond `processes` came later.
         processes: that the run begins with.
         together: the modules of the run, in groups that share parts.
+        counts: by id of some modules, which share no parts: how many processes host each. There are
+            enough, and the others have what is left. {}: all modules have as many as there are.
     """
-    shards = min(processes, len(together))
-    return [
-        module_id
-        for number, module_ids in enumerate(together)
-        if number % shards == index % shards
-        for module_id in module_ids
-    ]
-
-
-def processes_of_module(module_id: str, processes: int, together: Sequence[Sequence[str]]) -> int:
-    """How many of a run's first learner processes host this module; at least 1."""
-    return sum(
-        module_id in modules_of_process(index, processes, together) for index in range(processes)
-    )
+    if not counts:
+        shards = min(processes, len(together))
+        return [
+            [each for module_ids in together[shard::shards] for each in module_ids]
+            for shard in range(shards)
+        ]
+    turns = range(max(counts.values()))
+    hosts = [list(ids) for turn in turns for ids in together if turn < counts.get(ids[0], 1)]
+    others = [list(ids) for ids in together if ids[0] not in counts]
+    return hosts + list(islice(cycle(others), processes - len(hosts)))
 
 
 class Hosting:
@@ -201,32 +203,21 @@ class Hosting:
     number stays what it is at the beginning, so that no module ever moves.
 
     Args:
-        processes: that the run begins with.
-        together: the modules of its configuration, in groups that share parts.
+        config: of the run.
+        trained: the modules that are trained now, some of which may not be in the configuration,
+            as some of that may not be trained any more.
     """
 
-    def __init__(self, processes: int, together: Sequence[Sequence[str]]) -> None:
-        self._processes = processes
-        self._shards = [
-            modules_of_process(index, processes, together)
-            for index in range(min(processes, len(together)))
-        ]
-
-    @classmethod
-    def of(
-        cls, processes: int, together: Sequence[Sequence[str]], trained: Iterable[str]
-    ) -> Hosting:
-        """Of the modules that are trained now, some of which may not be in the configuration, as
-        some of that may not be trained any more."""
-        hosting, now = cls(processes, together), list(trained)
-        at_first = [module_id for module_ids in together for module_id in module_ids]
-        for module_id in at_first:
+    def __init__(self, config: RunConfig, trained: Iterable[str]) -> None:
+        self._processes = config.driver.learners
+        self._shards = hosted(self._processes, config.trained_together, config.agents.own_learners)
+        now = list(trained)
+        for module_id in config.module_ids:
             if module_id not in now:
-                hosting.remove(module_id)
+                self.remove(module_id)
         for module_id in now:
-            if module_id not in at_first:
-                hosting.add(module_id)
-        return hosting
+            if module_id not in config.module_ids:
+                self.add(module_id)
 
     def modules_of(self, index: int) -> list[str]:
         """The modules that the process of this index is to host."""

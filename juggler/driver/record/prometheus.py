@@ -190,6 +190,8 @@ def _league(league: status_pb2.LeagueStatus) -> Iterator[Metric]:
     yield _gauge("player_elo", "Elo rating; the mean of all players is 0", ratings, of)
     rates = {(each.player_id,): each.win_rate for each in learning if each.HasField("win_rate")}
     yield _gauge("player_win_rate", "Win rate against all opponents together", rates, of)
+    shares = {(each.player_id,): each.nash for each in learning if each.HasField("nash")}
+    yield _gauge("player_nash", "Probability in the Nash equilibrium of all players", shares, of)
     for field, text in (
         ("steps", "Steps that the player was trained on"),
         ("copies", "Copies of the player"),

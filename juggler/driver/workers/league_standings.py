@@ -8,10 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from juggler.driver.league.league import League
-from juggler.driver.league.ratings import elo
+from juggler.driver.league.ratings import elo, nash_averaging
+from juggler.driver.league.results import LeagueResults
+from juggler.driver.league.roster import Player
 
 _MOST_TOLD = 32  # players
 _MOST_KINDS = 64
+_MOST_IN_EQUILIBRIA = 128  # players: more take seconds, in which the driver does nothing else
 _SHARE = 0.02  # of the driver's time, that ratings may take
 
 
@@ -24,6 +27,9 @@ class Standing:
         role: of it.
         elo: its rating. The mean over all players that can play is 0.
         win_rate: against all its opponents together; None: it has not played against others.
+        win_rate_low, win_rate_high: the 95 % Wilson interval of the win rate; likewise.
+        nash: its probability in the Nash equilibrium over all players that can play; None: there
+            are more than 128 of them, of which that would take too long.
         steps: that it was trained on.
         copies: of it, so far.
         resets: how often it began anew.
@@ -33,6 +39,9 @@ class Standing:
     role: str
     elo: float
     win_rate: float | None
+    win_rate_low: float | None
+    win_rate_high: float | None
+    nash: float | None
     steps: int
     copies: int
     resets: int
@@ -77,39 +86,49 @@ class LeagueStandings:
     def __init__(self, league: League, clock: Callable[[], float] = time.monotonic) -> None:
         self._league, self._clock = league, clock
         self._ratings: dict[str, float] = {}
+        self._equilibrium: dict[str, float] = {}
         self._next = float("-inf")
 
     def now(self) -> Standings:
         """The league as it is. Ratings of many players may be some seconds old."""
         roster, results = self._league.roster, self._league.results()
         playing = results.players()
-        ratings = self._rated(playing)
+        self._rate(playing)
         learning = [each for each in roster.learners() if each.plays][:_MOST_TOLD]
         return Standings(
             len(playing),
             sum(not roster.players[each].learning for each in playing),
-            tuple(
-                Standing(
-                    each.player_id,
-                    each.role,
-                    ratings.get(each.player_id, 0.0),
-                    results.overall_win_rate(each.player_id, 1),
-                    each.steps,
-                    each.copies,
-                    each.life,
-                )
-                for each in learning
-            ),
+            tuple(self._standing(each, results) for each in learning),
             self._kinds(),
         )
 
-    def _rated(self, playing: list[str]) -> dict[str, float]:
+    def _standing(self, player: Player, results: LeagueResults) -> Standing:
+        name = player.player_id
+        rate = results.overall_win_rate(name, 1)
+        low, high = (None, None) if rate is None else results.overall_interval(name)
+        return Standing(
+            player_id=name,
+            role=player.role,
+            elo=self._ratings.get(name, 0.0),
+            win_rate=rate,
+            win_rate_low=low,
+            win_rate_high=high,
+            nash=self._equilibrium.get(name),
+            steps=player.steps,
+            copies=player.copies,
+            resets=player.life,
+        )
+
+    def _rate(self, playing: list[str]) -> None:
         before = self._clock()
-        if before >= self._next:
-            self._ratings = elo(self._league.payoffs, playing)
-            after = self._clock()
-            self._next = after + (after - before) / _SHARE
-        return self._ratings
+        if before < self._next:
+            return
+        payoffs = self._league.payoffs
+        self._ratings, self._equilibrium = elo(payoffs, playing), {}
+        if len(playing) <= _MOST_IN_EQUILIBRIA:
+            self._equilibrium, _ = nash_averaging(payoffs, playing)
+        after = self._clock()
+        self._next = after + (after - before) / _SHARE
 
     def _kinds(self) -> dict[str, dict[str, float]]:
         found = {}

@@ -65,8 +65,7 @@ class WorkerRegistry:
 
     def __post_init__(self) -> None:
         self.trained = self.trained or {each: each for each in self.config.module_ids}
-        together = self.config.trained_together
-        self._hosting = Hosting.of(self.config.driver.learners, together, self.trained)
+        self._hosting = Hosting(self.config, self.trained)
 
     def add(self, module_id: str, settings_of: str) -> None:
         """Another module is trained, where the fewest are, with the settings of one of the

@@ -153,7 +153,8 @@ def _from_registry(config: EnvRunnerConfig, spec: EnvSpec, just_one: bool) -> Ve
         raise ValueError(f"vectorize = {config.vectorize!r}: {spec.id} must be native")
     make = functools.partial(gymnasium.make, spec)
     # Gymnasium's checks cost time in every step: they run in one of N equal environments.
-    unchecked = functools.partial(make, disable_env_checker=True)
+    spec = dataclasses.replace(spec, order_enforce=False)
+    unchecked = functools.partial(gymnasium.make, spec, disable_env_checker=True)
     return _from_single(config, make, unchecked, spec.id, just_one)
 
 

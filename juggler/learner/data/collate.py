@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,8 @@ class _Copies:
         for start, part, rest in zip(self.starts, arrays[:count], arrays[count:], strict=True):
             n, t = part.shape[:2]
             columns[start : start + n, :t] = part
-            columns[start : start + n, t:] = rest
+            if t < self._steps:
+                columns[start : start + n, t:] = rest
         return tensor
 
     def joined(self, *arrays: NDArray[Any]) -> Tensor:
@@ -112,8 +114,12 @@ class _Copies:
         return tensor
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
-        torch_dtype = torch.from_numpy(np.empty(0, dtype)).dtype
-        return torch.empty(shape, dtype=torch_dtype, pin_memory=self._pin_memory)
+        return torch.empty(shape, dtype=_in_torch(dtype), pin_memory=self._pin_memory)
+
+
+@cache
+def _in_torch(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def _as_step(observations: NDArray[Any]) -> NDArray[Any]:
@@ -126,6 +132,8 @@ def _last_step(actions: NDArray[Any]) -> NDArray[Any]:
 
 def _check_alike(name: str, trees: Sequence[Tree], dimensions: int) -> None:
     """The arrays of a column may differ between batches only in their leading dimensions."""
+    if len(trees) == 1:
+        return
     first = _kinds(trees[0], dimensions)
     for other in (_kinds(tree, dimensions) for tree in trees[1:]):
         for path in first.keys() | other.keys():

@@ -18,7 +18,7 @@ from juggler.learner.process.state_handover import StateHandover
 from juggler.runtime.checkpoints.weights import weights_in
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
-from juggler.runtime.streams.weights import WeightsPublisher
+from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
 from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.trees import Tree

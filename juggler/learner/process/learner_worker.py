@@ -36,7 +36,7 @@ from juggler.runtime.modules.by_name import given_or_named
 from juggler.runtime.nearest import nearest
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
 from juggler.runtime.streams.permits import Permits
-from juggler.runtime.streams.weights import WeightsPublisher
+from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import Limits
 from juggler.runtime.wire.spaces import space_from_message

@@ -55,10 +55,11 @@ class RestartPolicy:
         """Seconds until the next start.
 
         Args:
-            deaths: number of deaths within the window.
+            deaths: number of deaths within the window, or in a row.
             jitter: between 0 and 1.
         """
-        return min(self.first_delay * 2.0 ** (deaths - 1), self.longest_delay) * (1 + jitter / 4)
+        doubled = self.first_delay * 2.0 ** min(deaths - 1, 64)
+        return min(doubled, self.longest_delay) * (1 + jitter / 4)
 
 
 @dataclass(slots=True)

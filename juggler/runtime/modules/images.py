@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from juggler.runtime.modules.layers import initialized
 
 _NATURE_SIDE = 36  # the smallest side that its three convolutions can process
+_MOST_FEATURES = 4096  # that go into its linear layer; of 84 × 84, 3,136 do
 
 
 @dataclass(frozen=True)
@@ -91,27 +92,50 @@ class NatureCNN(ImageEncoder):
 
     Its first convolutions are too large for an image with a side below 36. Such an image gets three
     3 × 3 convolutions, which halve it while it has a side above 8, and 128 features.
+
+    Of an image that is much larger than the paper's 84 × 84, nearly all weights would be in the
+    linear layer: 57 of 57 million for 280 × 480. So 3 × 3 convolutions go on to halve it until at
+    most 4,096 numbers are left.
     """
 
     def __init__(self, space: gymnasium.spaces.Box, initializer: str = "orthogonal") -> None:
         layout = ImageLayout.of(space.shape)
-        side = min(layout.height, layout.width)
+        sides = layout.height, layout.width
+        is_small = min(sides) < _NATURE_SIDE
         # Channels, kernel, stride and padding.
         shapes = [(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)]
-        if side < _NATURE_SIDE:
-            shapes = []
+        if is_small:
+            side, shapes = min(sides), []
             for channels in (16, 32, 32):
                 stride = 2 if side > 8 else 1
                 side = math.ceil(side / stride)
                 shapes.append((channels, 3, stride, 1))
+        for shape in shapes:
+            sides = _convolved(sides, shape)
+        last = shapes[-1][0]
+        while last * math.prod(sides) > _MOST_FEATURES:
+            shapes.append((last, 3, 2, 1))
+            sides = _convolved(sides, shapes[-1])
         layers: list[nn.Module] = []
         inputs = layout.channels
         for channels, kernel, stride, padding in shapes:
             convolution = nn.Conv2d(inputs, channels, kernel, stride, padding)
             layers += [initialized(convolution, initializer), nn.ReLU()]
             inputs = channels
-        size = 512 if shapes[0][1] == 8 else 128
+        size = 128 if is_small else 512
         super().__init__(space, nn.Sequential(*layers), size, initializer)
+
+
+def _convolved(sides: tuple[int, int], shape: tuple[int, int, int, int]) -> tuple[int, int]:
+    """Height and width of what a convolution makes of an image.
+
+    Args:
+        sides: height and width of the image.
+        shape: channels, kernel, stride and padding.
+    """
+    _, kernel, stride, padding = shape
+    height, width = ((side + 2 * padding - kernel) // stride + 1 for side in sides)
+    return height, width
 
 
 class ImpalaResNet(ImageEncoder):

@@ -28,8 +28,8 @@ class ModelConfig:
     encoder: str | Callable[..., Any] = "auto"
     """What turns observations into features. auto: nature_cnn for images; other numbers as they
     are, and discrete values one-hot. mlp: no convolutions. nature_cnn, impala_resnet: this network
-    for every Box with two to four dimensions. Or an encoder of your own, as package.module:Class.
-    """
+    for every Box with two to four dimensions; nature_cnn has further convolutions for large images.
+    Or an encoder of your own, as package.module:Class."""
 
     shared_value_layers: bool | None = None
     """Whether policy and value function share one encoder. none: only if there are images or a

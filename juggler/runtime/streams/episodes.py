@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 
 import grpc
@@ -17,7 +18,7 @@ from juggler.runtime.streams.calls import calls
 from juggler.runtime.streams.memory_reader import Reader
 from juggler.runtime.streams.memory_sockets import MemorySocket
 from juggler.runtime.streams.memory_writer import Writer
-from juggler.runtime.streams.sharing import Dialled, expected
+from juggler.runtime.streams.sharing import Dialled, Expected, expected
 from juggler.runtime.streams.unfinished import Unfinished
 from juggler.runtime.wire.chunks import Piece
 from juggler.runtime.wire.errors import WireError
@@ -76,7 +77,13 @@ class EpisodeReceiver:
     def _push(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         if refusal := self._why_refused(context.invocation_metadata()):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
-        shared = expected(self._memory, context, Reader)
+        with closing(expected(self._memory, context, Reader)) as shared:
+            yield from self._received(requests, context, shared)
+
+    def _received(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext, shared: Expected[Reader]
+    ) -> Iterator[bytes]:
+        """What to answer to the batches of a stream that was let in."""
         reader = FrameReader(
             episodes_pb2.BatchHeader, self._limits, check=self._check, lease=shared.lease
         )
@@ -112,7 +119,6 @@ class EpisodeReceiver:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             self._unfinished.hold(context, 0)
-            shared.close()
 
     def _taken(self, frame: BatchFrame) -> tuple[str, WireError | None]:
         """(the reason to refuse a batch or "", the error that ends its stream)."""

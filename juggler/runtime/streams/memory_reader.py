@@ -7,6 +7,7 @@ import mmap
 import os
 import select
 import socket
+import threading
 import weakref
 from contextlib import suppress
 
@@ -39,6 +40,10 @@ class Reader:
         self.answered = False
         self.why_not = ""
         self._connection = connection
+        # For the connection's end and what other threads say on it: the number of a file that is
+        # closed may be another one's at once. The collector may call `_release` in a thread that
+        # holds this.
+        self._ending = threading.RLock()
         self._mapped: dict[int, mmap.mmap] = {}  # by slot
         self._frozen: set[int] = set()  # slots of memory that is never filled again
         self._leased: set[int] = set()
@@ -46,10 +51,15 @@ class Reader:
     def hear(self) -> None:
         """Take what the writer has offered, and answer its probe.
 
+        A correct writer has offered memory in each slot once at most since the last time. What
+        there is beyond that waits, so that no writer holds up the thread by offering on and on.
+
         Raises:
             WireError: it offers what nobody should rely on.
         """
-        while not self.why_not:
+        for _ in range(MOST_SLOTS + 1):  # and the probe
+            if self.why_not:
+                return
             try:
                 # Python's recv_fds ignores this flag.
                 said, rights, flags, _ = self._connection.recvmsg(
@@ -105,7 +115,8 @@ class Reader:
 
     def close(self) -> None:
         """Let go of the memory. What is leased stays as long as something refers to it."""
-        self._connection.close()
+        with self._ending:
+            self._connection.close()
         self._mapped.clear()
 
     def _map(self, descriptor: int, slot: int, size: int) -> None:
@@ -132,7 +143,7 @@ class Reader:
             self._mapped.pop(slot, None)
         self._leased.discard(slot)
         # If the writer is gone, so is whoever would use the slot again.
-        with suppress(OSError):
+        with suppress(OSError), self._ending:
             self._connection.send(SLOT.pack(slot), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
@@ -152,7 +163,8 @@ def _must_last(descriptor: int, size: int) -> bool:
     if seals & FIXED_SIZE != FIXED_SIZE or not seals & FIXED_PAGES:
         raise WireError("shared memory is not sealed: it could vanish while it is read")
     found = os.fstat(descriptor)
-    if not 0 < size <= min(found.st_size, MOST_BYTES):
+    # All of it: of a part, the blocks below might be missing, and others counted for them.
+    if found.st_size != size or not 0 < size <= MOST_BYTES:
         raise WireError(f"shared memory of {found.st_size} bytes was offered as {size}")
     if found.st_blocks * 512 < size:
         raise WireError(f"shared memory of {size} bytes has only {found.st_blocks * 512}")

@@ -25,7 +25,7 @@ _TOKEN_BYTES = 32  # hexadecimal
 _MOST_STRANGERS = 64  # connections that have not shown a token
 _STRANGER_SECONDS = 5.0
 _BACKLOG = 1024
-_CREDENTIALS = struct.Struct("3i")  # process, user, group
+_CREDENTIALS = struct.Struct("iII")  # process, user, group
 
 #: Takes a connection with whoever knew a token.
 Taken = Callable[[socket.socket], None]

@@ -122,8 +122,11 @@ class Writer:
             memory.hand_over(self._connection, slot)
         except BlockingIOError:
             return False
-        except OSError:
+        except ConnectionError:  # the reader is gone
             self._close()
+            return False
+        except OSError as error:  # as where too many descriptors are on their way
+            self._fail(f"{error.strerror} for its descriptor")
             return False
         self._slots[slot] = own
         if slot in self._free:

@@ -108,13 +108,14 @@ class Dialled(Generic[E]):
             if not self._due:
                 return
             self._due = False
+            why = ""
             try:
                 self.end = self._make(connect(self._path, self._token))
                 if isinstance(self.end, Reader):
                     self.end.wait_for_probe(_PROBE_SECONDS)  # then the next payload can be shared
             except OSError as error:
                 why = f"{error.strerror or error}"
-        if self.end is None:
+        if why:
             self.give_up(why)
 
     def is_large(self, size: int) -> bool:

@@ -222,20 +222,25 @@ def test_a_main_is_copied_when_it_beats_all_or_late_and_is_never_reset() -> None
     assert league.build() == [FreezePlayer("main-0", "main-0-v2")]
 
 
-def test_nobody_is_copied_or_reset_once_all_together_have_made_the_last_steps() -> None:
-    builder = AlphaStar(mains=1, league_exploiters=0, main_exploiters=1, last_copy_steps=150)
+def test_after_the_last_copies_exploiters_retire_and_mains_learn_on() -> None:
+    builder = AlphaStar(mains=1, league_exploiters=1, main_exploiters=1, last_copy_steps=150)
     builder.min_phase_steps, builder.max_phase_steps = 10, 30
+    builder.league_reset_probability = 0.0
     league = begun(LeagueConfig(), builder)
-    exploiter = "main_exploiter-0"
-    league.book(StepsTrained(exploiter, 119))
+    exploiters = ["main_exploiter-0", "league_exploiter-0"]
+    league.book(StepsTrained(exploiters[0], 119))
     league.book(StepsTrained("main-0", 30))
     commands = ready(league, league.build())
     assert {type(command) for command in commands} == {FreezePlayer, ResetPlayer}
 
-    league.book(StepsTrained("main-0", 1))
-    league.book(StepsTrained(exploiter, 1_000))
+    league.book(StepsTrained("main-0", 1))  # the last of the steps
 
+    assert league.build() == [RetirePlayer(exploiter) for exploiter in exploiters]
+    league.book(StepsTrained("main-0", 1_000))
     assert league.build() == []
+    drawn = [line_up(league) for _ in range(100)]
+    copies = {"main-0-v0", "main-0-v1", "main_exploiter-0-v0"}
+    assert {player for each in drawn for player in each.players.values()} == {"main-0", *copies}
 
 
 def test_a_league_exploiter_is_reset_as_often_as_its_probability() -> None:

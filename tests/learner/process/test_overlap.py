@@ -23,7 +23,7 @@ from juggler.learner.process.overlap import InTurn, Overlapped, Share, Updating,
 from juggler.learner.process.publishing import Publish
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.streams.weights import WeightsPublisher
+from juggler.runtime.streams.weights_publisher import WeightsPublisher
 
 MakeBatch = Callable[..., EpisodeBatch]
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

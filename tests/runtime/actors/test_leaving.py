@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import sys, threading, time
 from juggler.runtime.actors import worker
@@ -81,3 +83,22 @@ attach_and_run(Contact("127.0.0.1:9"), "worker", None)
         rest = worker.stderr.read()
     assert rest == "juggler worker: interrupted before a driver had answered\n"
     assert worker.returncode == 1
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_one_that_nohup_started_outlives_its_terminal(ignored: bool) -> None:
+    program = """
+import signal
+from juggler.runtime.actors import worker
+print(*(each.name for each in worker._heeded()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL
+        ),
+    )
+    assert done.stdout.split() == ["SIGTERM", "SIGINT"] + ["SIGHUP"] * (not ignored), done.stderr

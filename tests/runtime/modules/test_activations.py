@@ -1,11 +1,18 @@
-"""The fast hyperbolic tangent against torch's."""
+"""The fast hyperbolic tangent against torch's, on CPUs of either kind."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from juggler.runtime.modules import activations
 from juggler.runtime.modules.activations import Tanh
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["intel", "another"])
+def cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(activations, "_mkl_is_fast", lambda: request.param)
+    return bool(request.param)
 
 
 @pytest.mark.parametrize("size", [100, 100_000])
@@ -28,3 +35,9 @@ def test_tanh_works_under_the_transforms_of_torch_func() -> None:
     x = torch.randn(3, 20_000)
     grad = torch.func.vmap(torch.func.grad(lambda row: Tanh()(row).sum()))(x)
     torch.testing.assert_close(grad, 1 - torch.tanh(x).square(), atol=1e-6, rtol=0)
+
+
+def test_only_intel_computes_large_tensors_by_torch_alone(cpu: bool) -> None:
+    x = torch.linspace(-3, 3, 100_000)
+    by_torch = torch.equal(Tanh()(x), torch.tanh(x))
+    assert by_torch == cpu

@@ -128,6 +128,28 @@ def test_the_nature_network_is_that_of_the_paper_where_images_are_large_enough()
     assert shapes["linear.weight"] == (512, 64 * 7 * 7)
 
 
+@pytest.mark.parametrize(
+    ("shape", "convolutions", "features"),
+    [
+        ((84, 84, 3), 3, 64 * 7 * 7),
+        ((96, 96, 3), 3, 64 * 8 * 8),
+        ((97, 104, 3), 4, 64 * 4 * 5),
+        ((210, 160, 3), 5, 64 * 6 * 4),
+        ((280, 480, 3), 6, 64 * 4 * 7),
+        ((36, 4000, 3), 6, 64 * 1 * 62),
+        ((20, 2000, 3), 6, 32 * 1 * 63),
+    ],
+)
+def test_the_nature_network_goes_on_where_images_leave_many_numbers(
+    shape: tuple[int, ...], convolutions: int, features: int
+) -> None:
+    cnn = NatureCNN(image(*shape))
+    weights = [p for name, p in cnn.convolutions.named_parameters() if p.ndim == 4]
+    assert len(weights) == convolutions
+    assert cnn.linear.in_features == features
+    assert cnn(torch.zeros(2, *shape, dtype=torch.uint8)).shape == (2, cnn.size)
+
+
 def test_the_residual_network_has_the_fifteen_convolutions_of_the_paper() -> None:
     resnet = ImpalaResNet(image(72, 96, 3))
     weights = [tuple(p.shape) for name, p in resnet.named_parameters() if p.ndim == 4]

@@ -81,8 +81,14 @@ def subscribe(server: Learner) -> Iterator[Callable[..., WeightsSubscription]]:
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its size, it goes through shared memory, of which there is none yet."""
     monkeypatch.setenv("JUGGLER_SHARED_MEMORY", "0")
-    gc.collect()  # gRPC's servers refer to themselves, and so to what came to those of other tests
-    soon(lambda: not mapped(), "no other test has left memory")
+
+    def none_is_left() -> bool:
+        # gRPC's servers refer to themselves, and so to what came to those of other tests. They may
+        # only just be ending.
+        gc.collect()
+        return not mapped()
+
+    soon(none_is_left, "no other test has left memory")
 
 
 @pytest.fixture

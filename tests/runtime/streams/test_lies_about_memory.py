@@ -7,12 +7,14 @@ import os
 import socket
 import stat
 from collections.abc import Callable
+from contextlib import closing, suppress
 
 import pytest
 from support.learner_end import PATIENCE, LearnerEnd, Senders, tree
 from support.sharing import Peer, begin_to_share, mapped, open_memories, send_each, soon
 
 from juggler.runtime.streams import memory_sockets
+from juggler.runtime.streams.memory_reader import Reader
 from juggler.runtime.streams.memory_sockets import memory_path, new_token
 from juggler.runtime.streams.shared_memory import MOST_SLOTS, Memory
 
@@ -43,6 +45,16 @@ def _full_of_holes(size: int) -> int:
     return descriptor
 
 
+def _with_a_hole_in_front(size: int) -> int:
+    """As many bytes as the offer says are there, but behind those that it means."""
+    descriptor = os.memfd_create("juggler", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, 2 * size)
+    os.posix_fallocate(descriptor, size, size)
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
 def _truncated(size: int) -> int:
     descriptor = _unsealed(size // 2)
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -60,6 +72,7 @@ def _a_file(size: int) -> int:
         (_unsealed, "not sealed"),
         (_only_fixed_in_size, "not sealed"),
         (_full_of_holes, "has only 0"),
+        (_with_a_hole_in_front, "of 16384 bytes was offered as 8192"),
         (_truncated, "of 4096 bytes was offered as 8192"),
         (_a_file, "no memory that can be sealed"),
     ],
@@ -134,6 +147,20 @@ def test_a_writer_that_lies_loses_its_stream_and_nobody_else_notices(
     assert said.startswith("INVALID_ARGUMENT"), said
     assert reason in said, said
     send_each(senders, honest, 20_000)
+
+
+def test_a_writer_that_offers_on_and_on_does_not_hold_up_the_thread() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with closing(Reader(ours)) as reader, theirs:
+        memory = Memory(4096)
+        for number in range(64):
+            memory.hand_over(theirs, number % MOST_SLOTS)
+        reader.hear()
+        waiting = 0
+        with suppress(BlockingIOError):
+            while ours.recv(64):
+                waiting += 1
+        assert waiting == 64 - (MOST_SLOTS + 1), "a reader takes no more at once"
 
 
 def test_a_stream_that_shares_no_memory_cannot_name_any(learner: LearnerEnd) -> None:

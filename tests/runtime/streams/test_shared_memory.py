@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from support.learner_end import PATIENCE, LearnerEnd, Senders, header, tree
@@ -28,10 +27,13 @@ from support.sharing import (
     soon,
 )
 
+from juggler.runtime.actors.credentials import CallMetadata, call_metadata
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.streams.memory_sockets import memory_path
-from juggler.runtime.streams.shared_memory import MOST_SLOTS, Memory, least_bytes
-from juggler.runtime.wire.frames import encode_frame
+from juggler.runtime.streams.episodes import EpisodeReceiver
+from juggler.runtime.streams.memory_sockets import MEMORY_METADATA, new_token
+from juggler.runtime.streams.shared_memory import MOST_SLOTS, Memory
+from juggler.runtime.streams.weights_publisher import WeightsPublisher
+from juggler.runtime.wire.frames import Limits, encode_frame
 from juggler.runtime.wire.trees import flatten
 
 pytestmark = pytest.mark.usefixtures("everything_is_large")
@@ -39,13 +41,17 @@ pytestmark = pytest.mark.usefixtures("everything_is_large")
 A_SENDER = """
 import signal, sys
 from support.learner_end import Senders, header, tree
-from support.sharing import mapped, soon
+from support.sharing import FURTHER, mapped, soon
 senders = Senders()
 sender = senders.open(sys.argv[1])
-for batch_id in range(1, 9):
+def send():
+    batch_id = next(FURTHER)
     sender.send(header(batch_id), tree(batch_id, int(sys.argv[2])))
     senders.wait_for(batch_id)
-assert mapped()
+    return mapped()
+soon(send, "a batch lies in shared memory")
+for _ in range(8):
+    send()
 print("sent", flush=True)
 signal.pause()
 """
@@ -198,97 +204,6 @@ def test_what_is_checked_cannot_be_changed_afterwards(learner: LearnerEnd, peer:
     assert columns["pixels"].min() == 255, "it is a view"
 
 
-# -- the fallback ---------------------------------------------------------------------------------
-
-
-def test_without_the_socket_batches_go_inline_and_that_is_said_once(
-    learner: LearnerEnd, senders: Senders
-) -> None:
-    os.unlink(memory_path(learner.address))
-    sender = senders.open(learner.address)
-    send_each(senders, sender, *range(1, 20))
-    assert len(learner.taken) == 19
-    for frame in learner.taken:
-        np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, SIZE))
-    (said,) = senders.inline
-    assert "No such file" in said
-    assert memory_path(learner.address) in said
-    assert not mapped()
-
-
-def test_over_tcp_batches_go_inline_on_the_same_host_too(
-    learner: LearnerEnd, senders: Senders
-) -> None:
-    send_each(senders, senders.open(learner.tcp_address), *range(1, 20))
-    assert len(learner.taken) == 19
-    assert senders.inline == []
-    assert not mapped()
-
-
-def test_a_host_without_memory_left_is_no_crash(
-    learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sender = begin_to_share(learner, senders)
-
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    send_each(senders, sender, *range(20_000, 20_010), size=3 * SIZE)
-    (said,) = senders.inline
-    assert "No space left" in said
-    for frame in learner.taken:
-        np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, 3 * SIZE))
-
-
-def test_a_learner_that_cannot_map_gets_bytes(learner: LearnerEnd, senders: Senders) -> None:
-    learner.memory.close()  # and somebody else listens there, who answers nothing
-    os.unlink(memory_path(learner.address))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(memory_path(learner.address))
-        listener.listen()
-
-        def take_and_close() -> None:
-            with listener.accept()[0] as connection:
-                assert len(connection.recv(64)) == 32  # the token
-                assert len(connection.recv(64)) == 12  # the probe
-
-        closing = threading.Thread(target=take_and_close)
-        closing.start()
-        sender = senders.open(learner.address)
-        send_each(senders, sender, 1)
-        closing.join(PATIENCE)
-        send_each(senders, sender, *range(2, 10))
-    (said,) = senders.inline
-    assert "cannot map" in said
-    assert len(learner.taken) == 9
-
-
-def test_the_variable_turns_sharing_off(
-    learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JUGGLER_SHARED_MEMORY", "off")
-    assert least_bytes() is None
-    send_each(senders, senders.open(learner.address), *range(1, 10))
-    assert not mapped()
-    assert senders.inline == []
-
-
-def test_a_variable_that_says_nonsense_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JUGGLER_SHARED_MEMORY", "on")
-    with pytest.raises(ValueError, match="JUGGLER_SHARED_MEMORY=on: it may be 'off'"):
-        least_bytes()
-
-
-def test_small_batches_go_inline_and_nobody_connects(
-    learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("JUGGLER_SHARED_MEMORY")
-    os.unlink(memory_path(learner.address))
-    send_each(senders, senders.open(learner.address), *range(1, 10), size=100)
-    assert senders.inline == []
-
-
 # -- who dies -------------------------------------------------------------------------------------
 
 
@@ -297,7 +212,7 @@ def test_batches_of_a_killed_writer_stay_and_then_nothing_is_left_of_it(
 ) -> None:
     process = _run(A_SENDER, learner.address, str(SIZE))
     _kill(process)
-    assert len(learner.taken) == 8
+    assert len(learner.taken) >= 9
     assert mapped()
     for frame in learner.taken:
         np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, SIZE))
@@ -325,6 +240,33 @@ def test_a_writer_shares_with_the_successor_of_a_killed_reader(
         soon(shares, "it shares memory with the successor")
     finally:
         learner.stop()
+
+
+@pytest.mark.parametrize("stream", ["episodes", "weights"])
+def test_a_call_that_ends_as_it_begins_leaves_nothing(learner: LearnerEnd, stream: str) -> None:
+    class Gone:
+        """The context of a client that is gone when its handler begins."""
+
+        def invocation_metadata(self) -> CallMetadata:
+            return (*call_metadata("secret", "run", "peer"), (MEMORY_METADATA, new_token()))
+
+        def peer(self) -> str:
+            return "unix:"
+
+        def add_callback(self, callback: Callable[[], None]) -> bool:
+            raise grpc.RpcError("the call is over")
+
+    path = f"/juggler.v1.{'Episodes/Push' if stream == 'episodes' else 'Weights/Subscribe'}"
+    server: Any = (
+        EpisodeReceiver(lambda frame: "", lambda _: None, Limits(), memory=learner.memory)
+        if stream == "episodes"
+        else WeightsPublisher(lambda _: None, learner.memory)
+    )
+    details: Any = SimpleNamespace(method=path)
+    handle = server.handler().service(details).stream_stream
+    with pytest.raises(grpc.RpcError):
+        list(handle(iter([b""]), Gone()))
+    assert not learner.memory._expected, "no token is expected any more"
 
 
 def test_what_a_peer_wants_in_vain_is_forgotten(learner: LearnerEnd) -> None:

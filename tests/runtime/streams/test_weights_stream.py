@@ -26,7 +26,7 @@ from support.weights_learner import (
 
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind, dial
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.streams import weights
+from juggler.runtime.streams import weights_publisher
 from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
@@ -75,7 +75,7 @@ def test_a_version_is_serialized_once_for_all_and_not_at_all_for_nobody(
 
         return taken()
 
-    monkeypatch.setattr(weights, "encode_frame", encode)
+    monkeypatch.setattr(weights_publisher, "encode_frame", encode)
     server.publish(1, 1)
     last = server.publish(1, 2)
     subscriptions = [subscribe() for _ in range(3)]

@@ -117,7 +117,7 @@ class LeagueStatus(_message.Message):
     def __init__(self, players: _Optional[int] = ..., historical: _Optional[int] = ..., learning: _Optional[_Iterable[_Union[PlayerStatus, _Mapping]]] = ...) -> None: ...
 
 class PlayerStatus(_message.Message):
-    __slots__ = ("player_id", "role", "elo", "win_rate", "steps", "copies", "resets")
+    __slots__ = ("player_id", "role", "elo", "win_rate", "steps", "copies", "resets", "win_rate_low", "win_rate_high", "nash")
     PLAYER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ELO_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +125,9 @@ class PlayerStatus(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     RESETS_FIELD_NUMBER: _ClassVar[int]
+    WIN_RATE_LOW_FIELD_NUMBER: _ClassVar[int]
+    WIN_RATE_HIGH_FIELD_NUMBER: _ClassVar[int]
+    NASH_FIELD_NUMBER: _ClassVar[int]
     player_id: str
     role: str
     elo: float
@@ -132,7 +135,10 @@ class PlayerStatus(_message.Message):
     steps: int
     copies: int
     resets: int
-    def __init__(self, player_id: _Optional[str] = ..., role: _Optional[str] = ..., elo: _Optional[float] = ..., win_rate: _Optional[float] = ..., steps: _Optional[int] = ..., copies: _Optional[int] = ..., resets: _Optional[int] = ...) -> None: ...
+    win_rate_low: float
+    win_rate_high: float
+    nash: float
+    def __init__(self, player_id: _Optional[str] = ..., role: _Optional[str] = ..., elo: _Optional[float] = ..., win_rate: _Optional[float] = ..., steps: _Optional[int] = ..., copies: _Optional[int] = ..., resets: _Optional[int] = ..., win_rate_low: _Optional[float] = ..., win_rate_high: _Optional[float] = ..., nash: _Optional[float] = ...) -> None: ...
 
 class StepBooks(_message.Message):
     __slots__ = ("sampled", "trained", "dropped", "in_flight", "lost_unreported")

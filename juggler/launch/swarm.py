@@ -1,0 +1,195 @@
+"""A run on a Docker Swarm: a stack of three services, a driver, learners and EnvRunners."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from juggler.launch.commands import Launch, LaunchError, environment_runner, learner
+from juggler.launch.following import DriverState, NoAnswer, Say, Tail, ask
+from juggler.launch.scaling import NUMBER, Wanted
+
+_STACK = resources.files("juggler.launch") / "manifests" / "swarm.yaml"
+_CONFIG = "/run.toml"  # in the driver's container
+_RUNNING = ("running", "starting", "preparing", "ready", "assigned", "accepted", "pending", "new")
+_SIGNALLED = 128  # exit status of a container that a signal ended, at least
+_REMOVED_SECONDS = 90.0
+_ask = partial(ask, advice="launch from a host that has Docker, and is a manager of a swarm")
+
+
+class SwarmRun:
+    """Deploys the stack of a run, and follows it.
+
+    The driver runs on the node where the command runs, which has the directory of the run. Docker
+    starts its task again, as it does with those of workers, and places these on all nodes.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        learners: int,
+        env_runners: int,
+        image: str,
+        compose: Sequence[str],
+        say: Say,
+    ) -> None:
+        """
+        Args:
+            launch: the run.
+            learners: how many.
+            env_runners: how many.
+            image: of Juggler, for all nodes.
+            compose: further compose files, which change the stack.
+            say: tells people.
+
+        Raises:
+            LaunchError: a number is out of range, or several learners are not allowed.
+        """
+        launch.must_allow(learners, env_runners)
+        self._launch, self._image, self._say = launch, image, say
+        self._numbers = {"learner": learners, "envrunner": env_runners}
+        self._more = [word for file in compose for word in ("-c", str(Path(file).absolute()))]
+        self._wanted = Wanted(launch.directory)
+        self._file = launch.directory / "stack.yaml"
+        self._config = launch.directory / "run.toml"
+        self._tail: Tail | None = None
+        self._seen = False  # a driver that runs
+
+    def stack(self) -> str:
+        """The stack, as Docker gets it."""
+        launch, juggler = self._launch, list[str]()
+        run_dir = str(launch.run_dir)
+        driver = launch.driver_there(run_dir, _CONFIG, self._numbers["learner"])
+        values: dict[str, Any] = {
+            "image": self._image,
+            "user": f"{os.getuid()}:{os.getgid()}",
+            "uid": str(os.getuid()),
+            "driver": driver,
+            "learner": learner("driver:5005", juggler, -1, "", launch.plain),
+            "envrunner": environment_runner("driver:5005", juggler, -1),
+            "here": f"node.hostname == {socket.gethostname()}",
+            "run_dir": run_dir,
+            "learners": self._numbers["learner"],
+            "env_runners": self._numbers["envrunner"],
+            "config": str(self._config),
+            "ca": str(launch.tls / "ca.pem"),
+            "cert": str(launch.tls / "cert.pem"),
+            "key": str(launch.tls / "key.pem"),
+            "token": str(launch.tls / "token"),
+        }
+        # Docker puts variables where there is a dollar, and one dollar where there are two.
+        told = {name: json.dumps(value).replace("$", "$$") for name, value in values.items()}
+        return Template(_STACK.read_text()).substitute(told)
+
+    def submit(self) -> None:
+        """Write the stack and the certificates, and deploy the stack.
+
+        Raises:
+            LaunchError: this is no manager of a swarm, or Docker refuses; the run is there already.
+        """
+        state = "{{.Swarm.LocalNodeState}} {{.Swarm.ControlAvailable}}"
+        if _ask("docker", "info", "--format", state).split() != ["active", "true"]:
+            raise LaunchError(
+                "this host is no manager of a swarm: launch from one that is, or make a swarm of "
+                "this host alone with `docker swarm init`"
+            )
+        if self._there():
+            raise LaunchError(
+                f"{self._launch.run_dir} has a stack already: end it with "
+                f"`docker stack rm {self._launch.label}`"
+            )
+        self._launch.make_certificates(["driver", "*.learner.internal"])
+        try:
+            self._launch.run_dir.mkdir(parents=True, exist_ok=True)
+            self._launch.directory.mkdir(parents=True, exist_ok=True)
+            self._file.write_text(self.stack())
+            self._config.write_text(self._launch.config_there())
+            for role, number in self._numbers.items():
+                one = role == "learner" and not self._launch.plain
+                scale = ["docker", "service", "scale", "--detach", f"{self._name(role)}={NUMBER}"]
+                self._wanted.begin(role, number, one, scale)
+        except OSError as error:
+            raise LaunchError(f"cannot write {error.filename}: {error.strerror}") from error
+        deploy = ["docker", "stack", "deploy", "--with-registry-auth", "-c", str(self._file)]
+        try:
+            _ask(*deploy, *self._more, self._launch.label)
+        except BaseException:  # Ctrl-C as well
+            self.take_down()
+            raise
+        self._say(
+            f"deployed the stack {self._launch.label}: `docker stack ps {self._launch.label}` "
+            f"shows its tasks, and `docker service logs {self._name('learner')}` what they print"
+        )
+
+    def driver_state(self, ending: bool) -> DriverState:
+        """See `EngineRun`."""
+        try:
+            ids = _ask("docker", "service", "ps", "-q", "--no-trunc", self._name("driver")).split()
+            told = json.loads(_ask("docker", "inspect", *ids)) if ids else []
+        except NoAnswer:
+            if self._there():
+                raise
+            raise LaunchError("the stack is gone: somebody has removed it") from None
+        tasks = sorted(told, key=lambda task: str(task["CreatedAt"]), reverse=True)
+        states = [task["Status"] for task in tasks]
+        self._seen |= any(each["State"] == "running" for each in states)
+        if ending:
+            over = not any(each["State"] in _RUNNING for each in states)
+            return DriverState(status=-1) if over else DriverState(running=True)
+        for each in states:
+            status = int(each.get("ContainerStatus", {}).get("ExitCode", 0))
+            if each["State"] == "complete" or (
+                each["State"] == "failed" and 0 < status < _SIGNALLED
+            ):
+                return DriverState(status=status)
+        if states and states[0]["State"] == "running":
+            return DriverState(running=True)
+        why = next((each["Err"] for each in states if each.get("Err")), "")
+        return DriverState(f"its task is {states[0]['State']} ({why})" if why else "")
+
+    def show(self) -> None:
+        """See `EngineRun`."""
+        # Of a task that has ended it would show nothing.
+        if self._seen and (self._tail is None or self._tail.ended):
+            since = [] if self._tail is None else ["--tail", "0"]
+            logs = ["docker", "service", "logs", "--raw", "--follow", *since]
+            self._tail = Tail(*logs, self._name("driver"))
+
+    def end(self) -> None:
+        """See `EngineRun`."""
+        _ask("docker", "service", "scale", "--detach", f"{self._name('driver')}=0")
+
+    def take_down(self) -> None:
+        """See `EngineRun`."""
+        self._wanted.forget()
+        if self._tail is None:
+            self._tail = Tail("docker", "service", "logs", "--raw", self._name("driver"))
+        self._tail.close()
+        _ask("docker", "stack", "rm", self._launch.label)
+        end = time.monotonic() + _REMOVED_SECONDS
+        while self._there():
+            if time.monotonic() > end:
+                raise LaunchError(
+                    f"Docker has not removed the stack {self._launch.label} within "
+                    f"{_REMOVED_SECONDS:.0f} s: see `docker stack ps {self._launch.label}`"
+                )
+            time.sleep(0.5)
+
+    def _name(self, role: str) -> str:
+        return f"{self._launch.label}_{role}"
+
+    def _there(self) -> bool:
+        """Whether Docker has something of the run."""
+        whose = f"label=com.docker.stack.namespace={self._launch.label}"
+        return any(
+            _ask("docker", kind, "ls", "-q", "--filter", whose).strip()
+            for kind in ("service", "network", "secret", "config")
+        )

@@ -1,0 +1,110 @@
+"""Runs that are followed to their end, with an engine that says what a test wants."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from juggler.launch import following
+from juggler.launch.commands import LaunchError
+from juggler.launch.following import DriverState, NoAnswer, ask, follow
+
+RUNS, OVER = DriverState(running=True), DriverState(status=3)
+
+
+class _Engine:
+    """Answers one question after the other, and notes what it is asked to do."""
+
+    def __init__(self, *answers: DriverState | Exception | Callable[[], DriverState]) -> None:
+        self._answers = list(answers)
+        self.done: list[str] = []
+        self.ending: list[bool] = []
+
+    def driver_state(self, ending: bool) -> DriverState:
+        self.ending.append(ending)
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if isinstance(answer, DriverState) else answer()
+
+    def show(self) -> None:
+        pass
+
+    def end(self) -> None:
+        self.done.append("end")
+
+    def take_down(self) -> None:
+        self.done.append("take down")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(following, "_ASK_SECONDS", 0.0)
+
+
+def _signalled(number: int) -> Callable[[], DriverState]:
+    def answer() -> DriverState:
+        os.kill(os.getpid(), number)
+        return RUNS
+
+    return answer
+
+
+def test_a_run_that_ends_is_taken_down_and_its_exit_status_returned() -> None:
+    engine, said = _Engine(DriverState("waits"), DriverState("waits"), RUNS, OVER), list[str]()
+    assert follow(engine, said.append) == 3
+    assert engine.done == ["take down"]
+    assert said == ["the driver: waits"]
+
+
+def test_an_engine_that_does_not_answer_for_a_while_ends_no_run() -> None:
+    silence = NoAnswer("`squeue` gave no answer in 60 s")
+    engine, said = _Engine(RUNS, silence, silence, RUNS, silence, OVER), list[str]()
+    assert follow(engine, said.append) == 3
+    assert said == [f"{silence}; the run goes on, and this command asks again"] * 2
+
+
+def test_a_run_that_is_gone_is_told() -> None:
+    engine = _Engine(RUNS, LaunchError("it is gone"))
+    with pytest.raises(LaunchError, match="it is gone"):
+        follow(engine, lambda text: None)
+
+
+def test_a_signal_ends_the_run_in_order() -> None:
+    engine = _Engine(RUNS, _signalled(signal.SIGTERM), RUNS, DriverState(status=-1))
+    before = signal.getsignal(signal.SIGTERM)
+    assert follow(engine, lambda text: None) == 143
+    assert engine.done == ["end", "take down"]
+    assert engine.ending == [False, False, True, True]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_second_signal_ends_everything_at_once() -> None:
+    engine = _Engine(RUNS, _signalled(signal.SIGINT), _signalled(signal.SIGTERM))
+    assert follow(engine, lambda text: None) == 130
+    assert engine.done == ["end", "take down"]
+
+
+def test_a_signal_before_the_driver_runs_ends_everything_at_once() -> None:
+    engine = _Engine(DriverState("waits"), lambda: (_signalled(signal.SIGINT)(), DriverState())[1])
+    assert follow(engine, lambda text: None) == 130
+    assert engine.done == ["take down"]
+
+
+def test_a_driver_that_does_not_end_in_time_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "_END_SECONDS", 0.0)
+    engine = _Engine(RUNS, _signalled(signal.SIGINT), RUNS, RUNS)
+    assert follow(engine, lambda text: None) == 130
+    assert engine.done == ["end", "take down"]
+
+
+def test_what_a_command_of_an_engine_says_is_told() -> None:
+    assert ask("cat", advice="", given="text") == "text"
+    with pytest.raises(NoAnswer, match=r"`ls /none` failed: .*No such file"):
+        ask("ls", "/none", advice="")
+    with pytest.raises(LaunchError, match="there is no command `no-engine` here: install it"):
+        ask("no-engine", advice="install it")

@@ -1,0 +1,146 @@
+"""Ends of a stream that share no memory, although they are on one host: batches go inline."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import pytest
+from support.learner_end import PATIENCE, LearnerEnd, Senders, tree
+from support.sharing import SIZE, begin_to_share, mapped, send_each, soon
+
+from juggler.runtime.streams.memory_sockets import memory_path, token_in
+from juggler.runtime.streams.memory_writer import Writer
+from juggler.runtime.streams.shared_memory import Memory, least_bytes
+from juggler.runtime.streams.sharing import Dialled
+
+pytestmark = pytest.mark.usefixtures("everything_is_large")
+
+
+def test_without_the_socket_batches_go_inline_and_that_is_said_once(
+    learner: LearnerEnd, senders: Senders
+) -> None:
+    os.unlink(memory_path(learner.address))
+    sender = senders.open(learner.address)
+    send_each(senders, sender, *range(1, 20))
+    assert len(learner.taken) == 19
+    for frame in learner.taken:
+        np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, SIZE))
+    (said,) = senders.inline
+    assert "No such file" in said
+    assert memory_path(learner.address) in said
+    assert not mapped()
+
+
+def test_over_tcp_batches_go_inline_on_the_same_host_too(
+    learner: LearnerEnd, senders: Senders
+) -> None:
+    send_each(senders, senders.open(learner.tcp_address), *range(1, 20))
+    assert len(learner.taken) == 19
+    assert senders.inline == []
+    assert not mapped()
+
+
+def test_a_host_without_memory_left_is_no_crash(
+    learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = begin_to_share(learner, senders)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    send_each(senders, sender, *range(20_000, 20_010), size=3 * SIZE)
+    (said,) = senders.inline
+    assert "No space left" in said
+    for frame in learner.taken:
+        np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, 3 * SIZE))
+
+
+def test_a_learner_that_cannot_map_gets_bytes(learner: LearnerEnd, senders: Senders) -> None:
+    learner.memory.close()  # and somebody else listens there, who answers nothing
+    os.unlink(memory_path(learner.address))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(memory_path(learner.address))
+        listener.listen()
+
+        def take_and_close() -> None:
+            with listener.accept()[0] as connection:
+                assert len(connection.recv(64)) == 32  # the token
+                assert len(connection.recv(64)) == 12  # the probe
+
+        closing = threading.Thread(target=take_and_close)
+        closing.start()
+        sender = senders.open(learner.address)
+        send_each(senders, sender, 1)
+        closing.join(PATIENCE)
+        send_each(senders, sender, *range(2, 10))
+    (said,) = senders.inline
+    assert "cannot map" in said
+    assert len(learner.taken) == 9
+
+
+def test_a_system_that_passes_no_descriptor_on_is_said(
+    learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = begin_to_share(learner, senders)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+
+    monkeypatch.setattr(Memory, "hand_over", full)
+    send_each(senders, sender, *range(20_000, 20_010), size=3 * SIZE)
+    (said,) = senders.inline
+    assert "Too many references" in said
+
+
+def test_an_end_that_is_closed_as_it_connects_is_no_error(learner: LearnerEnd) -> None:
+    said: list[str] = []
+    taken: list[socket.socket] = []
+    shared = Dialled(learner.address, Writer, said.append)
+    learner.memory.expect(token_in(shared.in_metadata(())), taken.append)
+    assert shared.is_large(SIZE)
+
+    class AndClosed(AbstractContextManager[None]):
+        """A lock that another thread takes at once when it is released, to close."""
+
+        def __exit__(self, *_: object) -> None:
+            shared._lock = threading.Lock()
+            shared.close()
+
+    shared._lock = AndClosed()  # type: ignore[assignment]
+    shared.hear()
+    assert shared.end is None
+    assert said == []
+    soon(lambda: taken, "the learner has its end")
+    taken[0].close()
+
+
+def test_the_variable_turns_sharing_off(
+    learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUGGLER_SHARED_MEMORY", "off")
+    assert least_bytes() is None
+    send_each(senders, senders.open(learner.address), *range(1, 10))
+    assert not mapped()
+    assert senders.inline == []
+
+
+def test_a_variable_that_says_nonsense_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUGGLER_SHARED_MEMORY", "on")
+    with pytest.raises(ValueError, match="JUGGLER_SHARED_MEMORY=on: it may be 'off'"):
+        least_bytes()
+
+
+def test_small_batches_go_inline_and_nobody_connects(
+    learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JUGGLER_SHARED_MEMORY")
+    os.unlink(memory_path(learner.address))
+    send_each(senders, senders.open(learner.address), *range(1, 10), size=100)
+    assert senders.inline == []
