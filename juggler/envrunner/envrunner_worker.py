@@ -11,6 +11,7 @@ from typing import Any
 
 from juggler.envrunner.agent_returns import has_metrics_by_agent, to_messages
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
+from juggler.envrunner.datasets.sampled_episodes import recorded_while_played
 from juggler.envrunner.deliveries import Deliveries, receipt_for, tell_round
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.environments.seeding import seed_process
@@ -314,11 +315,21 @@ class EnvRunner:
                     env = RecordedEnvs.of(told.env_runner)
                 else:
                     env = make_vector_env(told.env_runner, self._env_factory, self._index)
+                    env = recorded_while_played(
+                        env,
+                        told.env_runner,
+                        self._attachment.worker_id,
+                        named=self._env_factory is None,
+                        tell=self._warn,
+                    )
                 undo.callback(env.close)
                 stage = SingleAgentStage(told, env, seed, self._own_code)
                 step_back(env)
             undo.pop_all()
             return stage
+
+    def _warn(self, text: str) -> None:
+        self._attachment.report(training_pb2.Note(text=text, warning=True))
 
     def _act_on(self, streams: LearnerStreams, at_least: Version) -> bool:
         """Let a module act with its newest weights. False where they cannot come any more."""

@@ -312,9 +312,10 @@ class WorkerRegistry:
         )
 
     def _env_runner_for(self, role: str) -> EnvRunnerConfig:
-        """The environments of a worker. Evaluators have some where the others have a data set."""
+        """The environments of a worker. Evaluators have some where the others have a data set, and
+        record nothing."""
         config = replace(self.config.env_runner, envs_per_runner=self._environments(role))
-        return replace(config, dataset="") if role == EVALUATOR else config
+        return replace(config, dataset="", record="") if role == EVALUATOR else config
 
     def _environments(self, role: str) -> int:
         """How many a worker steps."""
