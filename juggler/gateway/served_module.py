@@ -64,8 +64,10 @@ class ServedModule:
             rows: of a batch.
             steps: T.
             own_code: may be used in the setup.
+            episodes: take the episodes that are recorded, if they are.
         """
         parts = ActingParts.build(self.setup, observation_space, action_space, own_code)
+        self._parts = parts
         policy = GatheredPolicy(parts.module, parts.connectors, parts.module_to_env, self._seed)
         self.player = Player(
             observation_space,
@@ -101,7 +103,8 @@ class ServedModule:
         if player is None or weights is None:
             return
         if not self._has_weights or weights.version > player.version:
-            player.use(weights.tree[self.streams.module_id], weights.version)
+            tree: Any = weights.tree
+            player.use(self._parts.as_here(tree[self.streams.module_id]), weights.version)
             self._has_weights = True
 
     def take_notes(self) -> list[training_pb2.Note]:
