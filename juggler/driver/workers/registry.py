@@ -157,13 +157,20 @@ class WorkerRegistry:
             if other.worker_id != worker.worker_id
         ]
         alone = self.processes_of(module_id) == 1 and not others
-        if alone or all([learner.meeting_point, *others]):
+        if alone:
             return ""
-        return (
-            "several learners would add up their gradients unencrypted and unauthenticated between "
-            "hosts, with TLS too. Start each of them with --insecure if the network between them "
-            "is private (the variable GLOO_SOCKET_IFNAME names its interface)"
-        )
+        if not all([learner.meeting_point, *others]):
+            return (
+                "several learners would add up their gradients unencrypted and unauthenticated "
+                "between hosts. Start each of them with --tls, or with --insecure if the network "
+                "between them is private (the variable GLOO_SOCKET_IFNAME names its interface)"
+            )
+        if len({point.startswith("tls:") for point in (learner.meeting_point, *others)}) > 1:
+            return (
+                "some learners of this group would encrypt their gradients and others would not: "
+                "start all of them with --tls, and all or none with --insecure"
+            )
+        return ""
 
     def modules_of(self, index: int) -> list[str]:
         """The modules that the learner process of this index is to host."""
