@@ -16,6 +16,8 @@ from juggler.runtime.nearest import closest
 
 #: The prefix of their names in `env`.
 SCHEME: Final = "envpool:"
+#: The option of EnvPool with which environments go on at their own pace.
+AT_OWN_PACE: Final = "batch_size"
 
 
 class EnvPoolVector(VectorWrapper):
