@@ -109,5 +109,10 @@ def make_envpool_vector(config: EnvRunnerConfig) -> EnvPoolVector:
             f"vectorize = {config.vectorize!r}: EnvPool steps its environments itself; use auto or "
             "native"
         )
+    if AT_OWN_PACE in config.env_kwargs:
+        raise ValueError(
+            f"env_kwargs.{AT_OWN_PACE}: the driver has not made {config.env}, so it has to be told "
+            'of its agent: agents = {agent = "default"}'
+        )
     check_options(config.env_kwargs)
     return EnvPoolVector(config.env.removeprefix(SCHEME), config.envs_per_runner, config.env_kwargs)

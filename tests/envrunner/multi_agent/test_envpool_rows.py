@@ -15,6 +15,7 @@ from support.pools import Pools
 
 import juggler
 from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
@@ -161,6 +162,12 @@ def test_what_does_not_suit_is_told(pools: Pools, keys: Any, words: str) -> None
 def test_only_environments_with_the_option_go_at_their_own_pace(pools: Pools) -> None:
     assert has_several_agents(EnvRunnerConfig(env="envpool:Walks-v1", env_kwargs={"batch_size": 2}))
     assert not has_several_agents(EnvRunnerConfig(env="envpool:Walks-v1"))
+
+
+def test_where_nobody_named_the_agent_it_is_said(pools: Pools) -> None:
+    config = EnvRunnerConfig(env="envpool:Walks-v1", env_kwargs={"batch_size": 2})
+    with pytest.raises(ValueError, match=r'agents = \{agent = "default"\}'):
+        make_vector_env(config)
 
 
 @pytest.mark.skipif(not INSTALLED, reason="needs juggler[envpool]")
