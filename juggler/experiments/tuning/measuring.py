@@ -42,6 +42,7 @@ Tell = Callable[[str], None]
 
 _ENVIRONMENTS = (1, 4, 16, 64, 256)
 _OF_BATCH_SIZE = (0.25, 0.5, 1, 2, 4, 8)
+_AT_ONCE = 4  # processes of environments for each core
 _SHORT = 8  # steps of a fragment where the configuration's would take too long
 _IN_FLIGHT = 4  # batches
 _SENT_SECONDS = 30.0  # for a batch to arrive
@@ -81,6 +82,8 @@ class Measurements:
     def _sampling(self) -> list[Sampling]:
         own = self._config.env_runner.envs_per_runner
         counts = sorted({*_ENVIRONMENTS, own})
+        if self._config.env_runner.vectorize == "async":  # each is a process
+            counts = [count for count in counts if count <= max(own, _AT_ONCE * usable_cores())]
         each = 0.5 * self._seconds / len(counts)
         found: list[Sampling] = []
         for count in counts:
