@@ -54,6 +54,7 @@ def must_go_together(config: Checked) -> None:
         _check_league(config)
     if config.env_runner.gateway:
         _check_gateway(config)
+    _check_videos(config)
     if config.env_runner.dataset:
         _check_dataset(config)
     runner = config.env_runner
@@ -100,6 +101,21 @@ def _check_imitation(config: Checked) -> None:
                 f"imitation with {other[0]!r} in connectors.{place}: demonstrations have what the "
                 "environment showed and got, and the policy would have something else; leave it out"
             )
+
+
+def _check_videos(config: Checked) -> None:
+    """
+    Raises:
+        ConfigError: no video can be recorded of its evaluations.
+    """
+    if not (every := config.driver.evaluation_video):
+        return
+    if config.agents.league or config.agents.frozen_ids:
+        what = "a league" if config.agents.league else "modules that are not trained"
+        raise ConfigError(
+            f"evaluation_video = {every} with {what}: only evaluations in which every module is "
+            "trained are recorded; leave it out, and use `juggler evaluate --video`"
+        )
 
 
 def _check_learners(config: Checked) -> None:
