@@ -118,7 +118,7 @@ class Replay(DataSource):
                 kept.begin(*self._made(self._steps_of(rows), FRAMES in rows))
             if count:
                 kept.selection.put(rows)
-            steps = float(rows[c.LIVE].sum()) if c.LIVE in rows else count
+            steps = np.count_nonzero(rows[c.LIVE].cpu().numpy()) if c.LIVE in rows else count
             told = [count, steps, 1.0, float(kept.table.size > 0)]
             if sums is not alone:  # all learners of a group make the same number of steps
                 device = any_leaf(columns).device
