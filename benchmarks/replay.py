@@ -67,7 +67,8 @@ def ours(setting: dict[str, Any]) -> Any:
 
     def cycle() -> None:
         for _ in replay.add({"default": columns}):
-            replay.learned({"default": torch.rand(setting["drawn"])})
+            if setting["prioritized"]:
+                replay.learned({"default": torch.rand(setting["drawn"])})
 
     for _ in range(setting["capacity"] // rows + 1):
         cycle()

@@ -21,11 +21,12 @@ from juggler.learner.core.metrics import mean_metrics, with_numbers
 from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like, to_device
 from juggler.learner.data.batch_columns import checked_batch, must_have_column
 from juggler.learner.data.collate import collate
+from juggler.learner.data.example import example_sample
 from juggler.learner.group.member import GroupMember
 from juggler.learner.optim.optimizers import Schedule
 from juggler.learner.updates_in_flight import UpdatesInFlight
 from juggler.runtime.checkpoints.checkpoint import PIPELINES, REPLAY
-from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
+from juggler.runtime.connectors.learner_pipeline import LearnerPipeline, stacked
 from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
 from juggler.runtime.modules.columns import CONNECTOR_STATES, LIVE, MODULE_STATE
 from juggler.runtime.wire.trees import Tree
@@ -68,6 +69,9 @@ class Learner(GroupMember):
         pipelines: by module id, connectors that process the module's batches and episodes on the
             device, before the core learns from them.
         updates_in_flight: with `async_update`, the most unfinished updates.
+
+        Raises:
+            ValueError: what the algorithm keeps of samples would not fit into memory.
         """
         self._in_flight = UpdatesInFlight(updates_in_flight)
         self.core = core
@@ -80,6 +84,14 @@ class Learner(GroupMember):
         self.state = to_device(core.init(seed), self.device)
         self._seed = seed
         self._data = core.data_source(seed)
+        # A hook that looks at samples is to see stacks.
+        if self._data.keeps_frames and type(self).before_gradients is Learner.before_gradients:
+            for pipeline in self.pipelines.values():
+                pipeline.keep_frames_once()
+        if self.device.type == "cpu":
+            states, critics = self.example_states(), core.critic_spaces()
+            spaces = core.batch_spaces()
+            self._data.expect(example_sample(spaces, self.pipelines, states, critics))
         self._values: dict[str, float] = {}  # in the place of schedules
         self._replaced: dict[str, Callable[[Tensor], Tensor]] = {}  # by these
         self.updates = 0
@@ -104,7 +116,8 @@ class Learner(GroupMember):
             sample = next(self.source)
         sample = self.before_gradients(to_device(sample, self.device))
         metrics = []
-        for due in self._data.add(sample, self.sums):
+        for drawn in self._data.add(sample, self.sums):
+            due = stacked(drawn, self.pipelines)
             try:
                 if not passes:
                     output = self.core.step(self.state, due, self)

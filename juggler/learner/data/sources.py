@@ -34,7 +34,13 @@ class DataSource(Protocol):
 
     A run makes an update whenever a sample has arrived. In a group, every learner's source must
     give the same number of samples.
+
+    Attributes:
+        keeps_frames: whether samples may come with each frame of a stack once, as
+            `FrameStack.numbered` makes them; it gives frames [..., k, ...] in place of stacks.
     """
+
+    keeps_frames: bool = False
 
     def add(self, sample: Sample, sums: Sums = alone) -> Iterable[Sample]:
         """Take a sample; give the samples to learn from now, in order. There may be none yet.
@@ -43,6 +49,14 @@ class DataSource(Protocol):
             sample: what arrived.
             sums: adds up numbers over the learners of a group, which all call it as often.
         """
+
+    def expect(self, sample: Sample) -> None:
+        """Hear, before anything arrives, of what samples will look like.
+
+        Raises:
+            ValueError: what would be kept of them does not fit into memory.
+        """
+        return
 
     def learned(self, priorities: Mapping[str, Tensor] | None) -> None:
         """Hear of the step that was made of the last sample given: by module id, the priorities [B]

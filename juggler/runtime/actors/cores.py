@@ -23,10 +23,26 @@ def usable_memory() -> int:
     for line in _text(Path("/proc/meminfo")).splitlines():
         if line.startswith("MemAvailable:"):
             free = int(line.split()[1]) * 1024
-    limit, used = _text(_CGROUP / "memory.max"), _text(_CGROUP / "memory.current")
-    if limit.isdigit() and used.isdigit():
-        return min(free, max(0, int(limit) - int(used)))
+    for group in _memory_groups():
+        for limit, used in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            most, taken = _text(group / limit), _text(group / used)
+            if most.isdigit() and taken.isdigit():
+                free = min(free, max(0, int(most) - int(taken)))
     return free
+
+
+def _memory_groups() -> list[Path]:
+    """The cgroups whose limits hold for this process, of both versions: its own and those above."""
+    groups = [_CGROUP, _CGROUP / "memory"]
+    for line in _text(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            parts = Path(path).parts[1:]
+            groups += [_CGROUP.joinpath(controllers, *parts[:n]) for n in range(1, len(parts) + 1)]
+    return groups
 
 
 def _limit_of_v2() -> float | None:

@@ -207,7 +207,10 @@ class LearnerConnector(Connector, ABC):
             sends its sums through it, so that all learners have the estimate that one learner of
             all batches would have. It must be called as often at each of them: once in `__call__`,
             and once in `without_batch`.
+        uses_observations: whether a call looks at observations or changes them.
     """
+
+    uses_observations = True
 
     sums: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)
 

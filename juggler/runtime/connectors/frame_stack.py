@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from juggler.runtime.connectors.rows import first_observations
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.images import ImageLayout
 from juggler.runtime.wire.trees import Path, unflatten
+
+#: A column of batches that hold each frame once: a tree [P, ...].
+FRAMES: Final = "frames"
 
 
 class FrameStack(ContextConnector):
@@ -79,24 +82,57 @@ class FrameStack(ContextConnector):
         return self._context([each[:, 1:] for each in self._frames(context, observations)])
 
     def over_rows(self, columns: Columns, context: Any) -> Columns:
-        index, final_index = _frame_indices(columns, self._k)
-        stacks: dict[str, dict[Path, Tensor]] = {
-            name: {} for name in (c.OBSERVATIONS, c.LAST_OBSERVATIONS, c.FINAL_OBSERVATIONS)
-        }
+        numbered = self.numbered(columns, context)
+        frames = numbered.pop(FRAMES)
+        for name in c.OBSERVED:
+            of_frames = {
+                path: _taken(at(frames, path), at(numbered[name], path)) for path in self._paths
+            }  # [..., k, ...] each
+            numbered[name] = replaced(numbered[name], of_frames)
+        return self.stacked(numbered)
+
+    def numbered(self, columns: Columns, context: Any) -> Columns:
+        """The batch with each frame once: as FRAMES, a tree [P, ...], and in place of every stacked
+        leaf of its observations the numbers of its frames, int64 [N, T, k], [N, k] and [K, k].
+
+        Args:
+            columns: the batch, which stays as it is.
+            context: [N, ...] at the start of each row.
+        """
+        index, final_index = _frame_indices(columns, self._k)  # [N, T + 1, k], [K, k - 1]
+        count = len(columns[c.FINAL_ROWS])  # K
+        frames: dict[Path, Tensor] = {}
         for path in self._paths:
             observations = at(columns[c.OBSERVATIONS], path)  # [N, T, ...]
             last = at(columns[c.LAST_OBSERVATIONS], path)  # [N, ...]
             final = at(columns[c.FINAL_OBSERVATIONS], path)  # [K, ...]
             seen = torch.cat([at(context, path), observations, last[:, None]], 1)
-            seen = seen.flatten(0, 1)  # [N (k - 1 + T + 1), ...]
-            frames = _taken(seen, index)  # [N, T + 1, k, ...]
-            before = _taken(seen, final_index)  # [K, k - 1, ...]
-            finals = torch.cat([before, final[:, None]], 1)  # [K, k, ...]
-            channels = self._channels[path]
-            stacks[c.OBSERVATIONS][path] = _folded(frames[:, :-1], 2, channels)  # [N, T, ...]
-            stacks[c.LAST_OBSERVATIONS][path] = _folded(frames[:, -1], 1, channels)  # [N, ...]
-            stacks[c.FINAL_OBSERVATIONS][path] = _folded(finals, 1, channels)  # [K, ...]
-        return columns | {name: replaced(columns[name], by) for name, by in stacks.items()}
+            frames[path] = torch.cat([seen.flatten(0, 1), final])  # [N (k - 1 + T + 1) + K, ...]
+        behind = index.shape[0] * (index.shape[1] + self._k - 1)  # N (k - 1 + T + 1)
+        finals = torch.arange(behind, behind + count, device=index.device)  # [K]
+        numbers = {
+            c.OBSERVATIONS: index[:, :-1],  # [N, T, k]
+            c.LAST_OBSERVATIONS: index[:, -1],  # [N, k]
+            c.FINAL_OBSERVATIONS: torch.cat([final_index, finals[:, None]], 1),  # [K, k]
+        }
+        named = {
+            name: replaced(columns[name], dict.fromkeys(self._paths, each))
+            for name, each in numbers.items()
+        }
+        return columns | named | {FRAMES: _tree(frames)}
+
+    def stacked(self, columns: Columns) -> Columns:
+        """The batch with stacks in place of the frames [..., k, ...] of its observations."""
+        found = dict(columns)
+        for name in c.OBSERVED:
+            if name in columns:
+                axis = 2 if name == c.OBSERVATIONS else 1
+                stacks = {
+                    path: _folded(at(columns[name], path), axis, self._channels[path])
+                    for path in self._paths
+                }
+                found[name] = replaced(columns[name], stacks)
+        return found
 
     def _frames(self, context: Any, observations: Any) -> list[Any]:
         """The last k frames [N, k, ...] of each stacked leaf."""
@@ -106,9 +142,12 @@ class FrameStack(ContextConnector):
 
     def _context(self, frames: list[Any]) -> Any:
         """The k - 1 frames [N, k - 1, ...] of each stacked leaf before the next one, as a tree."""
-        if self._paths == [()]:
-            return frames[0]
-        return unflatten(zip(self._paths, frames, strict=True))
+        return _tree(dict(zip(self._paths, frames, strict=True)))
+
+
+def _tree(leaves: dict[Path, Any]) -> Any:
+    """A tree of such leaves."""
+    return leaves[()] if () in leaves else unflatten(leaves.items())
 
 
 def _channel_axis(shape: tuple[int, ...]) -> int:

@@ -14,6 +14,7 @@ from juggler.runtime.connectors.connector import (
     LearnerConnector,
     Space,
 )
+from juggler.runtime.connectors.frame_stack import FrameStack
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map, zeros
 from juggler.runtime.wire.trees import Tree
@@ -26,6 +27,8 @@ class LearnerPipeline:
         stored_space: of the observations in batches.
         observation_space: of the module's observations.
         contexts: context connectors by name, in order.
+        frames_once: whether batches come out with each frame once, for a source of data that keeps
+            them; `stacked` makes stacks of them, as the module sees them.
     """
 
     def __init__(
@@ -40,13 +43,33 @@ class LearnerPipeline:
         self.observation_space = observation_space
         for context in contexts.values():
             self.observation_space = context.observation_space
+        self._stack = _only_stack(self.contexts, self._connectors)
+        self.frames_once = False
+
+    def keep_frames_once(self) -> None:
+        """Let batches come out with each frame once, if stacking frames is all that this pipeline
+        does with observations."""
+        self.frames_once = self._stack is not None
+
+    def stacked(self, columns: Columns) -> Columns:
+        """Columns as the module sees them, of those whose observations are frames [..., k, ...]."""
+        return self._stack.stacked(columns) if self.frames_once and self._stack else columns
 
     def __call__(self, columns: Columns) -> Columns:
         """New columns for those of a collated batch on its device, which stay as they are."""
-        for name, context in self.contexts.items():
-            columns = context.over_rows(columns, columns[c.STATES][c.CONNECTOR_STATES][name])
+        columns = self.in_context(columns)
         for connector in self._connectors.values():
             columns = connector(columns)
+        return columns
+
+    def in_context(self, columns: Columns) -> Columns:
+        """The same after the context connectors alone."""
+        for name, context in self.contexts.items():
+            state = columns[c.STATES][c.CONNECTOR_STATES][name]
+            if self.frames_once and context is self._stack:
+                columns = self._stack.numbered(columns, state)
+            else:
+                columns = context.over_rows(columns, state)
         return columns
 
     def without_batch(self, device: torch.device) -> None:
@@ -85,3 +108,25 @@ class LearnerPipeline:
             raise ValueError(f"states of other connectors: only one side has {sorted(odd)}")
         for name, state in states.items():
             self._connectors[name].set_state(state)
+
+
+def stacked(
+    sample: Mapping[str, Mapping[str, Any]], pipelines: Mapping[str, LearnerPipeline]
+) -> Mapping[str, Mapping[str, Any]]:
+    """A sample as modules see it, by module id, of what came out of their pipelines."""
+    if not any(pipeline.frames_once for pipeline in pipelines.values()):
+        return sample
+    return {
+        key: pipelines[key].stacked(dict(columns)) if key in pipelines else columns
+        for key, columns in sample.items()
+    }
+
+
+def _only_stack(
+    contexts: Mapping[str, ContextConnector], connectors: Mapping[str, LearnerConnector]
+) -> FrameStack | None:
+    """The connector that stacks frames, if no other one has to do with observations."""
+    others = [context for context in contexts.values() if context.for_acting]
+    if len(others) != 1 or any(each.uses_observations for each in connectors.values()):
+        return None
+    return others[0] if type(others[0]) is FrameStack else None

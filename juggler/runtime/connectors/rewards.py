@@ -33,6 +33,8 @@ class ClipRewards(LearnerConnector):
     Mnih et al. 2015, "Human-level control through deep reinforcement learning", clip to [-1, 1].
     """
 
+    uses_observations = False
+
     def __init__(self, observation_space: Space, action_space: Space, limit: float = 1.0) -> None:
         super().__init__(observation_space, action_space)
         self._limit = _positive("limit", limit)
@@ -43,6 +45,8 @@ class ClipRewards(LearnerConnector):
 
 class ScaleRewards(LearnerConnector):
     """Multiplies rewards by a factor."""
+
+    uses_observations = False
 
     def __init__(self, observation_space: Space, action_space: Space, factor: float) -> None:
         super().__init__(observation_space, action_space)
@@ -94,6 +98,8 @@ class NormalizeRewards(LearnerConnector):
         limit: results are clipped to [-limit, limit].
         epsilon: added to the variance.
     """
+
+    uses_observations = False
 
     def __init__(
         self,

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +41,7 @@ def test_the_newest_rows_are_kept_each_once() -> None:
         table.put(dict(numbered(first, 3)["default"]))
     kept = sorted(table.rows(np.arange(table.size))["number"].tolist())
     assert kept == list(range(14, 24))
-    assert table.generations.sum() == 24
+    assert sorted(table.generations.tolist()) == list(range(15, 25))
 
 
 def test_of_more_rows_than_fit_the_last_ones_are_kept() -> None:
@@ -55,9 +60,58 @@ def test_rows_unlike_the_first_ones_are_refused() -> None:
 
 def test_a_table_beyond_the_memory_of_the_host_says_what_would_fit() -> None:
     with pytest.raises(
-        ValueError, match=r"replay_capacity = 10{9}: so many steps, in rows of 400 bytes"
+        ValueError,
+        match=r"replay_capacity = 10{9}: so many kept steps, of 400 bytes each, take 400.0 GB",
     ):
         Table(10**9).put({"x": torch.zeros(1, 100)})
+
+
+def test_a_limited_memory_holds_fewer_rows_also_after_a_restore() -> None:
+    replay = make(memory=16e-9 * 30)  # a row has 16 bytes
+    list(replay.add(numbered(0, 50)))
+    table = replay._modules["default"].table
+    assert (table.capacity, table.size) == (30, 30)
+    other = make(memory=16e-9 * 30)
+    other.restore(replay.state(), CPU)
+    assert other._modules["default"].table.capacity == 30
+    unlimited = make(memory=1.0)
+    list(unlimited.add(numbered(0, 50)))
+    assert unlimited._modules["default"].table.capacity == 100
+
+
+def test_rows_that_fit_on_disk_alone_are_kept_there(tmp_path: Path) -> None:
+    wide = {"default": {"number": torch.zeros(4, 10**5)}}
+    with pytest.raises(ValueError, match=r"replay_directory = .*there is no room for"):
+        list(make(capacity=10**7, directory=str(tmp_path)).add(wide))
+    with pytest.raises(ValueError, match="No such file or directory"):
+        list(make(directory=str(tmp_path / "nowhere")).add(numbered(0, 4)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_beyond_the_limit_of_a_cgroup_is_not_counted_on(tmp_path: Path) -> None:
+    """A limit that holds: of a cgroup of this process's own, where it may make one."""
+    group = Path("/sys/fs/cgroup/memory") / f"juggler-{os.getpid()}"
+    limit = group / "memory.limit_in_bytes"
+    if not group.parent.is_dir() or not os.access(group.parent, os.X_OK):
+        pytest.skip("there are no cgroups of version 1")
+    try:
+        group.mkdir()
+        limit.write_text(str(1 << 30))
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made: {error}")
+    script = (
+        "import os, pathlib, sys, torch\n"
+        "pathlib.Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
+        "from juggler import Replay\n"
+        "replay = Replay(dict, capacity=2_000_000, size=4, ratio=1.0)\n"
+        "replay.expect({'default': {'x': torch.zeros(1, 256)}})\n"
+    )
+    try:
+        command = [sys.executable, "-c", script, str(group)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert re.search(r"take 2\.0 GB, and (1\.[01]|0\.[5-9]) GB of this host", ended.stderr)
+    finally:
+        group.rmdir()
 
 
 @pytest.mark.parametrize("ratio", [0.25, 1.0, 3.7])
@@ -85,7 +139,7 @@ def test_nothing_is_drawn_before_enough_has_arrived_and_nothing_is_made_up_for_l
 
 def test_learners_of_a_group_draw_as_often_as_one_another() -> None:
     """One of them got 3 rows and the other 9: both make the steps that 12 rows are worth."""
-    arrived = {3: torch.tensor([12.0, 12.0, 2.0]), 9: torch.tensor([12.0, 12.0, 2.0])}
+    arrived = {3: torch.tensor([12.0, 12.0, 2.0, 2.0]), 9: torch.tensor([12.0, 12.0, 2.0, 2.0])}
     counts = []
     for own, total in arrived.items():
 
@@ -96,6 +150,14 @@ def test_learners_of_a_group_draw_as_often_as_one_another() -> None:
         counts.append(len(samples))
         assert [int(each["default"][NEW_STEPS]) for each in samples] == [12, 0, 0]
     assert counts == [3, 3], "2 learners x 3 steps x 4 rows are 12 rows twice"
+
+
+def test_no_learner_of_a_group_draws_before_all_of_them_have_rows() -> None:
+    """Else it would wait for others in a step that they do not make."""
+    replay = make(ratio=2.0)
+    assert not drawn(replay.add(numbered(0, 8), lambda _: torch.tensor([8.0, 8.0, 2.0, 1.0])))
+    later = replay.add(numbered(8, 2), lambda _: torch.tensor([4.0, 4.0, 2.0, 2.0]))
+    assert len(drawn(later)) == 4, "2 learners x 4 rows are 4 rows twice; nothing is made up for"
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
@@ -123,7 +185,7 @@ def test_a_new_row_has_the_largest_priority_that_was_given(alpha: float) -> None
         replay.learned({"default": torch.full_like(each["default"]["number"], 5.0).double()})
     list(replay.add(numbered(4, 1)))
     weights: Any = replay.state()["modules"]
-    assert weights["default"]["weights"][4] == pytest.approx(5.0**alpha)
+    assert weights["default"]["selection"]["weights"][4] == pytest.approx(5.0**alpha)
 
 
 def test_a_priority_for_a_row_that_was_written_over_is_ignored_and_counted() -> None:
@@ -131,10 +193,10 @@ def test_a_priority_for_a_row_that_was_written_over_is_ignored_and_counted() -> 
     (sample,) = replay.add(numbered(0, 4))
     given = {"default": torch.full((4,), 100.0)}
     later = replay.add(numbered(4, 4))
-    replay._modules["default"].put(dict(numbered(4, 4)["default"]), 1.0)
+    replay._modules["default"].selection.put(dict(numbered(4, 4)["default"]))
     replay.learned(given)
     assert replay.stale_priorities == 4
-    assert replay._modules["default"].tree.total == 4.0
+    assert replay._modules["default"].selection._weights.total == 4.0
     del sample, later
 
 
@@ -142,7 +204,7 @@ def test_a_priority_that_is_no_number_changes_nothing() -> None:
     replay = make(priority_exponent=1.0)
     for _ in replay.add(numbered(0, 4)):
         replay.learned({"default": torch.full((4,), torch.nan)})
-    assert replay._modules["default"].tree.total == 4.0
+    assert replay._modules["default"].selection._weights.total == 4.0
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
@@ -183,4 +245,16 @@ def test_a_saved_table_that_is_larger_than_this_one_is_refused() -> None:
 
 def test_a_damaged_state_is_refused() -> None:
     with pytest.raises(ValueError, match="holds no replay table"):
-        make().restore({"modules": {}}, CPU)
+        make().restore({"format": np.array(2), "modules": {}}, CPU)
+
+
+def test_a_state_of_another_format_is_refused_with_what_to_do() -> None:
+    replay = make()
+    list(replay.add(numbered(0, 8)))
+    for told in ({"format": np.array(3)}, {}):
+        state = {**replay.state(), **told}
+        if not told:
+            del state["format"]
+        found = 3 if told else 1
+        with pytest.raises(ValueError, match=f"is of format {found}.*save_replay = false"):
+            make().restore(state, CPU)

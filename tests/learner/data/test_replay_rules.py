@@ -101,7 +101,9 @@ def test_metrics_say_what_is_kept_and_how_often_it_is_drawn() -> None:
         draws += len(list(replay.add(numbered(arrived, 3))))
         arrived += 3
     since = arrived - 9  # the fourth arrival is the first that is drawn for
-    told = replay.metrics()["default"]
+    told = dict(replay.metrics()["default"])
+    waiting, unused = told.pop("replay_rows_waiting"), told.pop("replay_rows_unused")
+    assert 0 < unused < waiting + unused < 50
     assert told == {
         "replay_rows": 50.0,
         "samples_per_insert": 8 * draws / since,
@@ -194,7 +196,7 @@ def test_priorities_stay_with_their_rows_when_all_of_them_move(make_batch: MakeB
     kept = replay._modules["default"]
     numbers = kept.table.rows(np.arange(kept.table.size))["last_observations"][:, 0].numpy()
     assert numbers.tolist() == [9.0, 10.0, 11.0, 6.0, 7.0, 8.0], "six rows of 10 steps fit"
-    weights = kept.tree[np.arange(6)]
+    weights = kept.selection._weights[np.arange(6)]
     assert weights.tolist() == [9.0, 9.0, 9.0, 7.0, 8.0, 9.0], "new rows have the largest priority"
 
 
@@ -204,10 +206,10 @@ def test_priorities_of_rows_that_have_moved_are_stale(make_batch: MakeBatch) -> 
     )
     (_,) = replay.add({"default": collate([marked(make_batch, 0, steps=5)])})
     longer = living_rows(collate([marked(make_batch, 1, steps=9)]))
-    replay._modules["default"].put(longer, 1.0)
+    replay._modules["default"].selection.put(longer)
     replay.learned({"default": torch.full((3,), 100.0)})
     assert replay.stale_priorities == 3
-    assert replay._modules["default"].tree.total == 6.0
+    assert replay._modules["default"].selection._weights.total == 6.0
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.6, 1.0), (1.0, 0.6), (0.0, 0.6), (0.6, 0.0)])
@@ -222,7 +224,7 @@ def test_another_exponent_after_a_restore_is_that_of_all_rows(before: float, aft
     kept = other._modules["default"]
     if after:
         expected = priorities.double().numpy() if before else np.full(4, 1.0)
-        np.testing.assert_allclose(kept.tree[np.arange(4)], expected**after)
+        np.testing.assert_allclose(kept.selection._weights[np.arange(4)], expected**after)
     for drawn in other.add(numbered(4, 1)):
         assert set(drawn["default"]["number"].tolist()) <= {1, 2, 3, 4}
         other.learned({"default": torch.ones(4)})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 from juggler.learner.config import LearnerConfig
+from juggler.learner.data.replay.rules import Remover, Rules, Selector
 
 
 @dataclass(kw_only=True)
@@ -19,7 +21,28 @@ class OffPolicyConfig(LearnerConfig):
     """Live environment steps that arrive for one update, over all learners of the group."""
 
     replay_capacity: int = 100_000
-    """Steps that each learner keeps, the newest ones. Each takes the memory of two observations."""
+    """Steps that each learner keeps, the newest ones. Each takes the memory of two observations; of
+    frames that are stacked, of one."""
+
+    replay_memory: float | None = None
+    """Largest size of the kept steps of each learner, in gigabytes, if replay_capacity steps take
+    more; none: no limit. What does not fit into a host's memory is told when a run starts."""
+
+    replay_directory: str = ""
+    """Directory in which each learner keeps steps on disk, in a file without a name that ends with
+    it; without it, they are kept in memory."""
+
+    replay_selector: Selector = "random"
+    """Which kept steps are drawn: random ones, alike or by priority_exponent; the oldest ones first
+    (fifo), or the newest ones (lifo). The last two need max_times_sampled."""
+
+    replay_remover: Remover = "fifo"
+    """Which kept steps leave for new ones when there is no room: the oldest ones (fifo), the newest
+    ones (lifo), random ones, or those of the lowest priority."""
+
+    max_times_sampled: int = 0
+    """How often a kept step is drawn before it leaves; 0: any number of times. With one learner
+    only."""
 
     replay_begin: int = 1000
     """Steps that are sampled before learning begins."""
@@ -58,6 +81,11 @@ class OffPolicyConfig(LearnerConfig):
 
     def validate(self) -> None:
         super().validate()
+        self.check_one_of("replay_selector", get_args(Selector))
+        self.check_one_of("replay_remover", get_args(Remover))
+        self.check_at_least("max_times_sampled", 0)
+        if self.replay_memory is not None:
+            self.check_above("replay_memory", 0)
         for key in ("replay_capacity", "replay_batch_size", "n_step", "target_period"):
             self.check_at_least(key, 1)
         self.check_above("replay_ratio", 0)
@@ -68,5 +96,21 @@ class OffPolicyConfig(LearnerConfig):
                 f"{self.replay_capacity}: so many steps are never kept; set it to "
                 f"{self.replay_capacity} or less"
             )
+        self.replay_rules().check()
+        if 0 < self.max_times_sampled < self.replay_ratio:
+            raise ValueError(
+                f"replay_ratio = {self.replay_ratio:g} with max_times_sampled = "
+                f"{self.max_times_sampled}: a step leaves before it is drawn so often; set "
+                f"replay_ratio to {self.max_times_sampled} or less"
+            )
         for key in ("target_share", "priority_exponent", "importance_exponent"):
             self.check_within(key, getattr(self, key), 0, 1)
+
+    def replay_rules(self) -> Rules:
+        """How kept steps are drawn, and how they leave."""
+        return Rules(
+            self.replay_selector,
+            self.replay_remover,
+            self.max_times_sampled,
+            self.priority_exponent,
+        )

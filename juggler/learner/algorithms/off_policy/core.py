@@ -22,7 +22,7 @@ from juggler.learner.core.hashing import content_key, uniform
 from juggler.learner.core.learner_core import Columns, GradientAux
 from juggler.learner.core.sequences import all_observations
 from juggler.learner.core.transitions import DISCOUNTS, rows_of_transitions, transitions
-from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS, Replay
+from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS, MakeTable, Replay
 from juggler.learner.data.replay.table import Table
 from juggler.learner.data.sources import DataSource
 from juggler.runtime.modules import columns as c
@@ -57,7 +57,7 @@ class TargetNetworkCore(GradientCore, ABC):
         self,
         rows: Callable[[Columns], dict[str, Any]],
         seed: int,
-        table: Callable[[int], Table] = Table,
+        table: MakeTable = Table,
     ) -> Replay:
         """A replay of such rows, by the keys of the config; the arguments are those of `Replay`."""
         config = self.config
@@ -67,11 +67,13 @@ class TargetNetworkCore(GradientCore, ABC):
             size=config.replay_batch_size,
             ratio=config.replay_ratio,
             begin=config.replay_begin,
-            priority_exponent=config.priority_exponent,
+            **config.replay_rules()._asdict(),
             importance_exponent=config.importance_exponent,
             saved=config.save_replay,
             seed=seed,
             table=table,
+            directory=config.replay_directory,
+            memory=config.replay_memory,
         )
 
 

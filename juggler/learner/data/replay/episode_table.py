@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from juggler.learner.data.replay.episode_rows import Size, resized, size_of
-from juggler.learner.data.replay.table import Table
+from juggler.learner.data.replay.table import Leaving, Table
 
 
 class EpisodeTable(Table):
@@ -22,26 +22,34 @@ class EpisodeTable(Table):
         steps: the most steps, each row's counted as those of the longest one.
     """
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, directory: str = "") -> None:
         self._all_steps = steps
-        super().__init__(steps)
+        super().__init__(steps, directory=directory)
         self._size = Size(0, 0, 0)
 
-    def make_room(self, rows: dict[str, Any]) -> NDArray[np.intp] | None:
+    @property
+    def steps(self) -> int:
+        return self._all_steps
+
+    def make_room(
+        self, rows: dict[str, Any], leaving: Leaving | None = None
+    ) -> NDArray[np.intp] | None:
         size = self._size.covering(size_of(rows))
         if size == self._size:
             return None
-        kept = self.oldest_first()[-max(1, self._all_steps // size.steps) :]  # [n]
+        too_many = self.size - max(1, self._all_steps // size.steps)
+        if too_many > 0:
+            self._leave(leaving(too_many) if leaving else self.oldest_first()[:too_many])
+        kept, came = self.oldest_first(), self._came  # [n]
         held = self.rows(kept) if len(kept) else {}
-        written = int(self.generations.max())
         self._begin(size)
-        self.generations += written  # what was drawn before is in no slot any more
+        self._came = came  # what was drawn before is in no slot any more
         if held:
             self.put(held)
         return kept
 
-    def put(self, rows: dict[str, Any]) -> NDArray[np.intp]:
-        return super().put(resized(rows, self._size))
+    def put(self, rows: dict[str, Any], leaving: Leaving | None = None) -> NDArray[np.intp]:
+        return super().put(resized(rows, self._size), leaving)
 
     def restore(self, state: dict[str, Any], device: torch.device) -> None:
         if state["columns"]:
@@ -50,5 +58,6 @@ class EpisodeTable(Table):
 
     def _begin(self, size: Size) -> None:
         """An empty table whose rows have room for so much."""
-        super().__init__(max(1, self._all_steps // max(1, size.steps)), row_steps=size.steps)
-        self._size = size
+        capacity, left = max(1, self._all_steps // max(1, size.steps)), self.left
+        super().__init__(capacity, row_steps=size.steps, directory=self._directory)
+        self._size, self.left = size, left

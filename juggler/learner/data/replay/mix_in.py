@@ -19,6 +19,7 @@ from juggler.learner.data.replay.episode_rows import (
     size_of,
 )
 from juggler.learner.data.replay.episode_table import EpisodeTable
+from juggler.learner.data.replay.memory_columns import bytes_of_step, must_fit
 from juggler.learner.data.sources import NEW_STEPS, Columns, DataSource, Sample, Sums, alone
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.trees import Tree
@@ -62,6 +63,11 @@ class MixInReplay(DataSource):
             if rows := living_rows(columns):
                 self._kept(module_id).put(rows, self._arrived)
         self._arrived += 1
+
+    def expect(self, sample: Sample) -> None:
+        self._source.expect(sample)
+        for columns in sample.values():
+            must_fit(self._capacity, bytes_of_step(rows_of_episodes(columns)))
 
     def metrics(self) -> Mapping[str, Mapping[str, float]]:
         return self._told

@@ -3,53 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from math import inf
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from juggler.learner.data.replay.sum_tree import SumTree
+from juggler.learner.data.replay.frame_table import FrameTable
+from juggler.learner.data.replay.memory_columns import any_leaf, bytes_of_step, must_fit
+from juggler.learner.data.replay.rules import Remover, Rules, Selector
+from juggler.learner.data.replay.selection import Drawn, Selection
 from juggler.learner.data.replay.table import Table
 from juggler.learner.data.sources import NEW_STEPS, Columns, DataSource, Sample, Sums, alone
+from juggler.runtime.connectors.frame_stack import FRAMES
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.trees import Tree
 
 #: A column of a drawn sample: the weight of each row in a loss [B].
 IMPORTANCE_WEIGHTS: Final = "importance_weights"
 
-_LEAST_PRIORITY = 1e-6  # of a row that was learned from, so that it can be drawn again
+_FORMAT = 2  # of `state`
+
+
+class MakeTable(Protocol):
+    """Makes an empty table of so many steps, in a directory or, if that is "", in memory."""
+
+    def __call__(self, steps: int, /, *, directory: str = "") -> Table: ...
 
 
 class Replay(DataSource):
-    """Keeps the newest rows in a table, and draws samples from it at a fixed ratio to what arrives.
+    """Keeps rows in a table, and draws samples from it at a fixed ratio to what arrives.
 
     Samples arrive as fast as they are learned from. So the ratio holds exactly, whoever is faster,
     and nothing is thrown away for it. What is left of an arrival that is no whole sample is carried
-    over to the next one.
+    over to the next one. Only where each row may be drawn a limited number of times, and no row is
+    left, are draws not made up for later.
 
-    Rows are drawn independently, with replacement: uniformly or, with a priority exponent α above
-    0, with probability P(i) = p_i^α / Σ p_k^α, where p is the priority that the last step gave a
-    row (Schaul et al. 2016, "Prioritized Experience Replay"). A new row has the largest priority
-    that was ever given. Importance weights are (N P(i))^-β, divided by the largest in the sample.
+    At random, rows are drawn independently, with replacement: uniformly or, with a priority
+    exponent α above 0, with probability P(i) = p_i^α / Σ p_k^α, where p is the priority that the
+    last step gave a row (Schaul et al. 2016, "Prioritized Experience Replay"). A new row has the
+    largest priority that was ever given. Importance weights are (N P(i))^-β, divided by the largest
+    in the sample.
+
+    With the oldest rows first, each of them once, it is a queue.
 
     Args:
         rows: what is kept of an arriving sample, of one module: by name, tensors [n, ...] or trees
             of them; {}: nothing.
-        capacity: the most rows of a module, or whatever `table` takes.
+        capacity: the most steps of a module that are kept.
         size: B, rows in a drawn sample.
         ratio: how often a row is drawn on average, if it stays for long.
         begin: how many live steps must have arrived before the first draw, at all learners of a
             group.
+        selector: which rows are drawn: at random, or the oldest ("fifo") or newest ("lifo") first.
+        remover: which rows leave a full table: the oldest ("fifo"), the newest ("lifo"), any
+            ("random"), or those of the lowest priority ("lowest_priority").
+        max_times_sampled: how often a row is drawn before it leaves; 0: any number of times.
         priority_exponent: α.
         importance_exponent: β.
         saved: whether `state` holds the table. Else whoever restores it begins with an empty one.
         seed: of the draws.
         table: makes the table of a module, of a capacity.
+        columns: what is learned from, of drawn rows: the inverse of `rows`, if that is needed.
+        directory: where kept rows lie on disk; "": in memory.
+        memory: the most gigabytes that kept rows take, of a module; none: what `capacity` takes.
 
     Attributes:
-        stale_priorities: how many priorities came too late, for rows that had been written over.
+        stale_priorities: how many priorities came too late, for rows that had left.
     """
 
     def __init__(
@@ -60,53 +82,76 @@ class Replay(DataSource):
         size: int,
         ratio: float,
         begin: int = 0,
+        selector: Selector = "random",
+        remover: Remover = "fifo",
+        max_times_sampled: int = 0,
         priority_exponent: float = 0.0,
         importance_exponent: float = 0.0,
         saved: bool = True,
         seed: int = 0,
-        table: Callable[[int], Table] = Table,
+        table: MakeTable = Table,
+        columns: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+        directory: str = "",
+        memory: float | None = None,
     ) -> None:
-        self._make_table = table
-        self._rows, self._capacity, self._size = rows, capacity, size
-        self._ratio, self._begin = ratio, begin
-        self._alpha, self._beta = priority_exponent, importance_exponent
+        self._rules = Rules(selector, remover, max_times_sampled, priority_exponent)
+        self._rules.check()
+        self._rows, self._columns = rows, columns
+        self._make_table, self._directory = table, directory
+        self.keeps_frames = table is Table
+        self._capacity, self._memory = capacity, memory
+        self._size, self._ratio, self._begin = size, ratio, begin
+        self._beta = importance_exponent
         self._saved, self._seed = saved, seed
+        self._ones = torch.ones(size)  # [B]
         self._start()
 
     def add(self, sample: Sample, sums: Sums = alone) -> Iterator[Sample]:
         """Take a sample, and draw others, each one when it is asked for: so each draw knows the
         priorities of those before it."""
         for module_id, columns in sample.items():
-            rows = self._rows(columns)
+            rows = self._rows_of(columns)
             kept = self._kept(module_id)
-            count = len(_leaf(rows)) if rows else 0
+            count = len(rows[c.LIVE] if c.LIVE in rows else any_leaf(rows)) if rows else 0
+            if count and not kept.table.capacity:
+                self._must_fit(rows)
+                kept.begin(*self._made(self._steps_of(rows), FRAMES in rows))
             if count:
-                kept.put(rows, self._alpha)
-            steps = rows[c.LIVE].sum() if c.LIVE in rows else count
-            # All learners of a group make the same number of steps.
-            told = torch.zeros(3, dtype=torch.float64, device=_leaf(columns).device)  # [3]
-            told[0], told[1], told[2] = count, steps, 1
-            arrived, live, learners = sums(told).tolist()
-            kept.arrived(arrived / learners, round(live), self._begin, self._ratio)
+                kept.selection.put(rows)
+            steps = np.count_nonzero(rows[c.LIVE].cpu().numpy()) if c.LIVE in rows else count
+            told = [count, steps, 1.0, float(kept.table.size > 0)]
+            if sums is not alone:  # all learners of a group make the same number of steps
+                device = any_leaf(columns).device
+                told = sums(torch.tensor(told, dtype=torch.float64, device=device)).tolist()
+            arrived, live, learners, filled = told
+            if learners > 1 and self._rules.max_times_sampled:
+                raise ValueError(
+                    f"max_times_sampled = {self._rules.max_times_sampled} with {learners:.0f} "
+                    "learners: they would run out of steps at different times, and make every step "
+                    "of the optimizer together; set it to 0, or num_learners = 1"
+                )
+            # None draws before all can.
+            begin = self._begin if filled == learners else inf
+            kept.arrived(arrived / learners, round(live), begin, self._ratio)
         while drawn := {
             module_id: self._draw(self._modules[module_id])
             for module_id in sample
-            if self._modules[module_id].due >= self._size
+            if self._modules[module_id].may_draw(self._size)
         }:
             yield drawn
 
+    def expect(self, sample: Sample) -> None:
+        for columns in sample.values():
+            self._must_fit(self._rows_of(columns))
+
     def learned(self, priorities: Mapping[str, Tensor] | None) -> None:
-        """Take the priorities [B] of the rows drawn last. Those of rows that have been written over
-        since are ignored."""
-        if not self._alpha or not priorities:
-            return
-        for module_id, given in priorities.items():
+        """Take the priorities [B] of the rows drawn last. Those of rows that have left since are
+        ignored."""
+        for module_id, given in (priorities or {}).items():
             kept = self._modules[module_id]
-            same = kept.table.generations[kept.drawn] == kept.drawn_generations  # [B]
-            self.stale_priorities += int((~same).sum())
-            values = given.detach().cpu().double().numpy()  # [B]
-            usable = same & np.isfinite(values)  # [B]
-            kept.prioritize(kept.drawn[usable], values[usable], self._alpha)
+            if self._rules.priority_exponent:
+                values = given.detach().cpu().double().numpy()  # [B]
+                self.stale_priorities += kept.selection.prioritize(kept.drawn, values)
 
     def metrics(self) -> Mapping[str, Mapping[str, float]]:
         return {module_id: kept.metrics() for module_id, kept in self._modules.items()}
@@ -116,20 +161,35 @@ class Replay(DataSource):
             self._start()
 
     def state(self) -> dict[str, Tree]:
-        if not self._saved:
+        if not self._saved or not self._modules:
             return {}
-        states = {key: kept.state(self._alpha) for key, kept in self._modules.items()}
-        return {"generator": _words_of(self._generator), "modules": states} if states else {}
+        return {
+            "format": np.array(_FORMAT),
+            "generator": _words_of(self._generator),
+            "modules": {key: kept.state() for key, kept in self._modules.items()},
+        }
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
         self._start()
         if not state or not self._saved:
             return
         try:
+            found = int(state["format"]) if "format" in state else 1
+            if found != _FORMAT:
+                raise ValueError(
+                    f"the checkpoint's replay table is of format {found}, and this version of "
+                    f"Juggler reads format {_FORMAT}: resume with save_replay = false, which "
+                    "begins with an empty one"
+                )
             self._generator.bit_generator.state = _state_of(state["generator"])
             for module_id, own in state["modules"].items():
-                self._kept(module_id).restore(own, device, self._alpha)
-        except (KeyError, TypeError, AttributeError) as error:
+                kept = self._kept(module_id)
+                if steps := int(own["capacity"]):
+                    # That of a limited memory depends on what came first.
+                    steps = self._capacity if self._memory is None else steps
+                    kept.begin(*self._made(steps, FRAMES in own["table"]))
+                kept.restore(own, device)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"the checkpoint holds no replay table: {error!r}") from None
 
     def _start(self) -> None:
@@ -139,24 +199,47 @@ class Replay(DataSource):
 
     def _kept(self, module_id: str) -> _Kept:
         if module_id not in self._modules:
-            table = self._make_table(self._capacity)
-            self._modules[module_id] = _Kept(table, prioritized=self._alpha > 0)
+            # The first rows tell how many there may be.
+            none = Table(0)
+            self._modules[module_id] = _Kept(none, Selection(none, self._rules, self._generator))
         return self._modules[module_id]
 
+    def _rows_of(self, columns: Columns) -> dict[str, Any]:
+        """What is kept of columns; frames that come once stay as they are."""
+        if FRAMES not in columns:
+            return self._rows(columns)
+        rest = {name: column for name, column in columns.items() if name != FRAMES}
+        rows = self._rows(rest)
+        return {**rows, FRAMES: columns[FRAMES]} if rows else {}
+
+    def _made(self, steps: int, frames: bool) -> tuple[Table, Selection]:
+        """An empty table of so many steps, perhaps for rows with frames."""
+        table = (FrameTable if frames else self._make_table)(steps, directory=self._directory)
+        return table, Selection(table, self._rules, self._generator)
+
+    def _must_fit(self, rows: Mapping[str, Any]) -> None:
+        """As `DataSource.expect`, for such rows."""
+        if not self._directory and rows and any_leaf(rows).device.type == "cpu":
+            must_fit(self._steps_of(rows), bytes_of_step(rows))
+
+    def _steps_of(self, rows: Mapping[str, Any]) -> int:
+        """How many steps are kept, in rows like these."""
+        if self._memory is None:
+            return self._capacity
+        return max(1, min(self._capacity, int(self._memory * 1e9 / bytes_of_step(rows))))
+
     def _draw(self, kept: _Kept) -> dict[str, Any]:
-        table, tree = kept.table, kept.tree
-        weights = np.ones(self._size, np.float32)  # [B]
-        if self._alpha:
-            slots = tree.find(self._generator.random(self._size) * tree.total)  # [B]
-            shares = tree[slots] / tree.total  # [B]
-            weights = ((shares.min() / shares) ** self._beta).astype(np.float32)
-        else:
-            slots = self._generator.integers(table.size, size=self._size)  # [B]
-        kept.drawn, kept.drawn_generations = slots, table.generations[slots]
+        drawn = kept.drawn = kept.selection.draw(self._size)
+        rows = self._columns(kept.table.rows(drawn.slots))
+        kept.selection.let_go(drawn)
         kept.took(self._size)
-        rows = table.rows(slots)
-        device = _leaf(rows).device
-        rows[IMPORTANCE_WEIGHTS] = torch.from_numpy(weights).to(device)  # [B]
+        device = any_leaf(rows).device
+        if drawn.shares is None:
+            weights = self._ones = self._ones.to(device)  # [B]
+        else:
+            of_rows = (drawn.shares.min() / drawn.shares) ** self._beta  # [B]
+            weights = torch.from_numpy(of_rows.astype(np.float32)).to(device)
+        rows[IMPORTANCE_WEIGHTS] = weights
         rows[NEW_STEPS] = torch.tensor(kept.new_steps, device=device)  # []
         kept.new_steps = 0
         return rows
@@ -165,88 +248,67 @@ class Replay(DataSource):
 class _Kept:
     """What is kept of one module's rows."""
 
-    def __init__(self, table: Table, *, prioritized: bool) -> None:
-        self.table = table
-        self.tree = SumTree(table.capacity if prioritized else 1)
+    def __init__(self, table: Table, selection: Selection) -> None:
+        self.table, self.selection = table, selection
         self.due = 0.0  # rows that are still to be drawn for those that arrived
         self.new_steps = 0  # at all learners, that no draw has told of
-        self.drawn: NDArray[np.intp] = np.zeros(0, np.intp)  # [B] slots
-        self.drawn_generations = np.zeros(0, np.int64)  # [B]
-        self._highest = 1.0  # of all priorities that were given
+        self.drawn = Drawn(np.zeros(0, np.intp))
         self._waiting = 0  # steps that arrived, also before the first draw
         # Since draws may begin: rows that arrived, as this learner's share of those at all learners
         # of a group; steps that arrived at all of them; rows drawn, and samples.
-        self._counts = np.zeros(4)
+        self._counts = [0.0] * 4
 
-    def put(self, rows: dict[str, Any], alpha: float) -> None:
-        moved = self.table.make_room(rows)
-        if moved is not None and alpha:
-            weights = self.tree[moved]  # [n]
-            self.tree = SumTree(self.table.capacity)
-            self.tree[np.arange(len(moved))] = weights
-        slots = self.table.put(rows)
-        if alpha:
-            self.tree[slots] = np.full(len(slots), self._highest**alpha)  # [n]
+    def begin(self, table: Table, selection: Selection) -> None:
+        """Keep rows in this table, which is empty, by this selection."""
+        self.table, self.selection = table, selection
 
-    def arrived(self, rows: float, steps: int, begin: int, ratio: float) -> None:
+    def arrived(self, rows: float, steps: int, begin: float, ratio: float) -> None:
         """Note how many rows arrived, as this learner's share of those at all learners, and how
         many steps at all of them."""
         self.new_steps += steps
         self._waiting += steps
-        if self._waiting >= begin and self.table.size:
+        if self._waiting >= begin:
             self.due += rows * ratio
-            self._counts += rows, steps, 0, 0
+            self._counts[0] += rows
+            self._counts[1] += steps
+
+    def may_draw(self, rows: int) -> bool:
+        """Whether a sample of so many rows is due, and there are as many."""
+        self.due = min(self.due, self.selection.may_draw())
+        return self.due >= rows
 
     def took(self, rows: int) -> None:
         """Note that a sample of so many rows was drawn."""
         self.due -= rows
-        self._counts += 0, 0, rows, 1
+        self._counts[2] += rows
+        self._counts[3] += 1
 
     def metrics(self) -> dict[str, float]:
-        rows, steps, drawn, samples = self._counts.tolist()
+        rows, steps, drawn, samples = self._counts
+        selection = self.selection
         return {
             "replay_rows": float(self.table.size),
+            "replay_rows_waiting": float(
+                selection.came_rows - selection.drawn_rows - selection.unused_rows
+            ),
+            "replay_rows_unused": float(selection.unused_rows),
             "samples_per_insert": drawn / max(rows, 1),
             "updates_per_step": samples / max(steps, 1),
         }
 
-    def prioritize(
-        self, slots: NDArray[np.intp], values: NDArray[np.float64], alpha: float
-    ) -> None:
-        if len(values):
-            values = np.maximum(values, _LEAST_PRIORITY)  # [b]
-            self._highest = max(self._highest, float(values.max()))
-            self.tree[slots] = values**alpha
-
-    def state(self, alpha: float) -> dict[str, Tree]:
-        slots = np.arange(self.table.size)
-        weights = self.tree[slots].copy() if alpha else np.zeros(0)
-        scalars = [self.due, self.new_steps, self._highest, self._waiting, alpha]
+    def state(self) -> dict[str, Tree]:
         return {
             "table": self.table.state(),
-            "weights": weights,
-            "counts": np.array([*scalars, *self._counts]),  # [9]
+            "capacity": np.array(self.table.steps),
+            "selection": self.selection.state(),
+            "counts": np.array([self.due, self.new_steps, self._waiting, *self._counts]),  # [7]
         }
 
-    def restore(self, state: Mapping[str, Any], device: torch.device, alpha: float) -> None:
+    def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
         self.table.restore(state["table"], device)
-        self.due, new_steps, self._highest, waiting, before, *counts = state["counts"].tolist()
-        self.new_steps, self._waiting, self._counts = int(new_steps), int(waiting), np.array(counts)
-        if not alpha:
-            return
-        weights = state["weights"]  # [n], with the exponent of the run that saved them
-        if not before:
-            weights = np.full(self.table.size, self._highest**alpha)
-        elif alpha != before:
-            weights = weights ** (alpha / before)
-        self.tree = SumTree(self.table.capacity)
-        self.tree[np.arange(len(weights))] = weights
-
-
-def _leaf(tree: Any) -> Tensor:
-    while not isinstance(tree, Tensor):
-        tree = next(iter(tree.values()))
-    return tree
+        self.selection.restore(state["selection"])
+        self.due, new_steps, waiting, *self._counts = state["counts"].tolist()
+        self.new_steps, self._waiting = int(new_steps), int(waiting)
 
 
 _WORD = (1 << 64) - 1

@@ -1,74 +1,110 @@
-"""A table of rows: columns of fixed size, in which new rows replace the oldest ones."""
+"""A table of rows: columns of fixed size, in which new rows take the slots of others that leave."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from juggler.runtime.wire.structures import tree_map
-from juggler.runtime.wire.trees import Tree, flatten
+from juggler.learner.data.replay.memory_columns import (
+    MemoryColumns,
+    any_leaf,
+    bytes_of_step,
+    must_fit,
+    runs_of,
+)
+from juggler.runtime.wire.structures import tree_leaves, tree_map
+from juggler.runtime.wire.trees import Tree
 
-_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this host
+#: Says which slots [n] make room for n rows when a table is full.
+Leaving = Callable[[int], NDArray[np.intp]]
+
+_NONE = np.zeros(0, np.intp)
 
 
 class Table:
-    """Keeps the newest rows, in columns that are made when the first ones come.
+    """Keeps rows in columns, which are made when the first ones come.
+
+    New rows take slots that were freed, then those that were never used, then those of rows that
+    leave for them. As long as nothing is freed and the oldest rows leave, slots form a ring.
 
     Args:
         capacity: the most rows.
         row_steps: steps in each row, for messages about `replay_capacity`.
+        directory: where the rows lie on disk; "": in memory.
 
     Attributes:
         capacity: as given.
-        size: rows in the table, in slots 0..size-1.
-        generations: int64 [capacity], how often each slot was written. A slot that has another
-            generation than it had when it was drawn holds another row by now.
+        size: rows in the table.
+        generations: int64 [capacity], the number of the row in each slot, counted from 1 as they
+            came; 0: there is none. A slot that has another generation than it had when it was drawn
+            holds another row by now, or none.
+        used: slots that were ever used, the first ones.
+        left: hears of the slots whose rows leave.
     """
 
-    def __init__(self, capacity: int, row_steps: int = 1) -> None:
-        self.capacity = capacity
-        self._row_steps = row_steps
-        self.size = 0
-        self.generations = np.zeros(capacity, np.int64)  # [capacity]
-        self._next = 0
-        self._columns: dict[str, Any] = {}
+    left: Callable[[NDArray[np.intp]], None]
 
-    def put(self, rows: dict[str, Any]) -> NDArray[np.intp]:
+    def __init__(self, capacity: int, *, row_steps: int = 1, directory: str = "") -> None:
+        self.capacity, self.size = capacity, 0
+        self.generations = np.zeros(capacity, np.int64)  # [capacity]
+        self._row_steps, self._directory = row_steps, directory
+        self._columns: MemoryColumns | None = None
+        self._came = 0  # rows so far
+        self._next = 0  # behind the slot of the last row, in a ring
+        self.used = 0
+        self._free = _NONE  # slots that were freed, and not used again
+        self.left = lambda slots: None
+
+    @property
+    def steps(self) -> int:
+        """The most steps."""
+        return self.capacity * self._row_steps
+
+    def put(self, rows: dict[str, Any], leaving: Leaving | None = None) -> NDArray[np.intp]:
         """Copy rows into the table -> the slots [n] that they took, each one once.
 
         Of more rows than the table can hold, the last ones are taken.
 
         Args:
             rows: by name, tensors [n, ...] or trees of them; the same names every time.
+            leaving: which rows leave if there is no room; by default the oldest ones, for a table
+                in which nothing is freed.
 
         Raises:
             ValueError: the table does not fit into memory, or the rows are unlike earlier ones.
         """
-        count = len(_first(rows))
-        rows = tree_map(lambda x: x[-self.capacity :], rows)
-        count = min(count, self.capacity)
-        if not self._columns:
-            self._columns = self._allocated(rows)
-        slots = (self._next + np.arange(count)) % self.capacity  # [n]
-        at = torch.from_numpy(slots)
-        try:
-            tree_map(
-                lambda old, new: old.index_copy_(0, at.to(old.device), new), self._columns, rows
-            )
-        except (KeyError, RuntimeError, IndexError) as error:
-            raise ValueError(f"these rows do not fit those in the replay table: {error}") from None
-        self.generations[slots] += 1
-        self._next = (self._next + count) % self.capacity
-        self.size = min(self.capacity, self.size + count)
+        count = len(any_leaf(rows))
+        if count > self.capacity:
+            count = self.capacity
+            rows = tree_map(lambda x: x[-count:], rows)
+        if self._columns is None:
+            self._columns = self._made(rows)
+        tensors = self._columns.checked(rows)
+        slots = self._slots_for(count, leaving or self.oldest)
+        runs = runs_of(slots)
+        at = slice(runs[0][2], runs[0][2] + count) if len(runs) == 1 else slots  # a slice is faster
+        # Until its row is whole, a slot has none: whatever fails here, half a row is never drawn.
+        held = self.generations[at] > 0  # [n]
+        self._leave(slots if held.all() else slots[held])
+        self._columns.write(slots, runs, tensors)
+        self.generations[at] = np.arange(self._came + 1, self._came + count + 1)
+        self._came += count
+        self.size += count
         return slots
 
-    def make_room(self, rows: dict[str, Any]) -> NDArray[np.intp] | None:
-        """Make room for rows like these, which `put` needs.
+    def free(self, slots: NDArray[np.intp]) -> None:
+        """Let the rows in different slots [n] go. Their memory is used for the next ones."""
+        self._leave(slots)
+        self._free = np.concatenate([self._free, slots])
+
+    def make_room(
+        self, rows: dict[str, Any], leaving: Leaving | None = None
+    ) -> NDArray[np.intp] | None:
+        """Make room for rows like these, which `put` needs; the arguments are the same.
 
         Returns:
             The slots [n] of the rows that are still there; they are in slots 0..n-1 from now on, in
@@ -78,27 +114,27 @@ class Table:
 
     def rows(self, slots: NDArray[np.intp]) -> dict[str, Any]:
         """Copies of the rows in slots [B] -> by name, tensors [B, ...]."""
-        at = torch.from_numpy(slots)  # [B]
-        found: dict[str, Any] = tree_map(
-            lambda x: x.index_select(0, at.to(x.device)), self._columns
-        )
-        return found
+        assert self._columns is not None  # there are slots only if there are rows
+        return self._columns.take(slots)
 
     def oldest_first(self) -> NDArray[np.intp]:
         """The slots [size] in the order in which their rows came."""
-        return (self._next - self.size + np.arange(self.size)) % self.capacity
+        slots = np.flatnonzero(self.generations[: self.used])  # [size]
+        return slots[np.argsort(self.generations[slots])]
 
     def clear(self) -> None:
         """Drop all rows. What was drawn before counts as written over."""
-        self.generations[: self.size] += 1
-        self.size = self._next = 0
+        self.generations[: self.used] = 0
+        self.size = self._next = self.used = 0
+        self._free = _NONE
 
     def state(self) -> dict[str, Tree]:
-        """All rows as arrays on the host, and where the next one goes."""
+        """All rows as arrays on the host, and in which slots the next ones go."""
         return {
-            "columns": tree_map(lambda x: x[: self.size].cpu().numpy().copy(), self._columns),
-            "next": np.array(self._next),
-            "generations": self.generations[: self.size].copy(),  # [size]
+            "columns": self._columns.first(self.used) if self._columns and self.used else {},
+            "generations": self.generations[: self.used].copy(),  # [u]
+            "free": self._free.copy(),
+            "counts": np.array([self._came, self._next]),
         }
 
     def restore(self, state: dict[str, Any], device: torch.device) -> None:
@@ -108,40 +144,63 @@ class Table:
             ValueError: it is not the state of such a table.
         """
         columns: dict[str, Any] = tree_map(lambda x: torch.from_numpy(x.copy()), state["columns"])
-        size, following = len(_first(columns)) if columns else 0, int(state["next"])
-        alike = all(len(x) == size for _, x in flatten(state["columns"]))
-        if not alike or size > self.capacity or not 0 <= following <= min(size, self.capacity - 1):
+        generations, free = state["generations"], state["free"]  # [u], [f]
+        (came, following), used = state["counts"].tolist(), len(generations)
+        empty = np.flatnonzero(generations == 0)  # [f]
+        whole = (
+            all(len(x) == used for _, x in tree_leaves(columns))
+            and bool(columns) == bool(used)
+            and used <= self.capacity
+            and np.array_equal(np.sort(free), empty)
+            and len(np.unique(generations)) == used - len(empty) + bool(len(empty))
+            and 0 <= generations.min(initial=0) <= generations.max(initial=0) <= came
+            and 0 <= following <= min(used, self.capacity - 1)
+        )
+        if not whole:
             raise ValueError(
-                f"the checkpoint's replay table has {size} rows, and cannot go on in one of "
+                f"the checkpoint's replay table has {used} rows, and cannot go on in one of "
                 f"{self.capacity}: set replay_capacity as it was, or save_replay = false"
             )
         self.clear()
-        self._columns = {}
+        self._columns = None
         if columns:
-            self.put(tree_map(lambda x: x.to(device), columns))
-        self._next = following
-        self.generations[:size] = state["generations"]
+            Table.put(self, tree_map(lambda x: x.to(device), columns))
+        self.generations[:used] = generations
+        self._free, self.size = free.astype(np.intp), used - len(free)
+        self._came, self._next = came, following
 
-    def _allocated(self, rows: dict[str, Any]) -> dict[str, Any]:
-        """Columns [capacity, ...] for rows like these. Memory is taken as they fill up."""
-        each = sum(x[0].numel() * x.element_size() for x in _tensors(rows))
-        if _first(rows).device.type == "cpu" and each * self.capacity > _MEMORY:
-            most = _MEMORY // each // 2 * self._row_steps
-            raise ValueError(
-                f"replay_capacity = {self.capacity * self._row_steps}: so many steps, in rows of "
-                f"{each} bytes, take {each * self.capacity / 1e9:.1f} GB, and this host has "
-                f"{_MEMORY / 1e9:.1f} GB. Set it to {most} or less"
-            )
-        shape = (self.capacity,)
-        columns: dict[str, Any] = tree_map(lambda x: x.new_empty(shape + x.shape[1:]), rows)
-        return columns  # [capacity, ...] each
+    def _slots_for(self, count: int, leaving: Leaving) -> NDArray[np.intp]:
+        """Slots [count] for new rows; those whose rows leave are still in use."""
+        parts: list[NDArray[np.intp]] = []
+        freed = min(count, len(self._free))
+        if freed:
+            keep = len(self._free) - freed
+            parts.append(self._free[keep:])
+            self._free = self._free[:keep]
+        new = min(count - freed, self.capacity - self.used)
+        if new:
+            parts.append(np.arange(self.used, self.used + new))
+            self.used += new
+            self._next = self.used % self.capacity
+        if short := count - freed - new:
+            parts.append(leaving(short))
+        return parts[0] if len(parts) == 1 else np.concatenate([_NONE, *parts])
 
+    def oldest(self, count: int) -> NDArray[np.intp]:
+        """The slots [count] of the oldest rows of a ring."""
+        slots = (self._next + np.arange(count)) % self.capacity  # [count]
+        self._next = (self._next + count) % self.capacity
+        return slots
 
-def _tensors(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):
-        return [tree]
-    return [tensor for branch in tree.values() for tensor in _tensors(branch)]
+    def _leave(self, slots: NDArray[np.intp]) -> None:
+        if not len(slots):
+            return
+        self.left(slots)
+        self.generations[slots] = 0
+        self.size -= len(slots)
 
-
-def _first(tree: Any) -> Tensor:
-    return _tensors(tree)[0]
+    def _made(self, rows: dict[str, Any]) -> MemoryColumns:
+        """Columns for rows like these."""
+        if not self._directory and any_leaf(rows).device.type == "cpu":
+            must_fit(self.capacity * self._row_steps, bytes_of_step(rows))
+        return MemoryColumns(rows, self.capacity, self._directory)

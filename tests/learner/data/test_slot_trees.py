@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from juggler.learner.data.replay.sum_tree import SumTree
+from juggler.learner.data.replay.slot_trees import SumTree
 
 
 def slow_find(weights: np.ndarray, value: float) -> int:

@@ -1,0 +1,74 @@
+"""IMPALA on a table whose oldest rows are drawn first, each once, is IMPALA on its queue."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from safetensors.numpy import load_file
+from support.place import REPOSITORY, Place, assert_books_balance
+
+SETTINGS = """
+env = "CartPole-v1"
+synchronous = true
+seed = 7
+progress = "off"
+num_env_runners = 2
+envs_per_runner = 3
+fragment_steps = 8
+batch_size = 144
+checkpoint_updates = 4
+stop_steps = 1100
+"""
+
+#: Each update has 144 steps, in 18 rows of 8.
+ON_TABLE = """
+from juggler.learner.algorithms.impala import ImpalaAlgorithm
+from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.data.replay.episode_rows import episodes_of_rows, rows_of_episodes
+from juggler.learner.data.replay.episode_table import EpisodeTable
+from juggler.learner.data.replay.replay import Replay
+
+
+class OnTable(Impala):
+    def source_of_new(self):
+        return Replay(
+            rows_of_episodes, columns=episodes_of_rows, table=EpisodeTable, capacity=10_000,
+            size=18, ratio=1.0, selector="fifo", max_times_sampled=1, saved=False,
+        )
+
+
+class ImpalaOnQueue(ImpalaAlgorithm):
+    pass
+
+
+class ImpalaOnTable(ImpalaAlgorithm):
+    core = OnTable
+"""
+
+
+def test_impala_on_a_table_equals_impala_on_its_queue_bit_for_bit(place: Place) -> None:
+    place.write("mine.py", ON_TABLE)
+    place.write("run.toml", SETTINGS)
+    path = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/tests:{place.path}"}
+    # Both are an algorithm of one's own, so that a run chooses the same settings for both.
+    for name, kind in (("queue", "ImpalaOnQueue"), ("table", "ImpalaOnTable")):
+        options = ("--algorithm", f"mine:{kind}", "--run-dir", name)
+        command = place.start("train", "run.toml", *options, **path)
+        assert command.wait(110) == 0, command.output
+        assert_books_balance(place.path / name)
+    of = [place.path / name / "checkpoints" / "000000008" for name in ("queue", "table")]
+    one, other = (load_file(each / "state.safetensors") for each in of)
+    assert one.keys() == other.keys()
+    assert any(key.startswith("default") for key in one)
+    for key in one:
+        np.testing.assert_array_equal(one[key], other[key], err_msg=key)
+    first, second = (json.loads((each / "checkpoint.json").read_text())["counters"] for each in of)
+    for counters in (first, second):
+        assert counters["sampled"] == counters["trained"] + counters["in_flight"] + sum(
+            counters["dropped"].values()
+        )
+    assert first["trained"] == second["trained"] > 1000
+    line = (place.path / "table" / "metrics.jsonl").read_text().splitlines()[-1]
+    assert '"replay_rows_waiting"' in line
+    place.assert_nothing_is_left()
