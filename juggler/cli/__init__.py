@@ -14,6 +14,7 @@ from juggler.runtime.nearest import closest
 COMMANDS = {
     "train": ("juggler.cli.train", "train on this host, until solved or stopped"),
     "sweep": ("juggler.cli.sweep", "look for good settings with many short runs"),
+    "tune": ("juggler.cli.tune", "measure this machine, and say which sizes suit it"),
     "evaluate": ("juggler.cli.evaluate", "play with the policy in a checkpoint"),
     "record": ("juggler.cli.record", "make demonstrations with the policy in a checkpoint"),
     "status": ("juggler.cli.status", "show the state of a run"),
@@ -26,6 +27,7 @@ COMMANDS = {
     "driver": ("juggler.cli.driver", "coordinate a run whose workers are on other hosts"),
     "envrunner": ("juggler.cli.envrunner", "sample for a driver on another host"),
     "learner": ("juggler.cli.learner", "learn for a driver on another host"),
+    "evaluator": ("juggler.cli.evaluator", "play whole episodes for a driver on another host"),
     "serve-gym": ("juggler.cli.serve_gym", "serve a Gymnasium environment over dm_env_rpc"),
     "healthcheck": ("juggler.cli.healthcheck", "check whether a process is alive or ready"),
     "new": ("juggler.cli.new", "write a small project that trains"),

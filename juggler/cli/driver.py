@@ -30,7 +30,8 @@ from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
 
 @dataclass(kw_only=True)
 class Arguments(MonitoringArguments):
-    """Drive a run. Workers dial in with `juggler envrunner` and `juggler learner`, at any time."""
+    """Drive a run. Workers dial in with `juggler envrunner`, `juggler learner` and `juggler
+    evaluator`, at any time."""
 
     config: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[CONFIG]")] = None
     """A configuration that ships with Juggler, or a .toml file. Options override its values."""
@@ -103,11 +104,12 @@ def read_arguments(arguments: Sequence[str]) -> Given:
         base, keys = load_given(first.config, algorithm)
     given = parse_rest(Arguments, arguments, "driver", Arguments(run=base))
     given.run.validate()
-    if (seconds := given.run.driver.evaluation_seconds) > 0:
-        raise ConfigError(
-            f"evaluation_seconds = {seconds:g}: workers that dial in do not evaluate. Set "
-            "evaluation_seconds = 0, and play the checkpoints with `juggler evaluate`"
-        )
+    for key, plain in (("num_evaluators", 1), ("evaluation_video", 0)):
+        if (value := getattr(given.run.driver, key)) != plain:
+            raise ConfigError(
+                f"{key} = {value}: this is for evaluators of the driver's own host, and here they "
+                f"dial in; leave it at {plain}"
+            )
     given.resume = first.resume
     return Given(given, keys | keys_given(arguments), checkpoint)
 

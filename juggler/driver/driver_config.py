@@ -98,6 +98,13 @@ class DriverConfig:
     evaluation_episodes: int = 10
     """Episodes in one evaluation."""
 
+    num_evaluators: int = 1
+    """Processes on this host that share the episodes of an evaluation among them."""
+
+    evaluation_video: int = 0
+    """Every so many evaluations, the first one among them, a video of one more episode is recorded,
+    into `videos` in the run's directory; 0: none."""
+
     worker_timeout_seconds: float = 60.0
     """How long to wait for workers to attach and set up, and for anything else that must come; up
     to ten times that while workers of this host are at work."""
@@ -126,6 +133,8 @@ class DriverConfig:
             "checkpoint_updates": 1,
             "keep_checkpoints": 1,
             "evaluation_episodes": 1,
+            "num_evaluators": 1,
+            "evaluation_video": 0,
             "seed": 0,
         }
         for key, minimum in at_least.items():
@@ -165,6 +174,16 @@ class DriverConfig:
             )
         if not self.evaluation_seconds >= 0:
             raise ConfigError(f"evaluation_seconds = {self.evaluation_seconds}: must be at least 0")
+        for key, plain in (("num_evaluators", 1), ("evaluation_video", 0)):
+            if (value := getattr(self, key)) != plain and not self.evaluation_seconds:
+                raise ConfigError(
+                    f"{key} = {value}: there are no evaluations; set evaluation_seconds"
+                )
+        if self.num_evaluators > self.evaluation_episodes:
+            raise ConfigError(
+                f"num_evaluators = {self.num_evaluators}: there are more evaluators than "
+                f"evaluation_episodes = {self.evaluation_episodes}"
+            )
         if self.stop_return == {}:
             raise ConfigError("stop_return = {}: name a module or an agent, or leave it out")
         goals = self.stop_return

@@ -83,7 +83,7 @@ class Ending:
         if parts.end.reason == "stop_steps":
             confirmation.look()
             if confirmation.under_way:
-                parts.local.start_evaluator()  # the run may have ended with its first update
+                parts.local.start_evaluators()  # the run may have ended with its first update
             patience = parts.config.driver.worker_timeout_seconds
             confirmation.wait(self._loop.drain, self._seconds_left(), patience)
             if confirmation.outcome is not None:

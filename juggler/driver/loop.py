@@ -160,6 +160,6 @@ class Loop:
         if self.first_update is None and parts.core.updates > parts.updates_before:
             self.first_update = parts.clock.now().wall
             # Not before: it would slow down the start, and has nothing to play.
-            evaluates = parts.config.driver.evaluation_seconds > 0
+            evaluates = parts.only_local and parts.config.driver.evaluation_seconds > 0
             if not parts.end.reached and (evaluates or parts.confirmation.wants_evaluator):
-                parts.local.start_evaluator()
+                parts.local.start_evaluators()

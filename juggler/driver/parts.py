@@ -24,7 +24,7 @@ from juggler.driver.workers.command_sender import CommandSender
 from juggler.driver.workers.confirmation import Confirmation
 from juggler.driver.workers.connector_state import ConnectorState
 from juggler.driver.workers.departures import Departures
-from juggler.driver.workers.evaluations import Evaluations, Evaluator
+from juggler.driver.workers.evaluations import Evaluations, Evaluators
 from juggler.driver.workers.frozen_parts import FrozenParts
 from juggler.driver.workers.league_run import LeagueRun
 from juggler.driver.workers.learners import Learners
@@ -151,10 +151,10 @@ class RunParts:
             self.updates_before,
             self.league.learners.needed if self.league else tuple,
         )
-        evaluator = Evaluator(self.registry, self.commands, self.metrics)
+        evaluators = Evaluators(self.registry, self.commands, self.metrics)
         self.evaluations = Evaluations(
             config,
-            evaluator,
+            evaluators,
             self.core,
             self.connectors,
             self.metrics,
@@ -163,9 +163,10 @@ class RunParts:
             BestCheckpoint(run_dir),
             self.callbacks,
             progress,
+            only_local=only_local,
         )
         self.confirmation = Confirmation(
-            config, evaluator, self.metrics, self.checkpointing, snapshots, progress
+            config, evaluators, self.metrics, self.checkpointing, snapshots, progress
         )
         if not only_local:
             self.confirmation.impossible("among workers that dial in nobody evaluates")

@@ -21,13 +21,16 @@ from juggler.driver.config import RunConfig
 from juggler.driver.frozen_policies import frozen_parts
 from juggler.driver.league.builders import give_builder
 from juggler.driver.preflight import DOES, FAILED, FOUND, Rehearsal, named_parts
+from juggler.driver.trial_steps import try_steps
 from juggler.driver.trial_updates import Built, can_be_tried, first_batches
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.environments.seeding import line_up_generator
 from juggler.envrunner.environments.vector import make_vector_env
+from juggler.envrunner.environments.video import must_be_filmable
 from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.multi_agent.game_videos import record_games
 from juggler.envrunner.multi_agent.line_up import line_ups_of
 from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs
@@ -108,14 +111,24 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
         FoundGroup(group.agents, _message(group.observation_space), _message(group.action_space))
         for group in groups
     ]
+    if config.driver.evaluation_video:
+        does(f"rendering the environment {runner.env}")
+        _must_render(config, env_factory)
     config = with_agents(config, said)
     frozen = frozen_modules(config, rehearsal.run_dir)
     must_fit(config, frozen, said)
-    _build(config, groups, critic_spaces, env, module_factory, own_classes, does)
+    built = _build(config, groups, critic_spaces, module_factory, own_classes, does)
+    is_whole = True
+    if not runner.dataset:
+        does(f"making a few steps of the environment {runner.env}")
+        is_whole = try_steps(config, env, built)
+    if is_whole:
+        _try_updates(config, env, built, does)
     _build_frozen(config, groups, frozen, module_factory, own_classes, does)
     _try_line_ups(config, groups, own_classes, does)
-    does(f"closing the environment {runner.env}")
-    env.close()
+    if is_whole:
+        does(f"closing the environment {runner.env}")
+        env.close()
     return said
 
 
@@ -140,6 +153,18 @@ def _made(
     return [_group_of(env)], {}, env
 
 
+def _must_render(config: RunConfig, env_factory: Any) -> None:
+    """
+    Raises:
+        ValueError: no video can be recorded of the environment, or a package is missing.
+    """
+    runner = replace(config.env_runner, envs_per_runner=1, dataset="")
+    if has_several_agents(runner, env_factory):
+        record_games(runner, env_factory, [[]])
+    else:
+        must_be_filmable(runner, env_factory)
+
+
 def _group_of(env: VectorEnvironment) -> AgentGroup:
     """The only agent of each environment."""
     return AgentGroup((), env.single_observation_space, env.single_action_space)
@@ -149,12 +174,11 @@ def _build(
     config: RunConfig,
     groups: list[AgentGroup],
     critic_spaces: Mapping[str, Space[Any]],
-    env: VectorEnvironment | MultiAgentEnvs,
     module_factory: Any,
     own_classes: Mapping[str, type[Any]],
     does: Callable[[str], None],
-) -> None:
-    """Build every module and its learner once. A user's own algorithms also make an update."""
+) -> dict[str, Built]:
+    """Build every module and its learner once."""
     group_of = {agent: group for group in groups for agent in group.agents}
     spaces_of = {
         module_id: group_of[agent] for agent, ids in config.played_by.items() for module_id in ids
@@ -170,8 +194,19 @@ def _build(
         with _failures_of(module_id if several else ""):
             group = spaces_of.get(module_id, groups[0])
             critic_space = critic_spaces.get(of_module.module.critic_sees)
-            built[module_id] = _build_one(of_module, group, critic_space, factory, own_classes)
+            built[module_id] = build_one(of_module, group, critic_space, factory, own_classes)
         shared.add(module_id, built[module_id].learner)
+    return built
+
+
+def _try_updates(
+    config: RunConfig,
+    env: VectorEnvironment | MultiAgentEnvs,
+    built: Mapping[str, Built],
+    does: Callable[[str], None],
+) -> None:
+    """Make an update with each of a user's own algorithms."""
+    several = bool(config.played_by)
     own = {id: each for id, each in built.items() if ":" in each.config.learner.algorithm}
     if not own or not can_be_tried(config):
         return
@@ -234,13 +269,19 @@ def _try_line_ups(
         line_ups.draw(line_up_generator(config.driver.seed, 0, episode))
 
 
-def _build_one(
+def build_one(
     config: RunConfig,
     group: AgentGroup,
     critic_space: Space[Any] | None,
     module: Any,
     own_classes: Mapping[str, type[Any]],
+    device: str = "cpu",
 ) -> Built:
+    """What stands between an environment of these spaces and the weights of a module.
+
+    Raises:
+        ValueError: a part cannot be built.
+    """
     connectors = config.connectors.parsed()
     env_to_module, module_to_env = build_runner_pipelines(
         connectors, group.observation_space, group.action_space, own_classes
@@ -260,6 +301,7 @@ def _build_one(
         critic_space=critic_space,
         connectors=connectors,
         own_connectors=own_classes,
+        device=device,
     )
     if DEFAULT_MODULE not in (trained := learner.get_params()):
         raise ValueError(

@@ -74,23 +74,22 @@ def first_batches(
 
     A module is missing if none of its agents acts in a few rounds.
     """
-    if isinstance(env, VectorEnv):
-        return {DEFAULT_MODULE: _fragment(built[DEFAULT_MODULE], env)}
-    return _sampled(config, env, built)
-
-
-def _fragment(built: Built, env: VectorEnvironment) -> EpisodeBatch:
-    """A fragment of an environment that has one agent."""
-    steps = built.config.env_runner.fragment_steps
-    policy = policy_in(env, built.acting(), steps, 0, built.module_to_env)
-    return Sampler(env, policy, steps, 0, built.env_to_module).sample((0, 0)).batch
-
-
-def _sampled(
-    config: RunConfig, envs: MultiAgentEnvs, built: Mapping[str, Built]
-) -> dict[str, EpisodeBatch]:
-    """The first batch of each module."""
     steps = config.env_runner.fragment_steps
+    if isinstance(env, VectorEnv):
+        return {DEFAULT_MODULE: sampler(built[DEFAULT_MODULE], env, steps).sample((0, 0)).batch}
+    return _sampled(env, acting_slots(config, env, built, steps), steps)
+
+
+def sampler(built: Built, env: VectorEnvironment, steps: int) -> Sampler:
+    """What an EnvRunner samples fragments of so many steps with, where there is one agent."""
+    policy = policy_in(env, built.acting(), steps, 0, built.module_to_env)
+    return Sampler(env, policy, steps, 0, built.env_to_module)
+
+
+def acting_slots(
+    config: RunConfig, envs: MultiAgentEnvs, built: Mapping[str, Built], steps: int
+) -> dict[str, ModuleSlots]:
+    """What acts in rounds of so many steps, by module id, if the run `can_be_tried`."""
     modules = {}
     for module_id, role in cast(envs, config.played_by, config.module_ids).items():
         each = built[module_id]
@@ -105,11 +104,18 @@ def _sampled(
             each.config.module.critic_sees,
             each.critic_space,
         )
-    sampler = MultiAgentSampler(envs, modules, steps, 0)
+    return modules
+
+
+def _sampled(
+    envs: MultiAgentEnvs, modules: Mapping[str, ModuleSlots], steps: int
+) -> dict[str, EpisodeBatch]:
+    """The first batch of each module."""
+    games = MultiAgentSampler(envs, modules, steps, 0)
     versions = dict.fromkeys(modules, Version(0, 0))
     batches: dict[str, EpisodeBatch] = {}
     for _ in range(_ROUNDS):
-        for module_id, result in sampler.sample(modules.keys(), versions).modules.items():
+        for module_id, result in games.sample(modules.keys(), versions).modules.items():
             if isinstance(result, NonFinite):
                 raise result
             if result.batch is not None:

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from juggler.envrunner.agent_returns import has_metrics_by_agent, to_messages
-from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.deliveries import Deliveries, receipt_for, tell_round
-from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.environments.seeding import seed_process
-from juggler.envrunner.environments.vector import environment_in, make_vector_env
+from juggler.envrunner.environments.vector import environment_in
 from juggler.envrunner.evaluation import Goal
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFinite
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.info_numbers import to_messages as to_info_messages
 from juggler.envrunner.learner_streams import LearnerStreams
-from juggler.envrunner.process import index_of, prepare_process, report_slow_streams, step_back
+from juggler.envrunner.process import index_of, prepare_process, report_slow_streams
 from juggler.envrunner.program import EnvRunnerProgram
 from juggler.envrunner.rounds import PlayedRound, Recorded, RequestedRound
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
-from juggler.envrunner.single_agent_stage import SingleAgentStage
 from juggler.envrunner.stage import OwnCode, Stage
+from juggler.envrunner.stage_building import build_filmed_stage, build_stage
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.setups import from_json
 from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, attach_and_run
@@ -33,6 +31,8 @@ from juggler.runtime.connectors.mergeable_state import check, from_bytes, to_byt
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
+
+_MOST_FILMED = 3000  # steps of an episode
 
 
 def main(program: EnvRunnerProgram) -> None:
@@ -75,6 +75,7 @@ class EnvRunner:
         self._loop.on(training_pb2.AddPlayer, self._add_player)
         self._loop.on(training_pb2.RemovePlayer, self._remove_player)
         self._frozen = FrozenWeights()
+        self._told: EnvRunnerSetup | None = None
         self._stage: Stage | None = None
         self._tells_agents = False  # what each of them got
         self._modules: dict[str, LearnerStreams] = {}
@@ -109,7 +110,9 @@ class EnvRunner:
     def _setup(self, command_id: int, setup: training_pb2.Setup) -> training_pb2.Ready | None:
         told = from_json(setup.config, EnvRunnerSetup)
         seed_process(setup.seed)
-        self._stage = self._build_stage(told, setup.seed)
+        own = self._env_factory, self._own_code, self._frozen
+        worker = self._attachment.worker_id, self._index, self._warn
+        self._told, self._stage = told, build_stage(told, setup.seed, *own, *worker)
         self._tells_agents = has_metrics_by_agent(told.agents)
         for module_id, acting in told.modules.items():
             self._acts_with(module_id, acting)
@@ -277,6 +280,8 @@ class EnvRunner:
             most_steps=command.most_steps,
             goal=goal,
         )
+        if command.video:
+            self._film(command)
         return training_pb2.Evaluation(
             version=version.message(),
             episode_returns=played.returns,
@@ -291,34 +296,30 @@ class EnvRunner:
             whence = self._index, self._attachment, self._contact, self._deliveries.settled
             self._modules[module_id] = LearnerStreams(module_id, *whence)
 
-    def _build_stage(self, told: EnvRunnerSetup, seed: int) -> Stage:
-        with ExitStack() as undo:
-            stage: Stage
-            if told.agents:
-                # A run of environments with one agent needs none of it.
-                from juggler.envrunner.multi_agent.making import make_multi_agent_envs
-                from juggler.envrunner.multi_agent.multi_agent_stage import MultiAgentStage
-
-                envs = make_multi_agent_envs(
-                    told.env_runner,
-                    self._env_factory,
-                    self._index,
-                    critics_see=told.critics_see,
+    def _film(self, command: training_pb2.Evaluate) -> None:
+        """Record an episode of the checkpoint that an evaluation plays. People are told of a
+        problem, and the evaluation counts all the same."""
+        assert self._told is not None
+        directory = Path(command.video)
+        try:
+            own = self._env_factory, self._own_code, self._warn
+            stage = build_filmed_stage(self._told, command.seed, *own, directory)
+            try:
+                stage.load_checkpoint(Path(command.checkpoint))
+                stage.evaluate(
+                    1,
+                    command.seed,
+                    lambda *_: self._attachment.progresses(),
+                    most_steps=min(command.most_steps or _MOST_FILMED, _MOST_FILMED),
+                    goal=None,
                 )
-                undo.callback(envs.close)
-                stage = MultiAgentStage(told, envs, seed, self._own_code, self._frozen)
-                step_back()
-            else:
-                env: VectorEnvironment
-                if told.env_runner.dataset:
-                    env = RecordedEnvs.of(told.env_runner)
-                else:
-                    env = make_vector_env(told.env_runner, self._env_factory, self._index)
-                undo.callback(env.close)
-                stage = SingleAgentStage(told, env, seed, self._own_code)
-                step_back(env)
-            undo.pop_all()
-            return stage
+            finally:
+                stage.close()  # which finishes the video
+        except (ValueError, OSError, EnvironmentFailed) as error:
+            self._warn(f"could not record {directory.name}: {error}")
+
+    def _warn(self, text: str) -> None:
+        self._attachment.report(training_pb2.Note(text=text, warning=True))
 
     def _act_on(self, streams: LearnerStreams, at_least: Version) -> bool:
         """Let a module act with its newest weights. False where they cannot come any more."""

@@ -137,20 +137,33 @@ def in_toml(value: object) -> str:
 def test_the_page_of_algorithms_has_what_is_chosen() -> None:
     page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
     section = page.partition("## What a run chooses")[2].partition("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("| `")]
-    rows = {}
-    for line in lines:
-        first, *values = (cell.strip() for cell in line.split("|")[1:12])
-        key, _, where = first.removeprefix("`").partition("`")
-        rows[key, where] = values
+    found: dict[tuple[str, str, str], str] = {}  # by key, condition and algorithm
+    for table in section.split("\n\n"):
+        rows = [
+            [cell.strip() for cell in line.strip("|").split(" | ")]
+            for line in table.splitlines()
+            if line.startswith("|")
+        ]
+        for first, *values in rows[2:]:
+            name, _, condition = first.removeprefix("`").partition("`")
+            for column, value in zip(rows[0][1:], values, strict=True):
+                if column == "`model`":
+                    found["model", "", name] = value
+                else:
+                    of_box = ", where the action is a Box" if len(rows[0]) == 2 else ""
+                    found[name, condition or of_box, column.strip("`")] = value
     tables = {f", where {kind} is observed": table for kind, table in CHOSEN_FOR.items()}
     boxed = {", where the action is a Box": CHOSEN_FOR_BOX_ACTIONS}
-    for where, table in {"": CHOSEN, **tables, **boxed}.items():
-        for key in sorted({key for values in table.values() for key in values}):
-            condition = ", where `weights_interval` is 1" if key == "max_staleness" else where
-            names = ("impala", "appo", "ppo", "pqn", "dqn", "r2d2", "sac", "td3", "bc", "iql")
-            values = [table.get(name, {}).get(key, "") for name in names]
-            assert rows[key, condition] == [in_toml(value) for value in values], key
+    expected = {}
+    for where, by_name in {"": CHOSEN, **tables, **boxed}.items():
+        for name, settings in by_name.items():
+            for key, value in settings.items():
+                condition = ", where `weights_interval` is 1" if key == "max_staleness" else where
+                expected[key, condition, name] = in_toml(value)
+    told = {place: value for place, value in found.items() if value}
+    others = {place: value for place, value in told.items() if place not in expected}
+    assert {place: told.get(place) for place in expected} == expected
+    assert {key for key, _, _ in others} == {"batch_size", "minibatches"}
 
 
 def test_impala_has_settings_of_its_own_by_what_is_observed() -> None:

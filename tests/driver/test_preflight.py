@@ -16,6 +16,8 @@ from juggler.driver.preflight import PreflightError, rehearse
 from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
 from juggler.runtime.wire.spaces import space_from_message
 
+_GOOD_STEP = "return self.observation_space.sample(), 0.0, False, False, {}"
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _forkserver() -> Iterator[None]:
@@ -24,8 +26,8 @@ def _forkserver() -> Iterator[None]:
     let_go_of_forkserver()
 
 
-def _env(body: str) -> type[gymnasium.Env[Any, Any]]:
-    """A class of environments of a script, with this as its constructor."""
+def _env(body: str, step: str = _GOOD_STEP) -> type[gymnasium.Env[Any, Any]]:
+    """A class of environments of a script, with this as its constructor, and this as its `step`."""
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(
         "import gymnasium, os, time\n"
@@ -35,7 +37,9 @@ def _env(body: str) -> type[gymnasium.Env[Any, Any]]:
         "    def __init__(self):\n"
         f"        {body}\n"
         "    def reset(self, *, seed=None, options=None):\n"
-        "        return self.observation_space.sample(), {}\n",
+        "        return self.observation_space.sample(), {}\n"
+        "    def step(self, action):\n"
+        f"        {step}\n",
         names,
     )
     made: type[gymnasium.Env[Any, Any]] = names["Env"]
@@ -109,3 +113,36 @@ def test_an_environment_that_gets_on_is_waited_for_longer_than_one_that_does_not
     busy = "end = time.monotonic() + 5\n        while time.monotonic() < end: sum(range(10**5))"
     assert rehearse(_config(worker_timeout_seconds=4.0), _own(_env(busy)))
     assert time.monotonic() - started > 5
+
+
+@pytest.mark.parametrize(
+    ("step", "why", "place"),
+    [
+        ("return 1 / 0", "environment 0 .* failed in step: ZeroDivisionError", "in step"),
+        (
+            "return self.observation_space.sample()[:2], 0.0, False, False, {}",
+            r"failed in step: its observation is float32 of shape \[2\]",
+            "",
+        ),
+        ("return self.observation_space.sample(), 0.0, False, {}", "failed in step", ""),
+    ],
+)
+def test_a_step_that_raises_or_returns_something_else_is_told_at_once(
+    step: str, why: str, place: str
+) -> None:
+    with pytest.raises(PreflightError, match=why) as got:
+        rehearse(_config(), _own(_env("pass", step)))
+    assert place in got.value.traceback
+
+
+def test_an_environment_that_is_slow_to_step_is_tried_by_the_run_itself() -> None:
+    told: list[str] = []
+    began = time.monotonic()
+    assert rehearse(_config(), _own(_env("pass", "time.sleep(1000)")), told.append)
+    assert time.monotonic() - began < 15
+    assert "making a few steps of the environment __main__:Env" in told
+
+
+def test_what_a_step_gives_that_is_not_finite_is_left_to_the_run() -> None:
+    nothing = "return self.observation_space.sample() * float('nan'), 0.0, False, False, {}"
+    assert rehearse(_config(), _own(_env("pass", nothing)))

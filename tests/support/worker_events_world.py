@@ -231,7 +231,7 @@ class _NobodyIsLocal:
     def any_up(self, role: str) -> bool:
         return False
 
-    def start_evaluator(self) -> None:
+    def start_evaluators(self) -> None:
         pass
 
 

@@ -68,7 +68,10 @@ def test_a_wrong_configuration_names_the_key_and_what_is_right(
         (("plot", "nowhere"), "nowhere is not a directory"),
         (("envrunner", "--driver", "here"), "expected HOST:PORT"),
         (("driver", "cartpole", "--bind", "0.0.0.0:0"), "--insecure"),
-        (("driver", "cartpole", "--evaluation-seconds", "5"), "do not evaluate"),
+        (
+            ("driver", "cartpole", "--evaluation-seconds", "5", "--num-evaluators", "2"),
+            "this is for evaluators of the driver's own host",
+        ),
         (("driver", "cartpole", "--token-file", "nowhere"), "cannot read the token file"),
     ],
 )
@@ -89,6 +92,28 @@ def test_a_wrong_option_names_the_nearest(
 ) -> None:
     assert status_of("train", "cartpole", "--max-stalenes", "3") == 2
     assert "--max-staleness" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("--lr", "fast"), "--lr: expected a number, or a step and a value again and again"),
+        (("--lr", "0", "1", "2"), "as in 0 1e-3 1000000 1e-4, not '0 1 2'"),
+        (("--num-env-runners", "1.5"), "--num-env-runners: expected a whole number, not '1.5'"),
+        (("--stop-steps", "many"), "--stop-steps: expected a whole number, not 'many'"),
+        (("--stop-return", "high"), "--stop-return: expected a number, not 'high'"),
+        (("--model", "{x"), "--model: expected a JSON object"),
+    ],
+)
+def test_a_wrong_value_is_answered_with_its_key_and_what_is_expected(
+    in_a_directory: Path,
+    capsys: pytest.CaptureFixture[str],
+    given: tuple[str, ...],
+    words: str,
+) -> None:
+    assert status_of("train", "cartpole", *given) == 2
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert words in said
 
 
 @pytest.mark.parametrize("command", ["train", "driver"])

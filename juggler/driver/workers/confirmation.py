@@ -15,7 +15,7 @@ from juggler.driver.record.goals import EPISODE, ReturnGoals
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.record.progress import Progress
 from juggler.driver.record.wording import named_returns, named_spreads
-from juggler.driver.workers.evaluations import Evaluator
+from juggler.driver.workers.evaluations import Evaluators
 from juggler.envrunner.agent_returns import from_messages
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.program import EVALUATOR
@@ -73,7 +73,7 @@ class Confirmation:
     def __init__(
         self,
         config: RunConfig,
-        evaluator: Evaluator,
+        evaluators: Evaluators,
         metrics: Metrics,
         checkpointing: Checkpointing,
         snapshots: SnapshotWriter,
@@ -82,7 +82,7 @@ class Confirmation:
         self.outcome: dict[str, Any] | None = None
         self.kept: Path | None = None
         self._goals = ReturnGoals(config.driver.stop_return)
-        self._evaluator = evaluator
+        self._evaluators = evaluators
         self._metrics = metrics
         self._checkpointing = checkpointing
         self._snapshots = snapshots
@@ -141,7 +141,7 @@ class Confirmation:
         if EPISODE in self._goals.by_name:
             best = max(self._metrics.returns)
             goal = training_pb2.Evaluate.Goal(mean=self._goals.by_name[EPISODE], best=best)
-        candidate.player = self._evaluator.ask(
+        candidate.player = self._evaluators.ask_one(
             self._metrics.candidates.episodes,
             candidate.cut.update,
             checkpoint=candidate.cut.place,

@@ -114,7 +114,7 @@ class Departures:
         if role == ENVRUNNER and nobody:
             text = f"no EnvRunner is left to step {self._env}: {text}. {self.last_failure}"
             return self._end.fail(text.rstrip(), "no_envrunner")
-        if role == EVALUATOR:
+        if role == EVALUATOR and nobody:
             self._confirmation.impossible(f"{event.worker_id} keeps ending")
         if role == LEARNER and (orphans := self._without_learners(event.worker_id)):
             text += f". Nobody trains {' and '.join(orphans)} any more"

@@ -1,11 +1,11 @@
-"""The evaluator, and evaluations beside the training."""
+"""The evaluators, and evaluations beside the training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from juggler.driver.agents_config import listed
 from juggler.driver.callbacks import Callbacks, Evaluation
@@ -20,15 +20,18 @@ from juggler.driver.record.progress import Progress
 from juggler.driver.workers.command_sender import CommandSender
 from juggler.driver.workers.connector_state import ConnectorState, everything
 from juggler.driver.workers.registry import WorkerRegistry
-from juggler.envrunner.agent_returns import from_messages
+from juggler.envrunner.agent_returns import AgentReturns, from_messages
 from juggler.envrunner.program import EVALUATOR
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.checkpoints.checkpoint import EVALUATED
 from juggler.runtime.wire.v1 import training_pb2
 
+#: In the directory of a run.
+VIDEOS: Final = "videos"
 
-class Evaluator:
-    """The worker that plays whole episodes."""
+
+class Evaluators:
+    """The workers that play whole episodes."""
 
     def __init__(self, registry: WorkerRegistry, commands: CommandSender, metrics: Metrics) -> None:
         self._registry = registry
@@ -40,8 +43,8 @@ class Evaluator:
         """Somebody can be asked."""
         return bool(self._registry.of_role(EVALUATOR))
 
-    def ask(self, episodes: int, update: int, **what: Any) -> Worker | None:
-        """Have it play.
+    def ask_one(self, episodes: int, update: int, **what: Any) -> Worker | None:
+        """Have one of them play.
 
         Args:
             episodes: how many.
@@ -54,32 +57,85 @@ class Evaluator:
         evaluators = self._registry.of_role(EVALUATOR)
         if not evaluators:
             return None
+        self._send(evaluators[0], episodes, update, what)
+        return evaluators[0]
+
+    def ask_all(
+        self, episodes: int, update: int, video: str, **what: Any
+    ) -> dict[Worker, training_pb2.Evaluate]:
+        """Have each of them play its share of the episodes.
+
+        Args:
+            episodes: as in `ask_one`.
+            update: likewise.
+            video: where the first one records one more episode; "": nowhere.
+            what: as in `ask_one`.
+
+        Returns:
+            The commands, by who plays; {}: there is no evaluator.
+        """
+        evaluators = self._registry.of_role(EVALUATOR)[:episodes]
+        share, more = divmod(episodes, len(evaluators) or 1)
+        return {
+            each: self._send(
+                each, share + (place < more), update, {**what, "video": "" if place else video}
+            )
+            for place, each in enumerate(evaluators)
+        }
+
+    def _send(
+        self, evaluator: Worker, episodes: int, update: int, what: Mapping[str, Any]
+    ) -> training_pb2.Evaluate:
         command = training_pb2.Evaluate(
             episodes=episodes,
-            seed=self._registry.seed(evaluators[0], update),
+            seed=self._registry.seed(evaluator, update),
             most_steps=most_steps(self._metrics.lengths),
             **what,
         )
-        self._commands.send(evaluators[0], command)
-        return evaluators[0]
+        self._commands.send(evaluator, command)
+        return command
 
 
 @dataclass(slots=True)
 class _Playing:
-    """What an evaluator plays: where it lies, if it is a checkpoint, and what it was trained on."""
+    """What evaluators play.
 
-    player: Worker
+    Attributes:
+        waits_for: who has yet to answer, with the command.
+        path: of the checkpoint; None: the newest weights.
+        update: that it has.
+        steps: that it was trained on.
+        returns: what was played so far.
+        lengths: likewise.
+        agent_returns: likewise.
+        cut: how many of these episodes had no end.
+    """
+
+    waits_for: dict[Worker, training_pb2.Evaluate]
     path: Path | None
     update: int
     steps: int
+    returns: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    agent_returns: AgentReturns = field(default_factory=dict)
+    cut: int = 0
+
+    def add(self, command: training_pb2.Evaluate, done: training_pb2.Evaluation) -> None:
+        """Episodes were played."""
+        self.returns += done.episode_returns
+        self.lengths += done.episode_lengths
+        for played, returns in from_messages(done.agent_returns).items():
+            self.agent_returns.setdefault(played, []).extend(returns)
+        if most := command.most_steps:
+            self.cut += sum(length >= most for length in done.episode_lengths)
 
 
 class Evaluations:
     """How well the weights play, every now and then.
 
-    A checkpoint is written for each evaluation, and the evaluator plays that: so that the best one
-    can be kept. Meanwhile it lies aside. Those who play a league change while it goes on, so that
-    evaluations of one play the newest weights, and none is kept.
+    A checkpoint is written for each evaluation, and the evaluators play that: so that the best one
+    can be kept. Meanwhile it lies aside. Those who play a league change while it goes on, and
+    evaluators on other hosts cannot read it: these play the newest weights, and none is kept.
 
     Attributes:
         best: the checkpoint of the best evaluation.
@@ -88,7 +144,7 @@ class Evaluations:
     def __init__(
         self,
         config: RunConfig,
-        evaluator: Evaluator,
+        evaluators: Evaluators,
         core: DriverCore,
         connectors: Mapping[str, ConnectorState],
         metrics: Metrics,
@@ -97,11 +153,15 @@ class Evaluations:
         best: BestCheckpoint,
         callbacks: Callbacks,
         progress: Progress,
+        *,
+        only_local: bool,
     ) -> None:
         self.best = best
         self._episodes = config.driver.evaluation_episodes
-        self._keeps_best = not config.agents.league
-        self._evaluator = evaluator
+        self._video_every, self._begun = config.driver.evaluation_video, 0
+        self._only_local = only_local
+        self._keeps_best = only_local and not config.agents.league
+        self._evaluators = evaluators
         self._core = core
         self._connectors = connectors
         self._metrics = metrics
@@ -137,8 +197,9 @@ class Evaluations:
         way. Without an evaluator there is none; one waits for weights to play."""
         if not self._wanted or self.under_way:
             return
-        if not self._evaluator.there:
+        if not self._evaluators.there:
             self._wanted = False
+            self._tell_that_nobody_is_there()
         elif self._keeps_best:
             self._checkpointing.begin(EVALUATED)
         elif self._core.members:
@@ -155,9 +216,12 @@ class Evaluations:
             self._play(event.path, event.update, event.steps)
 
     def left(self, worker: Worker) -> None:
-        """An evaluator is gone, or could not play."""
-        if self._playing is not None and self._playing.player is worker:
-            self._let_go()
+        """An evaluator is gone, or could not play. What the others play counts."""
+        playing = self._playing
+        if playing is not None and worker in playing.waits_for:
+            del playing.waits_for[worker]
+            if not playing.waits_for:
+                self._finish(playing)
 
     def give_up(self) -> None:
         """The run is over."""
@@ -168,30 +232,47 @@ class Evaluations:
         """Whether such a command is for an evaluation, and not to confirm that a run is solved."""
         return not command.checkpoint or Path(command.checkpoint).parent.name == EVALUATED
 
-    def answered(self, command: training_pb2.Evaluate, done: training_pb2.Evaluation) -> None:
+    def answered(
+        self, worker: Worker, command: training_pb2.Evaluate, done: training_pb2.Evaluation
+    ) -> None:
         """Episodes were played."""
         playing = self._playing
-        if playing is None:
+        if playing is None or playing.waits_for.get(worker) != command:
             return  # it was given up
-        returns, agent_returns = list(done.episode_returns), from_messages(done.agent_returns)
-        self._metrics.evaluated(returns, agent_returns)
+        del playing.waits_for[worker]
+        playing.add(command, done)
+        if not playing.waits_for:
+            self._finish(playing)
+
+    def _finish(self, playing: _Playing) -> None:
+        """All evaluators have played, or are gone."""
+        if not (returns := playing.returns):
+            return self._let_go()
+        self._metrics.evaluated(returns, playing.agent_returns)
         trained = {"update": playing.update, "env_steps_trained": playing.steps}
         is_best = playing.path is not None and self.best.is_better(returns)
         if is_best and playing.path and (problem := self.best.keep(playing.path, returns, trained)):
             self._progress.message(problem, "error")
             is_best = False
         self._callbacks.evaluated(
-            Evaluation(
-                returns, list(done.episode_lengths), agent_returns, **trained, is_best=is_best
-            )
+            Evaluation(returns, playing.lengths, playing.agent_returns, **trained, is_best=is_best)
         )
         self._let_go()
-        cut = sum(length >= command.most_steps for length in done.episode_lengths)
-        if cut and command.most_steps:
+        if playing.cut:
             self._progress.message(
-                f"{cut} of {len(done.episode_lengths)} episodes of an evaluation had no end: each "
-                f"counts as it was after {command.most_steps} steps. An environment needs a limit, "
-                "such as max_episode_steps = 1000",
+                f"{playing.cut} of {len(returns)} episodes of an evaluation had no end: each "
+                f"counts as it was after {max(playing.lengths)} steps. An environment needs a "
+                "limit, such as max_episode_steps = 1000",
+                "warning",
+            )
+
+    def _tell_that_nobody_is_there(self) -> None:
+        """Once, in a run whose evaluators dial in."""
+        if not self._only_local and not self._told:
+            self._told = True
+            self._progress.message(
+                "there are no evaluations while no evaluator is here: start `juggler evaluator` on "
+                "a host, with the same --driver as EnvRunners have",
                 "warning",
             )
 
@@ -199,11 +280,14 @@ class Evaluations:
         self._wanted = self._told = False
         learned = everything(self._connectors)
         what = {"checkpoint": str(path.resolve())} if path else {"connector_state": learned}
-        player = self._evaluator.ask(self._episodes, update, **what)
-        if player is None:
-            self._let_go()
-        else:
-            self._playing = _Playing(player, path, update, steps)
+        video = ""
+        if path and self._video_every and self._begun % self._video_every == 0:
+            video = str(path.resolve().parent.parent / VIDEOS / f"update-{update:09}")
+        players = self._evaluators.ask_all(self._episodes, update, video, **what)
+        if not players:
+            return self._let_go()
+        self._begun += 1
+        self._playing = _Playing(players, path, update, steps)
 
     def _let_go(self) -> None:
         self._playing = None

@@ -63,6 +63,7 @@ class LocalWorkers:
         """
         self._gateway = GatewayAddress(gateway) if gateway else None
         self._timeout = config.worker_timeout_seconds
+        self._num_evaluators = config.num_evaluators
         for index in range(config.learners):
             self.start_learner(index)
         for index in range(config.num_env_runners):
@@ -108,10 +109,11 @@ class LocalWorkers:
         """As `start`, of one learner."""
         self._start(LEARNER, index, RestartPolicy())
 
-    def start_evaluator(self) -> None:
+    def start_evaluators(self) -> None:
         """As `start`, once there is something to evaluate. The second call does nothing."""
-        if f"{EVALUATOR}-0" not in self._worker_ids:
-            self._start(EVALUATOR, 0, RestartPolicy())
+        for index in range(self._num_evaluators):
+            if f"{EVALUATOR}-{index}" not in self._worker_ids:
+                self._start(EVALUATOR, index, RestartPolicy())
 
     def cpu_seconds(self) -> float:
         """That the processes which run now have used so far, and the one that they come from."""

@@ -130,7 +130,7 @@ class WorkerEvents:
                 parts.local.of_use(worker.worker_id)
                 evaluation = replies.read_evaluation(request, body, self._agents)
                 if parts.evaluations.is_of_it(request):
-                    parts.evaluations.answered(request, evaluation)
+                    parts.evaluations.answered(worker, request, evaluation)
                 elif parts.confirmation.evaluated(request, evaluation):
                     parts.end.stop("solved")
 

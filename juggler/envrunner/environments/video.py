@@ -42,13 +42,32 @@ def record_videos(
         ValueError: the environment cannot render images, or a package is missing.
     """
     shares = shares_of(directory, config.envs_per_runner, episodes)
+    makes = _recording(config, factory, shares)
+    directory.mkdir(parents=True, exist_ok=True)
+    return makes, [path for share in shares for path in share]
+
+
+def must_be_filmable(config: EnvRunnerConfig, factory: EnvironmentFactory | None) -> None:
+    """Make an environment, and have it render.
+
+    Raises:
+        ValueError: it cannot render images, or a package is missing.
+    """
+    _recording(config, factory, [[]])(**config.env_kwargs).close()
+
+
+def _recording(
+    config: EnvRunnerConfig, factory: EnvironmentFactory | None, shares: list[list[Path]]
+) -> _Recording:
+    """
+    Raises:
+        ValueError: the environment cannot render images, or a package is missing.
+    """
     if factory is None and config.env.startswith((SCHEME, ENVPOOL)):
         raise ValueError(f"env {config.env!r} runs outside of Python and shows no pictures here")
     source = factory or find_environment(config.env)
     name: str = getattr(source, "id", "") or getattr(source, "__qualname__", type(source).__name__)
-    makes = _Recording(source, name, config.env_kwargs, shares)
-    directory.mkdir(parents=True, exist_ok=True)
-    return makes, [path for share in shares for path in share]
+    return _Recording(source, name, config.env_kwargs, shares)
 
 
 def shares_of(directory: Path, num_envs: int, episodes: int) -> list[list[Path]]:

@@ -160,6 +160,9 @@ def attach_and_run(
             log.info(f"dials the driver at {contact.address}")
         attachment = _attach(contact, role, inbox, log, devices, data_addresses)
     except (AttachError, EndpointError, _GivenUp) as error:
+        if not contact.local:
+            for number in _SIGNALS:  # it leaves already
+                signal.signal(number, signal.SIG_IGN)
         log.error(str(error))
         raise SystemExit(1) from error
     must_end(0)

@@ -67,7 +67,8 @@ def test_an_evaluation_plays_a_checkpoint_that_lies_aside(world: WorkersWorld) -
 
 
 def test_the_best_checkpoint_is_kept_and_a_worse_one_is_not(tmp_path: Path) -> None:
-    world, heard = synchronous_world(tmp_path / "run", evaluation_seconds=1000.0), Heard()
+    keys = {"evaluation_seconds": 1000.0, "only_local": True}
+    world, heard = synchronous_world(tmp_path / "run", **keys), Heard()
     world.parts.callbacks.callbacks = [heard]
     player, best = evaluator(world), world.parts.evaluations.best
     evaluate(world, player, 1.0, 3.0)
@@ -161,6 +162,87 @@ def test_an_evaluator_that_dies_leaves_nothing_behind(world: WorkersWorld) -> No
     successor = evaluator(world)
     evaluate(world, successor, 1.0)
     assert world.parts.evaluations.best.summary is not None
+
+
+def two_evaluators(tmp_path: Path, heard: Heard, **keys: Any) -> tuple[WorkersWorld, list[Worker]]:
+    keys = {"evaluation_seconds": 1000.0, "evaluation_episodes": 5, "num_evaluators": 2, **keys}
+    world = WorkersWorld(tmp_path / "run", only_local=True, **keys)
+    world.parts.callbacks.callbacks = (heard,)
+    players = [world.join("evaluator", index) for index in range(2)]
+    for player in players:
+        world.get_ready(player)
+    return world, players
+
+
+def answer(world: WorkersWorld, player: Worker, *returns: float) -> None:
+    command_id, _ = asked(world, player)[-1]
+    done = training_pb2.Evaluation(episode_returns=returns, episode_lengths=[7] * len(returns))
+    world.reply(player, command_id, done)
+
+
+def test_several_evaluators_share_the_episodes_of_an_evaluation(tmp_path: Path) -> None:
+    heard = Heard()
+    world, players = two_evaluators(tmp_path, heard)
+    begin_an_evaluation(world)
+    commands = [asked(world, player)[-1][1] for player in players]
+    assert [command.episodes for command in commands] == [3, 2]
+    assert commands[0].seed != commands[1].seed
+    answer(world, players[1], 4.0, 5.0)
+    world.parts.callbacks.tell()
+    assert heard.evaluations == [], "the other one still plays"
+    answer(world, players[0], 1.0, 2.0, 3.0)
+    world.parts.callbacks.tell()
+    (evaluation,) = heard.evaluations
+    assert evaluation.returns == [4.0, 5.0, 1.0, 2.0, 3.0]
+    assert evaluation.interval[0] < evaluation.mean == 3.0 < evaluation.interval[1]
+    assert world.parts.metrics.evaluation_return == 3.0
+    assert not world.parts.evaluations.under_way
+
+
+def test_what_the_others_play_counts_where_an_evaluator_dies(tmp_path: Path) -> None:
+    heard = Heard()
+    world, players = two_evaluators(tmp_path, heard)
+    begin_an_evaluation(world)
+    answer(world, players[1], 4.0, 5.0)
+    world.leave(players[0])
+    begin_an_evaluation(world)
+    world.leave(players[1])
+    world.parts.callbacks.tell()
+    assert [evaluation.returns for evaluation in heard.evaluations] == [[4.0, 5.0]]
+
+
+def test_a_video_is_asked_of_the_first_evaluator_every_so_many_evaluations(tmp_path: Path) -> None:
+    world, players = two_evaluators(tmp_path, Heard(), evaluation_video=2)
+    for _ in range(3):
+        begin_an_evaluation(world)
+        answer(world, players[0], 1.0, 2.0, 3.0)
+        answer(world, players[1], 4.0, 5.0)
+    videos = [command.video for _, command in asked(world, players[0])]
+    assert [Path(video).parent for video in videos if video] == [tmp_path / "videos"] * 2
+    assert videos[1] == ""
+    assert not any(command.video for _, command in asked(world, players[1]))
+
+
+def test_evaluators_that_dial_in_play_the_newest_weights_and_none_is_kept(tmp_path: Path) -> None:
+    heard = Heard()
+    world = WorkersWorld(tmp_path / "run", evaluation_seconds=1000.0)
+    world.parts.callbacks.callbacks = (heard,)
+    evaluations = world.parts.evaluations
+    for _ in range(2):
+        evaluations.want()
+        evaluations.begin()
+    told = [each for each in world.told.messages if "start `juggler evaluator`" in each]
+    assert len(told) == 1
+    player = evaluator(world)
+    evaluations.want()
+    evaluations.begin()
+    ((_, command),) = asked(world, player)
+    assert command.checkpoint == ""
+    assert not world.asked(world.learner, training_pb2.Snapshot)
+    answer(world, player, 1.0)
+    world.parts.callbacks.tell()
+    (evaluation,) = heard.evaluations
+    assert (evaluation.returns, evaluation.is_best) == ([1.0], False)
 
 
 def test_a_state_that_the_disk_refuses_is_not_tried_again_at_once(world: WorkersWorld) -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.runner_world import PLAYED_BY, RunnerWorld
 from support.scripted_agents import FOUR, THREE, ScriptedAgents, at_random
 
-from juggler.envrunner import envrunner_worker
+from juggler.envrunner import stage_building
 from juggler.envrunner.multi_agent import making
 
 
@@ -24,9 +24,7 @@ def envs() -> ScriptedAgents:
 def make_world(
     envs: ScriptedAgents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., RunnerWorld]]:
-    monkeypatch.setattr(
-        envrunner_worker, "step_back", lambda *_: None
-    )  # all later tests would, too
+    monkeypatch.setattr(stage_building, "step_back", lambda *_: None)  # all later tests would, too
     monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_, **__: envs)
     worlds: list[RunnerWorld] = []
 

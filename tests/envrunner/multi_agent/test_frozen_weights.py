@@ -13,7 +13,7 @@ from support.runner_world import RunnerWorld
 from support.scripted_agents import FOUR, THREE, ScriptedAgents, in_turn
 
 from juggler.driver.checkpoint.restoring import restores
-from juggler.envrunner import envrunner_worker
+from juggler.envrunner import stage_building
 from juggler.envrunner.multi_agent import making
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS
 from juggler.runtime.checkpoints.frozen import WEIGHTS, tree_digest
@@ -39,7 +39,7 @@ def envs() -> ScriptedAgents:
 def make_world(
     envs: ScriptedAgents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., RunnerWorld]]:
-    monkeypatch.setattr(envrunner_worker, "step_back", lambda *_: None)
+    monkeypatch.setattr(stage_building, "step_back", lambda *_: None)
     monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_, **__: envs)
     worlds: list[RunnerWorld] = []
 

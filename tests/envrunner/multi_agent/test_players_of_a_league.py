@@ -10,7 +10,7 @@ import pytest
 from support.runner_world import LearnerOf, RunnerWorld
 from support.scripted_agents import THREE, ScriptedAgents, in_turn
 
-from juggler.envrunner import envrunner_worker
+from juggler.envrunner import stage_building
 from juggler.envrunner.multi_agent import making
 from juggler.runtime.actors.setups import to_json
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
@@ -55,7 +55,7 @@ def envs() -> ScriptedAgents:
 def world(
     envs: ScriptedAgents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[League]:
-    monkeypatch.setattr(envrunner_worker, "step_back", lambda *_: None)
+    monkeypatch.setattr(stage_building, "step_back", lambda *_: None)
     monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_, **__: envs)
     world = League(tmp_path)
     yield world

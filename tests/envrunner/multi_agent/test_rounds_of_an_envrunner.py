@@ -15,7 +15,7 @@ from support.paced_sampling import by_slot
 from support.runner_world import PATIENCE, RunnerWorld
 from support.scripted_agents import THREE, ScriptedAgents, in_turn
 
-from juggler.envrunner import envrunner_worker
+from juggler.envrunner import stage_building
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.multi_agent import making
 from juggler.runtime.modules.config import ModuleConfig
@@ -231,7 +231,7 @@ def test_a_request_without_a_complete_row_is_answered_at_once(
 ) -> None:
     agents = dict.fromkeys(("red", "green"), "all")
     envs = ScriptedAgents(2, dict.fromkeys(agents, THREE), in_turn(tuple(agents), 50))
-    monkeypatch.setattr(envrunner_worker, "step_back", lambda *_: None)
+    monkeypatch.setattr(stage_building, "step_back", lambda *_: None)
     monkeypatch.setattr(making, "make_multi_agent_envs", lambda *_, **__: envs)
     world = RunnerWorld(tmp_path, agents)
     world.begin()
@@ -269,7 +269,7 @@ def test_carts_of_two_modules_are_sampled_in_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With environments as they are made, whose agents end at different times."""
-    monkeypatch.setattr(envrunner_worker, "step_back", lambda *_: None)
+    monkeypatch.setattr(stage_building, "step_back", lambda *_: None)
     agents = {"cart_0": "left", "cart_1": "right", "cart_2": "right"}
     world = RunnerWorld(tmp_path, agents, steps=16)
     config = EnvRunnerConfig(
