@@ -338,19 +338,26 @@ def test_a_stack_outlives_a_killed_task_and_a_drained_node(place: Place, swarm: 
     swarm.kill_one(run_dir, "envrunner")
     there(1)
     there(2)
+    lost = metrics(run_dir)[-1]["env_steps_lost_unreported"]  # with the one that was killed
     for number in (4, 1):
         scaled = place.run("scale", "run", "--env-runners", number, **swarm.variables)
         assert scaled.status == 0, scaled.output
         there(number)
     events = (run_dir / "events.jsonl").read_text()
     assert events.count("left: terminated") == 3, "in order, each of them"
+    assert metrics(run_dir)[-1]["env_steps_lost_unreported"] == lost
     refused = place.run("scale", "run", "--learners", "2", **swarm.variables)
     assert "several learners add up gradients without encryption" in refused.output
 
     swarm.make_node("drain")
-    launch.wait_for("the driver: its task is pending (no suitable node", 90)
-    trained = summary(run_dir)["env_steps_trained"]
-    swarm.make_node("active")
+    try:
+        launch.wait_for("the driver: its task is pending (no suitable node", 90)
+        # The next task waits as soon as the one before is told to end.
+        ended = run_dir / "summary.json"
+        eventually(ended.exists, 60, lambda: launch.output)
+        trained = summary(run_dir)["env_steps_trained"]
+    finally:
+        swarm.make_node("active")
     eventually(lambda: trained_steps(run_dir) > trained + 20_000, 120, lambda: launch.output)
 
     launch.interrupt()

@@ -77,7 +77,7 @@ def test_scripts_of_slurm_are_scripts_that_a_shell_can_read(
             ["slurm", "cartpole", "--learners", "2", "--dry-run"],
             "2 learners add up gradients without encryption: give --plain-gradients",
         ),
-        (["slurm", "cartpole", "--", "--evaluation-seconds", "5"], "do not evaluate"),
+        (["slurm", "cartpole", "--", "--evaluation-video", "5"], "there are no evaluations"),
     ],
 )
 def test_a_mistake_is_told_before_anything_starts(

@@ -17,6 +17,7 @@ from support.place import (
     checkpoints,
     env_runners,
     eventually,
+    metrics,
     summary,
     trained_steps,
     workers_in,
@@ -63,10 +64,14 @@ def test_a_run_of_jobs_outlives_a_killed_worker_and_its_time_limit(
     eventually(lambda: env_runners(run_dir) == 1, 30, lambda: launch.output)
     eventually(lambda: env_runners(run_dir) == 2, 60, lambda: launch.output)
 
+    lost = metrics(run_dir)[-1]["env_steps_lost_unreported"]  # with the one that was killed
     assert place.run("scale", "run", "--env-runners", "3").status == 0
     eventually(lambda: env_runners(run_dir) == 3, 60, lambda: launch.output)
     assert place.run("scale", "run", "--env-runners", "1").status == 0
     eventually(lambda: env_runners(run_dir) == 1, 60, lambda: launch.output)
+    events = (run_dir / "events.jsonl").read_text()
+    assert events.count("left: terminated") == 2, "in order, both of them"
+    assert metrics(run_dir)[-1]["env_steps_lost_unreported"] == lost
     refused = place.run("scale", "run", "--learners", "2")
     assert "several learners add up gradients without encryption" in refused.output
 
