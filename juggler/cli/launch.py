@@ -17,11 +17,12 @@ from juggler.runtime.nearest import nearest
 
 _USAGE = """\
 usage: juggler launch ssh CONFIG --hosts FILE [OPTIONS] [-- OPTIONS OF juggler driver]
-       juggler launch slurm|swarm CONFIG [OPTIONS] [-- OPTIONS OF juggler driver]
+       juggler launch slurm|swarm|kubernetes CONFIG [OPTIONS] [-- OPTIONS OF juggler driver]
 
-  ssh     the driver here, the workers on hosts that are reached by SSH
-  slurm   every process as a job of Slurm
-  swarm   a stack on a Docker Swarm, the driver on this host
+  ssh          the driver here, the workers on hosts that are reached by SSH
+  slurm        every process as a job of Slurm
+  swarm        a stack on a Docker Swarm, the driver on this host
+  kubernetes   a driver, learners and EnvRunners as pods
 
 juggler launch ENGINE --help shows the options. See docs/clusters.md."""
 
@@ -112,7 +113,23 @@ class SwarmArguments(EngineArguments):
     """A further compose file, which changes the stack; repeat for each one."""
 
 
-ENGINES = ("ssh", "slurm", "swarm")
+@dataclass(kw_only=True)
+class KubernetesArguments(EngineArguments):
+    """Train on Kubernetes, by `kubectl`. Ctrl-C ends the run in order. Options of `juggler driver`
+    may follow after `--`. The run is kept in a claim of the cluster, and --run-dir names it."""
+
+    image: str = "juggler"
+    """The image of Juggler."""
+
+    namespace: str = ""
+    """Namespace of everything. none: that of kubectl."""
+
+    component: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """A part that changes the manifests: autoscale, gpu, or the directory of a component of
+    kustomize; repeat for each one."""
+
+
+ENGINES = ("ssh", "slurm", "swarm", "kubernetes")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -131,8 +148,11 @@ def run(arguments: Sequence[str]) -> int:
     if engine == "slurm":
         slurm = parse(SlurmArguments, own, "launch slurm")
         return report_errors("launch", lambda: _slurm(slurm, options))
-    swarm = parse(SwarmArguments, own, "launch swarm")
-    return report_errors("launch", lambda: _swarm(swarm, options))
+    if engine == "swarm":
+        swarm = parse(SwarmArguments, own, "launch swarm")
+        return report_errors("launch", lambda: _swarm(swarm, options))
+    kubernetes = parse(KubernetesArguments, own, "launch kubernetes")
+    return report_errors("launch", lambda: _kubernetes(kubernetes, options))
 
 
 def _launch(given: LaunchArguments, options: Sequence[str]) -> Launch:
@@ -187,13 +207,24 @@ def _slurm(given: SlurmArguments, options: Sequence[str]) -> int:
 def _swarm(given: SwarmArguments, options: Sequence[str]) -> int:
     from juggler.launch.swarm import SwarmRun
 
-    launch = _launch(given, options)
-    numbers = given.learners, given.env_runners
+    launch, numbers = _launch(given, options), (given.learners, given.env_runners)
     swarm = SwarmRun(launch, *numbers, given.image, given.compose, _say)
     if given.dry_run:
         print(swarm.stack())
         return 0
     return _submit(swarm, given.detach)
+
+
+def _kubernetes(given: KubernetesArguments, options: Sequence[str]) -> int:
+    from juggler.launch.kubernetes import KubernetesRun
+
+    launch, numbers = _launch(given, options), (given.learners, given.env_runners)
+    where = given.namespace, given.component
+    kubernetes = KubernetesRun(launch, *numbers, given.image, *where, _say)
+    if given.dry_run:
+        print(kubernetes.manifests())
+        return 0
+    return _submit(kubernetes, given.detach)
 
 
 def _submit(run: EngineRun, detach: bool) -> int:

@@ -1,2 +1,2 @@
-"""Runs whose processes are started on several hosts by an engine that is there: SSH, Slurm or a
-Docker Swarm."""
+"""Runs whose processes are started on several hosts by an engine that is there: SSH, Slurm, Docker
+Swarm or Kubernetes."""

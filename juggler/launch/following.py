@@ -7,8 +7,8 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
@@ -21,7 +21,8 @@ _ANSWER_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
 _ASK_SECONDS = 5.0  # between questions to the engine
 _END_SECONDS = 90.0  # for a driver to end in order
-_LAST_LINES_SECONDS = 3.0
+_LAST_LINES_SECONDS = 3.0  # for a command that shows what a process prints
+_REMOVED_SECONDS = 90.0  # for an engine, to end all processes
 
 
 class NoAnswer(LaunchError):
@@ -147,10 +148,22 @@ def follow(run: EngineRun, say: Say) -> int:
     with ExitStack() as last:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             last.callback(signal.signal, number, signal.signal(number, note))
-        status = _follow(run, say, signals)
-        run.show()
+        with taken_down(run):
+            status = _follow(run, say, signals)
+            run.show()
         run.take_down()
     return status
+
+
+@contextmanager
+def taken_down(run: EngineRun) -> Iterator[None]:
+    """A run that is taken down if something goes wrong with it, Ctrl-C among others."""
+    try:
+        yield
+    except BaseException:
+        with suppress(LaunchError):  # the first error is the one to tell
+            run.take_down()
+        raise
 
 
 def _follow(run: EngineRun, say: Say, signals: list[int]) -> int:
@@ -185,3 +198,21 @@ def _follow(run: EngineRun, say: Say, signals: list[int]) -> int:
             if state.said and state.said != before.said:
                 say(f"the driver: {state.said}")
         time.sleep(_LOOK_SECONDS)
+
+
+def wait_until_removed(there: Callable[[], object], advice: str) -> None:
+    """Wait until an engine has nothing of a run any more.
+
+    Args:
+        there: whether it has something.
+        advice: what to look at if that takes too long.
+
+    Raises:
+        LaunchError: it took too long.
+    """
+    end = time.monotonic() + _REMOVED_SECONDS
+    while there():
+        if time.monotonic() > end:
+            said = f"what was launched is not removed within {_REMOVED_SECONDS:.0f} s"
+            raise LaunchError(f"{said}: see {advice}")
+        time.sleep(0.5)

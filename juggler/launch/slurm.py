@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from juggler.launch.commands import Launch, LaunchError, environment_runner, learner
-from juggler.launch.following import DriverState, Say, ask
+from juggler.launch.following import DriverState, Say, ask, taken_down
 from juggler.launch.job_scripts import DRIVER_SCRIPT, WORKER_SCRIPT
 from juggler.launch.scaling import ROLES, Wanted
 
@@ -141,13 +141,10 @@ class SlurmRun:
         except OSError as error:
             raise LaunchError(f"cannot write {self._launch.directory}: {error}") from error
         counts = {"driver": 0, "learner": self._jobs.learners, "envrunner": self._jobs.env_runners}
-        try:
+        with taken_down(self):
             for role, count in counts.items():
                 array = [f"--array=0-{count - 1}"] if count else []
                 _ask("sbatch", "--parsable", *array, str(self._path(role)))
-        except BaseException:  # Ctrl-C as well
-            self.take_down()
-            raise
         self._say(
             f"submitted a driver, {counts['learner']} x learner and {counts['envrunner']} x "
             f"envrunner; logs and scripts are in {self._launch.directory}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 from collections.abc import Sequence
 from functools import partial
 from importlib import resources
@@ -14,14 +13,21 @@ from string import Template
 from typing import Any
 
 from juggler.launch.commands import Launch, LaunchError, environment_runner, learner
-from juggler.launch.following import DriverState, NoAnswer, Say, Tail, ask
+from juggler.launch.following import (
+    DriverState,
+    NoAnswer,
+    Say,
+    Tail,
+    ask,
+    taken_down,
+    wait_until_removed,
+)
 from juggler.launch.scaling import NUMBER, Wanted
 
 _STACK = resources.files("juggler.launch") / "manifests" / "swarm.yaml"
 _CONFIG = "/run.toml"  # in the driver's container
 _RUNNING = ("running", "starting", "preparing", "ready", "assigned", "accepted", "pending", "new")
 _SIGNALLED = 128  # exit status of a container that a signal ended, at least
-_REMOVED_SECONDS = 90.0
 _ask = partial(ask, advice="launch from a host that has Docker, and is a manager of a swarm")
 
 
@@ -119,11 +125,8 @@ class SwarmRun:
         except OSError as error:
             raise LaunchError(f"cannot write {error.filename}: {error.strerror}") from error
         deploy = ["docker", "stack", "deploy", "--with-registry-auth", "-c", str(self._file)]
-        try:
+        with taken_down(self):
             _ask(*deploy, *self._more, self._launch.label)
-        except BaseException:  # Ctrl-C as well
-            self.take_down()
-            raise
         self._say(
             f"deployed the stack {self._launch.label}: `docker stack ps {self._launch.label}` "
             f"shows its tasks, and `docker service logs {self._name('learner')}` what they print"
@@ -170,18 +173,12 @@ class SwarmRun:
     def take_down(self) -> None:
         """See `EngineRun`."""
         self._wanted.forget()
-        if self._tail is None:
+        if self._tail is None and self._there():  # it may have ended before it was seen to run
             self._tail = Tail("docker", "service", "logs", "--raw", self._name("driver"))
-        self._tail.close()
+        if self._tail is not None:
+            self._tail.close()
         _ask("docker", "stack", "rm", self._launch.label)
-        end = time.monotonic() + _REMOVED_SECONDS
-        while self._there():
-            if time.monotonic() > end:
-                raise LaunchError(
-                    f"Docker has not removed the stack {self._launch.label} within "
-                    f"{_REMOVED_SECONDS:.0f} s: see `docker stack ps {self._launch.label}`"
-                )
-            time.sleep(0.5)
+        wait_until_removed(self._there, f"`docker stack ps {self._launch.label}`")
 
     def _name(self, role: str) -> str:
         return f"{self._launch.label}_{role}"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +15,30 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from juggler.cli import driver, envrunner, learner
+from juggler.cli import driver, envrunner, launch, learner
 from juggler.cli.arguments import parse
 from juggler.driver.record.prometheus import families
+from juggler.launch.commands import Launch
 from juggler.runtime.wire.v1 import status_pb2
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
 MANIFESTS = DOCKER / "kubernetes"
+BASE = MANIFESTS / "base"
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
 ROLES = {"driver": driver, "learner": learner, "envrunner": envrunner}
 
 
 def _resources() -> list[dict[str, Any]]:
-    named = yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text())["resources"]
-    assert {*named, "kustomization.yaml"} == {each.name for each in MANIFESTS.iterdir()}
-    return [each for name in named for each in yaml.safe_load_all((MANIFESTS / name).read_text())]
+    named = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
+    assert {*named, "kustomization.yaml"} == {each.name for each in BASE.iterdir()}
+    files = [*(BASE / name for name in named), MANIFESTS / "namespace.yaml"]
+    return [each for file in files for each in yaml.safe_load_all(file.read_text())]
+
+
+def _kustomized(directory: Path) -> list[dict[str, Any]]:
+    command = ["kubectl", "kustomize", str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return list(yaml.safe_load_all(done.stdout))
 
 
 def _pods() -> dict[str, dict[str, Any]]:
@@ -37,12 +50,94 @@ def _pods() -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize("version", ["1.28", "1.33"])
-def test_kubernetes_knows_every_field(version: str) -> None:
-    for each in _resources():
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            kubernetes_validate.validate(each, version, strict=True)
+def _known(resources: list[dict[str, Any]]) -> None:
+    """Kubernetes knows every field."""
+    for each in resources:
+        for version in ("1.28", "1.33"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_kubernetes_knows_every_field() -> None:
+    _known(_resources())
+
+
+@needs_kubectl
+def test_a_run_in_a_namespace_of_its_own_is_the_base_in_it() -> None:
+    made = _kustomized(MANIFESTS)
+    _known(made)
+    assert {each["metadata"].get("namespace", "juggler") for each in made} == {"juggler"}
+    kinds = Counter(each["kind"] for each in _resources())
+    assert Counter(each["kind"] for each in made) == kinds + Counter(["ConfigMap"])
+
+
+@needs_kubectl
+def test_a_launch_has_names_of_its_own_and_the_parts_that_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", "/dev/null")
+    (tmp_path / "mine.toml").write_text('env = "CartPole-v1"\n')
+    numbers = ["--env-runners", "7", "--learners", "2", "--plain-gradients"]
+    more = ["--image", "lab:5000/juggler", "--component", "gpu", "--component", "autoscale"]
+    own = ["--run-dir", "a run", "--namespace", "lab", "--dry-run", "--", "--lr", "1e-3"]
+    assert launch.run(["kubernetes", "mine.toml", *numbers, *more, *own]) == 0
+    made = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert [each.name for each in tmp_path.iterdir()] == ["mine.toml"]
+    _known(made)
+    label = Launch(tmp_path / "a run", "").label
+    by_kind = {each["kind"]: each for each in made}
+    for each in made:
+        assert each["metadata"]["name"].startswith(f"{label}-")
+        assert each["metadata"]["labels"]["juggler/run"] == label
+        assert each["metadata"]["namespace"] == "lab"
+    pods = {
+        each["metadata"]["name"]: each["spec"]["template"]["spec"]
+        for each in made
+        if each["kind"] in ("Job", "StatefulSet", "Deployment")
+    }
+    given = driver.read_arguments(
+        ["mine.toml", *pods[f"{label}-driver"]["containers"][0]["args"][2:]]
+    ).arguments
+    assert given.run.driver.num_learners == 2
+    assert by_kind["StatefulSet"]["spec"]["replicas"] == 2
+    assert by_kind["Deployment"]["spec"]["replicas"] == 7
+    assert by_kind["StatefulSet"]["spec"]["serviceName"] == f"{label}-learner"
+    assert {pod["containers"][0]["image"] for pod in pods.values()} == {"lab:5000/juggler:latest"}
+    limits = pods[f"{label}-learner"]["containers"][0]["resources"]["limits"]
+    assert limits["nvidia.com/gpu"] == 1
+    # What one resource calls another by is what that is called.
+    names = {(each["kind"], each["metadata"]["name"]) for each in made}
+    (run,) = (each for each in made if set(each.get("data", {})) == {"DRIVER", "LEARNERS"})
+    assert ("Service", run["data"]["DRIVER"]) in names
+    assert ("Service", run["data"]["LEARNERS"]) in names
+    for pod in pods.values():
+        for volume in pod["volumes"]:
+            for source, kind, key in (
+                ("secret", "Secret", "secretName"),
+                ("configMap", "ConfigMap", "name"),
+                ("persistentVolumeClaim", "PersistentVolumeClaim", "claimName"),
+            ):
+                assert source not in volume or (kind, volume[source][key]) in names
+    scaler = by_kind["HorizontalPodAutoscaler"]["spec"]
+    assert ("Deployment", scaler["scaleTargetRef"]["name"]) in names
+    (metric,) = (each["object"] for each in scaler["metrics"])
+    assert ("Service", metric["describedObject"]["name"]) in names
+    # Who is chosen by labels is chosen of this run alone.
+    for each in made:
+        selector = each.get("spec", {}).get("selector") or each.get("spec", {}).get("podSelector")
+        if isinstance(selector, dict) and each["kind"] != "PersistentVolumeClaim":
+            assert selector.get("matchLabels", selector)["juggler/run"] == label, each
+
+
+def test_the_autoscaler_asks_for_a_metric_that_the_rule_makes_of_those_that_there_are() -> None:
+    part = MANIFESTS / "autoscale"
+    (metric,) = yaml.safe_load((part / "autoscaler.yaml").read_text())["spec"]["metrics"]
+    (rule,) = yaml.safe_load((part / "adapter-rules.yaml").read_text())["rules"]
+    assert rule["name"]["as"] == metric["object"]["metric"]["name"]
+    asked = set(re.findall(r"juggler_\w+(?=\{)", rule["seriesQuery"] + rule["metricsQuery"]))
+    assert asked == {"juggler_worker_seconds_total"} <= _exported()
 
 
 def test_pods_are_probed_where_their_commands_serve_health() -> None:
@@ -67,8 +162,13 @@ def test_pods_are_probed_where_their_commands_serve_health() -> None:
 def test_certificates_are_to_name_what_pods_dial() -> None:
     pods = _pods()
     commands = [each["containers"][0]["args"] for each in pods.values()]
+    (generated,) = yaml.safe_load((BASE / "kustomization.yaml").read_text())["configMapGenerator"]
+    names = dict(each.split("=") for each in generated["literals"])
+    names |= {"POD": "*", "NAMESPACE": "juggler"}
     dialed = {
-        option.partition("=")[2].rpartition(":")[0].replace("$(POD)", "*")
+        re.sub(r"\$\((\w+)\)", lambda found: names[found[1]], option.partition("=")[2]).rpartition(
+            ":"
+        )[0]
         for command in commands
         for option in command
         if option.startswith(("--driver=", "--advertise="))

@@ -72,6 +72,7 @@ def test_a_run_that_is_gone_is_told() -> None:
     engine = _Engine(RUNS, LaunchError("it is gone"))
     with pytest.raises(LaunchError, match="it is gone"):
         follow(engine, lambda text: None)
+    assert engine.done == ["take down"]
 
 
 def test_a_signal_ends_the_run_in_order() -> None:

@@ -17,8 +17,6 @@ from pettingzoo_games import games, why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-#: Its screens take as long as twenty steps of others, and its module takes minutes to build.
-TOO_LARGE = "butterfly/cooperative_pong_v6"
 STEPS = 2_000
 #: One of each kind: in turn with masks, in turn for many, at once where agents die, at once with
 #: different spaces. The others are left to the long tests.
@@ -35,7 +33,6 @@ OF_EACH_KIND = (
     [
         name if name in OF_EACH_KIND else pytest.param(name, marks=pytest.mark.long)
         for name in games()
-        if name != TOO_LARGE
     ],
 )
 def test_a_game_trains_with_defaults(place: Place, name: str) -> None:

@@ -28,8 +28,8 @@ class Standing:
         elo: its rating. The mean over all players that can play is 0.
         win_rate: against all its opponents together; None: it has not played against others.
         win_rate_low, win_rate_high: the 95 % Wilson interval of the win rate; likewise.
-        nash: its probability in the Nash equilibrium over all players that can play; None: there
-            are more than 128 of them, of which that would take too long.
+        nash: its probability in the Nash equilibrium over all players that can play; None: it came
+            after the last rating, or there are more than 128, of which that would take too long.
         steps: that it was trained on.
         copies: of it, so far.
         resets: how often it began anew.

@@ -1,0 +1,299 @@
+"""A run on Kubernetes: a driver as a Job, learners as a StatefulSet, EnvRunners as a Deployment."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from juggler.launch.commands import Launch, LaunchError
+from juggler.launch.following import (
+    DriverState,
+    NoAnswer,
+    Say,
+    Tail,
+    ask,
+    taken_down,
+    wait_until_removed,
+)
+from juggler.launch.scaling import NUMBER, Wanted
+from juggler.runtime.actors.tls import AUTHORITY, CERTIFICATE, KEY, TOKEN
+
+#: Parts that change the manifests, by their names.
+COMPONENTS = ("autoscale", "gpu")
+_MANIFESTS = Path(str(resources.files("juggler.launch"))) / "manifests" / "kubernetes"
+_KINDS = (
+    "job,statefulset,deployment,service,networkpolicy,poddisruptionbudget,"
+    "horizontalpodautoscaler,secret,configmap"
+)
+_SIGNALLED = 128  # exit status of a container that a signal ended, at least
+_SERVED = ["--metrics-bind=0.0.0.0:9090", "--insecure", "--health-bind=0.0.0.0:5007"]
+_ask = partial(ask, advice="install it, and have it find your cluster")
+
+
+class KubernetesRun:
+    """Applies the manifests of a run, and follows it.
+
+    The directory of the run is in a claim of the cluster, which stays when the run is over.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        learners: int,
+        env_runners: int,
+        image: str,
+        namespace: str,
+        components: Sequence[str],
+        say: Say,
+    ) -> None:
+        """
+        Args:
+            launch: the run.
+            learners: how many.
+            env_runners: how many.
+            image: of Juggler.
+            namespace: where it runs; "": that of kubectl.
+            components: parts that change the manifests: of `COMPONENTS`, or directories of
+                kustomize.
+            say: tells people.
+
+        Raises:
+            LaunchError: a number is out of range, several learners are not allowed, or there is no
+                such part.
+        """
+        launch.must_allow(learners, env_runners)
+        self._launch, self._image, self._say = launch, image, say
+        self._numbers = {"learner": learners, "envrunner": env_runners}
+        self._components = [_component(name) for name in components]
+        self._namespace = namespace or _own_namespace()
+        self._label = f"juggler/run={launch.label}"
+        self._wanted = Wanted(launch.directory)
+        self._tail: Tail | None = None
+        self._shown = ""  # the pod whose output is shown
+
+    def manifests(self) -> str:
+        """Everything that is applied; the Secret holds no secrets yet."""
+        with tempfile.TemporaryDirectory() as directory:
+            tls = Path(directory, "tls")
+            tls.mkdir()
+            for name in (AUTHORITY, CERTIFICATE, KEY, TOKEN):
+                (tls / name).write_text("made when the run is launched\n")
+            return _ask("kubectl", "kustomize", str(self._write(Path(directory))))
+
+    def submit(self) -> None:
+        """See `EngineRun`."""
+        if there := self._there():
+            raise LaunchError(
+                f"{self._launch.run_dir} is in the cluster already ({', '.join(there)}): end it "
+                f"with `kubectl -n {self._namespace} delete {_KINDS} -l {self._label}`"
+            )
+        where = f"{self._namespace}.svc"
+        names = [f"{self._name('driver')}.{where}", f"*.{self._name('learner')}.{where}"]
+        self._launch.make_certificates(names)
+        try:
+            written = self._write(self._launch.directory)
+            for role, kind in (("learner", "statefulset"), ("envrunner", "deployment")):
+                one = role == "learner" and not self._launch.plain
+                target = f"{kind}/{self._name(role)}"
+                scale = ["kubectl", "scale", "-n", self._namespace, target, f"--replicas={NUMBER}"]
+                self._wanted.begin(role, self._numbers[role], one, scale)
+        except OSError as error:
+            raise LaunchError(f"cannot write {error.filename}: {error.strerror}") from error
+        with taken_down(self):
+            _ask("kubectl", "apply", "-k", str(written))
+        self._say(
+            f"applied the manifests in {written}: `kubectl -n {self._namespace} get pods "
+            f"-l {self._label}` shows the pods. The run is kept in the claim {self._name('runs')}"
+        )
+
+    def driver_state(self, ending: bool) -> DriverState:
+        """See `EngineRun`."""
+        found = self._get("job,pod", f"{self._label},role=driver")
+        jobs = [each for each in found if each["kind"] == "Job"]
+        if not jobs:
+            raise LaunchError("the driver's Job is gone: somebody has removed it")
+        pods = [each for each in found if each["kind"] == "Pod"]
+        pods.sort(key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+        self._show(pods)
+        if ending and all(_ended(pod) for pod in pods):
+            return DriverState(status=-1)
+        for condition in jobs[0].get("status", {}).get("conditions", []):
+            if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
+                statuses = [_exit_status(pod) for pod in pods]
+                own = [each for each in statuses if 0 < each < _SIGNALLED]
+                status = 0 if condition["type"] == "Complete" else (own or [1])[-1]
+                return DriverState(status=status)
+        if pods and pods[-1]["status"].get("phase") == "Running":
+            return DriverState(running=True)
+        return DriverState(_why_waiting(pods[-1]) if pods else "")
+
+    def show(self) -> None:
+        """See `EngineRun`: kubectl prints it by itself."""
+
+    def end(self) -> None:
+        """See `EngineRun`. A Job that is suspended ends its pod, and starts no other one."""
+        suspended = json.dumps({"spec": {"suspend": True}})
+        job = f"job/{self._name('driver')}"
+        _ask("kubectl", "patch", "-n", self._namespace, job, "--type=merge", "-p", suspended)
+
+    def take_down(self) -> None:
+        """See `EngineRun`. The claim stays."""
+        self._wanted.forget()
+        if self._tail is not None:
+            self._tail.close()
+        own = ["-n", self._namespace, _KINDS, "-l", self._label]
+        _ask("kubectl", "delete", *own, "--wait=false", "--ignore-not-found")
+        wait_until_removed(self._there, f"`kubectl -n {self._namespace} get pods -l {self._label}`")
+
+    # -- what is applied ------------------------------------------------------------------------
+
+    def _name(self, role: str) -> str:
+        return f"{self._launch.label}-{role}"
+
+    def _write(self, directory: Path) -> Path:
+        """Write what kustomize needs beside the certificates in `tls` -> its directory."""
+        made = directory / "kubernetes"
+        if made.exists():
+            shutil.rmtree(made)
+        shutil.copytree(_MANIFESTS / "base", made / "base")
+        shutil.copytree(directory / "tls", made / "tls")
+        parts = [f"{number}-{path.name}" for number, path in enumerate(self._components)]
+        for part, path in zip(parts, self._components, strict=True):
+            shutil.copytree(path, made / part)
+        (made / "run.toml").write_text(self._launch.config_there())
+        text = json.dumps(self._kustomization(parts), indent=2)
+        (made / "kustomization.yaml").write_text(f"{text}\n")  # JSON is YAML
+        return made
+
+    def _kustomization(self, parts: Sequence[str]) -> dict[str, Any]:
+        launch, learners = self._launch, self._numbers["learner"]
+        driver = launch.driver_there("/runs/run", "/config/run.toml", learners, *_SERVED)
+        args, about = "/spec/template/spec/containers/0/args", "/spec/metrics/0/object"
+        service = f"{about}/describedObject/name"
+        patches = [
+            ("Job", {"op": "replace", "path": args, "value": driver}),
+            # Of an autoscaler, if there is one: kustomize knows no service in this place.
+            (
+                "HorizontalPodAutoscaler",
+                {"op": "replace", "path": service, "value": self._name("driver")},
+            ),
+        ]
+        return {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "namespace": self._namespace,
+            "namePrefix": f"{launch.label}-",
+            "labels": [{"pairs": {"juggler/run": launch.label}, "includeSelectors": True}],
+            "resources": ["base"],
+            "components": list(parts),
+            "images": [_image(self._image)],
+            "replicas": [{"name": role, "count": count} for role, count in self._numbers.items()],
+            "generatorOptions": {"disableNameSuffixHash": True},
+            "secretGenerator": [
+                {
+                    "name": "juggler-tls",
+                    "files": [f"tls/{each}" for each in (AUTHORITY, CERTIFICATE, KEY, TOKEN)],
+                }
+            ],
+            "configMapGenerator": [
+                {"name": "config", "files": ["run.toml"]},
+                {
+                    "name": "run",
+                    "behavior": "merge",
+                    "literals": [
+                        f"DRIVER={self._name('driver')}",
+                        f"LEARNERS={self._name('learner')}",
+                    ],
+                },
+            ],
+            "patches": [
+                {"target": {"kind": kind}, "patch": json.dumps([patch])} for kind, patch in patches
+            ],
+        }
+
+    # -- what there is --------------------------------------------------------------------------
+
+    def _get(self, kinds: str, label: str) -> list[dict[str, Any]]:
+        said = _ask("kubectl", "get", "-n", self._namespace, kinds, "-l", label, "-o", "json")
+        return list(json.loads(said)["items"])
+
+    def _there(self) -> list[str]:
+        """What the cluster has of the run, but for its claim."""
+        found = self._get(f"pod,{_KINDS}", self._label)
+        return [f"{each['kind'].lower()}/{each['metadata']['name']}" for each in found]
+
+    def _show(self, pods: Sequence[dict[str, Any]]) -> None:
+        """Show what the newest pod prints, from its beginning, once it has printed something."""
+        begun = [pod for pod in pods if pod["status"].get("phase") not in (None, "Pending")]
+        if not begun:
+            return
+        name = str(begun[-1]["metadata"]["name"])
+        if self._tail is not None and (name != self._shown or self._tail.ended):
+            self._tail.close()
+        elif self._tail is not None:
+            return
+        again = ["--tail=0"] if name == self._shown else []
+        if again and _ended(begun[-1]):
+            return
+        self._shown = name
+        self._tail = Tail("kubectl", "logs", "-n", self._namespace, "--follow", *again, name)
+
+
+def _image(image: str) -> dict[str, str]:
+    """An image as kustomize takes it."""
+    name, at, digest = image.partition("@")
+    if at:
+        return {"name": "juggler", "newName": name, "digest": digest}
+    name, _, tag = image.rpartition(":")
+    if not name or "/" in tag:  # a port of the registry, or no tag
+        name, tag = image, "latest"
+    return {"name": "juggler", "newName": name, "newTag": tag}
+
+
+def _component(name: str) -> Path:
+    path = _MANIFESTS / name if name in COMPONENTS else Path(name)
+    if not (path / "kustomization.yaml").is_file():
+        raise LaunchError(
+            f"--component {name}: give {' or '.join(COMPONENTS)}, or a directory with a "
+            "kustomization.yaml of the kind Component"
+        )
+    return path
+
+
+def _own_namespace() -> str:
+    """That which kubectl takes where none is named."""
+    try:
+        own = _ask("kubectl", "config", "view", "--minify", "-o", "jsonpath={..namespace}")
+    except NoAnswer:  # no cluster is configured
+        return "default"
+    return own.strip() or "default"
+
+
+def _ended(pod: dict[str, Any]) -> bool:
+    return pod["status"].get("phase") in ("Succeeded", "Failed")
+
+
+def _exit_status(pod: dict[str, Any]) -> int:
+    """0: it has none."""
+    for each in pod["status"].get("containerStatuses", []):
+        if ended := each.get("state", {}).get("terminated"):
+            return int(ended.get("exitCode", 0))
+    return 0
+
+
+def _why_waiting(pod: dict[str, Any]) -> str:
+    """Why a pod does not run, for people; "": nobody says."""
+    states = [each.get("state", {}) for each in pod["status"].get("containerStatuses", [])]
+    told = [state["waiting"] for state in states if "waiting" in state]
+    told += [each for each in pod["status"].get("conditions", []) if each["status"] == "False"]
+    for each in told:
+        reason = each.get("reason", "")
+        if each.get("message") and reason not in ("ContainersNotReady", "PodCompleted"):
+            return f"its pod waits: {reason}: {each['message']}"
+    return ""
