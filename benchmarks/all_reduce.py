@@ -1,8 +1,9 @@
 """The cost of a learner group's reduction beyond raw torch.distributed.
 
 Several processes take turns to reduce the gradients of one module as learners do, to sum one flat
-vector of the same size as learners do, and to sum it with torch.distributed. Prints one JSON line:
-medians in milliseconds, of the slowest process in each turn.
+vector of the same size as learners of one host do, to sum it as learners of several hosts do, over
+TLS, and to sum it with torch.distributed. Prints one JSON line: medians in milliseconds, of the
+slowest process in each turn.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import argparse
 import json
 import multiprocessing
 import statistics
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,17 +22,44 @@ import torch
 import torch.distributed
 
 from juggler.learner.core.learner_core import GradientAux
-from juggler.learner.group.peers import MeetingPoint, Peers
+from juggler.learner.group.gloo_peers import GlooPeers, MeetingPoint
 from juggler.learner.group.reduction import mean_over_learners
+from juggler.learner.group.ring_peers import RingAccess, RingPeers
+from juggler.learner.group.ring_server import RingServer
 from juggler.learner.process.devices import device_for, devices_here
+from juggler.runtime.actors.certificates import make_certificates
+from juggler.runtime.actors.credentials import call_metadata, why_refused
+from juggler.runtime.actors.endpoints import bind, make_server
 from juggler.runtime.actors.memory import keep_freed_memory
+from juggler.runtime.actors.tls import read_tls
 
 dist: Any = torch.distributed
 HOST = "127.0.0.1"
 
 
+def encrypted(rank: int, size: int, store: Any, directory: str) -> RingPeers:
+    """The same learners, over TLS."""
+    tls = read_tls(directory)
+    ring = RingServer(lambda metadata: why_refused(metadata, "secret", "run"))
+    server = make_server(8)
+    server.add_generic_rpc_handlers((ring.handler(),))
+    address = bind(server, f"{HOST}:0", token="secret", tls=tls)
+    server.start()
+    store.set(f"ring/{rank}", address)
+    addresses = [store.get(f"ring/{each}").decode() for each in range(size)]
+    access = RingAccess(ring, address, call_metadata("secret", "run", str(rank)), tls)
+    return RingPeers(access, "default/1", rank, addresses, bool)
+
+
 def member(
-    rank: int, size: int, device_name: str, parameters: int, turns: int, addresses: Any, found: Any
+    rank: int,
+    size: int,
+    device_name: str,
+    parameters: int,
+    turns: int,
+    directory: str,
+    addresses: Any,
+    found: Any,
 ) -> None:
     """One of the learners; rank 0 tells the others where to meet."""
     device = torch.device(device_for(device_name, rank, devices_here()))
@@ -42,7 +72,7 @@ def member(
         for _ in range(size):
             addresses.put(point.address)
     address = addresses.get(timeout=60)
-    peers = Peers(address, 1, rank, size, HOST, bool, device)
+    peers = GlooPeers(address, 1, rank, size, HOST, bool, device)
     way = "nccl" if peers._nccl else "gloo"
     host, _, port = address.rpartition(":")
     store = dist.TCPStore(host, int(port), wait_for_workers=False)
@@ -50,6 +80,7 @@ def member(
         "gloo", store=dist.PrefixStore("raw", store), rank=rank, world_size=size
     )
     raw = dist.new_group(backend=way)
+    secure = encrypted(rank, size, store, directory)
     gradient = torch.randn(parameters, device=device)  # [P]
     live_steps = torch.tensor(1000 + rank, device=device)  # []
     aux = GradientAux({"default": live_steps}, {}, {}, {"default": {}})
@@ -65,8 +96,11 @@ def member(
     def all_reduce() -> None:
         dist.all_reduce(bucket, group=raw)
 
-    works = [reduce, sum_up, all_reduce]
-    seconds = torch.zeros(len(works), turns, dtype=torch.float64)  # [3, turns]
+    def sum_over_tls() -> None:
+        secure.sum(bucket)
+
+    works = [reduce, sum_up, all_reduce, sum_over_tls]
+    seconds = torch.zeros(len(works), turns, dtype=torch.float64)  # [4, turns]
     for turn in range(turns):
         for place in range(len(works)):
             index = (place + turn) % len(works)
@@ -79,6 +113,7 @@ def member(
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
     if rank == 0:
         found.put((way, seconds.tolist()))
+    secure.close()
 
 
 def main() -> None:
@@ -90,7 +125,9 @@ def main() -> None:
     given = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     addresses, found = context.Queue(), context.Queue()
-    group = (given.learners, given.devices, given.parameters, given.turns)
+    directory = tempfile.TemporaryDirectory(prefix="jb-")
+    make_certificates(Path(directory.name), [HOST], 1)
+    group = (given.learners, given.devices, given.parameters, given.turns, directory.name)
     processes = [
         context.Process(
             target=member,
@@ -102,9 +139,10 @@ def main() -> None:
     for process in processes:
         process.start()
     way, times = found.get(timeout=120)
-    reduction, summed, raw = np.array(times)[:, given.turns // 5 :]
+    reduction, summed, raw, secure = np.array(times)[:, given.turns // 5 :]
     for process in processes:
         process.join()
+    directory.cleanup()
     result = {
         "way": way,
         "reduction_ms": statistics.median(reduction) * 1e3,
@@ -112,6 +150,8 @@ def main() -> None:
         "all_reduce_ms": statistics.median(raw) * 1e3,
         "reduction_ratio": statistics.median(reduction / raw),
         "sum_ratio": statistics.median(summed / raw),
+        "encrypted_ms": statistics.median(secure) * 1e3,
+        "encrypted_ratio": statistics.median(secure / summed),
     }
     print(json.dumps(result))
 

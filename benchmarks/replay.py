@@ -100,17 +100,37 @@ class Buffer:
         self._process.communicate()
 
 
-def compare(name: str, setting: dict[str, Any], peers: str | None, rounds: int) -> None:
+def commands_for(setting: dict[str, Any], peers: str | None) -> dict[str, list[str]]:
+    """What is compared, ours first."""
     commands = {"ours": [sys.executable, __file__, "--cycle"]}
     if peers:
         commands["torchrl"] = [peers, str(PEER), "torchrl"]
         if setting["steps"] == 1 and not setting["prioritized"]:
             commands["sb3"] = [peers, str(PEER), "sb3"]
+    return commands
+
+
+def compare(
+    name: str,
+    setting: dict[str, Any],
+    commands: dict[str, list[str]],
+    rounds: int,
+    cycles: int = 100,
+) -> None:
+    """Print the times of processes that take turns, by name, as ratios to that of "ours".
+
+    Args:
+        name: of the setting.
+        setting: that each process is told.
+        commands: that start them.
+        rounds: turns of each.
+        cycles: of each turn.
+    """
     buffers = {key: Buffer(command, setting) for key, command in commands.items()}
     times: dict[str, list[float]] = {key: [] for key in buffers}
     for _ in range(rounds):
         for key, buffer in buffers.items():
-            times[key].append(buffer.time(100))
+            times[key].append(buffer.time(cycles))
     for buffer in buffers.values():
         buffer.close()
     for key, values in times.items():
@@ -138,4 +158,4 @@ if __name__ == "__main__":
             print((process_time() - started) / int(line) * 1e6, flush=True)
     else:
         for each, given in SETTINGS.items():
-            compare(each, given, options.peers, options.rounds)
+            compare(each, given, commands_for(given, options.peers), options.rounds)

@@ -30,6 +30,7 @@ from juggler.learner.algorithms.dqn.config import DqnConfig
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.iql.config import IqlConfig
 from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
+from juggler.learner.algorithms.off_policy.epsilon_config import EpsilonGreedyConfig
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.pqn.config import PqnConfig
 from juggler.learner.algorithms.r2d2.config import R2d2Config
@@ -91,6 +92,7 @@ SECTIONS: list[tuple[str, type[Any]]] = [
     ("Learning with PQN", PqnConfig),
     ("Learning with BC", BcConfig),
     ("Learning with DQN, R2D2, SAC, TD3 and IQL", OffPolicyConfig),
+    ("Learning with DQN and R2D2", EpsilonGreedyConfig),
     ("Learning with DQN", DqnConfig),
     ("Learning with R2D2", R2d2Config),
     ("Learning with SAC", SacConfig),
@@ -142,7 +144,7 @@ def _own_fields(kind: type[Any]) -> list[Field[Any]]:
     have other defaults."""
     if kind is LearnerConfig or not issubclass(kind, LearnerConfig | QNetworkConfig):
         return list(fields(kind))
-    shared = (ActorCriticConfig, OffPolicyConfig)
+    shared = (ActorCriticConfig, EpsilonGreedyConfig, OffPolicyConfig)
     base = next((each for each in shared if issubclass(kind, each) and kind is not each), None)
     base = base or (LearnerConfig if issubclass(kind, LearnerConfig) else ModelConfig)
     every = {field.name: _default(field) for field in fields(base)}

@@ -14,6 +14,7 @@ from juggler.runtime.nearest import closest
 COMMANDS = {
     "train": ("juggler.cli.train", "train on this host, until solved or stopped"),
     "sweep": ("juggler.cli.sweep", "look for good settings with many short runs"),
+    "tune": ("juggler.cli.tune", "measure this machine, and say which sizes suit it"),
     "evaluate": ("juggler.cli.evaluate", "play with the policy in a checkpoint"),
     "record": ("juggler.cli.record", "make demonstrations with the policy in a checkpoint"),
     "status": ("juggler.cli.status", "show the state of a run"),

@@ -11,7 +11,13 @@ from typing import Any, Final
 from juggler.driver.driver_config import ConfigError
 from juggler.envrunner.agent_names import matches
 from juggler.envrunner.setup import RANDOM, may_play
-from juggler.runtime.checkpoints.checkpoint import CONNECTORS, PIPELINES
+from juggler.runtime.checkpoints.checkpoint import (
+    CONNECTORS,
+    IMITATION,
+    PIPELINES,
+    REPLAY,
+    RND,
+)
 from juggler.runtime.checkpoints.frozen import DIGEST, FROM, TRAIN, is_frozen
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.nearest import closest
@@ -25,8 +31,10 @@ _FROZEN_KEYS: Final = (TRAIN, FROM, DIGEST)
 
 _MODULE_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _RESERVED: Final = {
-    CONNECTORS: "checkpoints use this name for something else",
-    PIPELINES: "checkpoints use this name for something else",
+    **dict.fromkeys(
+        (CONNECTORS, PIPELINES, REPLAY, RND, IMITATION),
+        "checkpoints use this name for something else",
+    ),
     RANDOM: "it is the module that draws every action at random",
 }
 _LONGEST_PREFIX: Final = 60  # leaves room for a number behind it

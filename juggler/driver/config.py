@@ -248,7 +248,8 @@ class RunConfig:
         of_module = {key.name for part in (ModuleConfig, ConnectorsTable) for key in fields(part)}
         of_run = {key.name for part in (DriverConfig, EnvRunnerConfig) for key in fields(part)}
         # Whoever acts plays the environment, and not what the run may have learned from.
-        known = (of_module | of_run | {"agents", "mapping", "league"}) - {"dataset"}
+        without = {"dataset", "record", "record_gb"}
+        known = (of_module | of_run | {"agents", "mapping", "league"}) - without
         acting = {key: values[key] for key in values if key in known}
         if acting.get("league"):  # what was played is read, and its builder is not asked
             acting["league"] = {**acting["league"], "builder": NO_BUILDER, "options": {}}

@@ -58,6 +58,13 @@ def must_go_together(config: Checked) -> None:
     if config.env_runner.dataset:
         _check_dataset(config)
     runner = config.env_runner
+    if runner.record:
+        _check_record(config)
+    elif runner.record_gb is not None:
+        raise ConfigError(
+            f"record_gb = {runner.record_gb:g} without record: nothing is recorded; name a "
+            "directory with record = ..., or leave out record_gb"
+        )
     if (runner.gateway or runner.is_served) and (seen := config.critics_see):
         raise ConfigError(
             f"critic_sees = {seen[0]!r}: simulators send what an agent observes, and no more "
@@ -199,6 +206,24 @@ def _check_dataset(config: Checked) -> None:
             f"stop_return = {goal} with dataset = {dataset!r}: nobody plays in training, so there "
             "is no training return; set stop_steps, and evaluation_seconds to keep the best "
             "checkpoint"
+        )
+
+
+def _check_record(config: Checked) -> None:
+    """
+    Raises:
+        ConfigError: there are several agents, or the steps are those of a data set.
+    """
+    record = config.env_runner.record
+    if key := config.agents.first_given:
+        raise ConfigError(
+            f"record = {record!r} with {key}: a data set has the steps of one agent; leave out "
+            "record"
+        )
+    if dataset := config.env_runner.dataset:
+        raise ConfigError(
+            f"record = {record!r} with dataset = {dataset!r}: the steps are in that data set; "
+            "leave out record"
         )
 
 

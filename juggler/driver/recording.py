@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +13,6 @@ from juggler.driver.evaluating import Evaluated, evaluate
 from juggler.runtime.checkpoints.frozen import run_of
 
 if TYPE_CHECKING:
-    from gymnasium.envs.registration import EnvSpec
     from gymnasium.vector import VectorEnv
 
     from juggler.envrunner.datasets.episode_recorder import EpisodeRecorder
@@ -74,19 +71,19 @@ def record(
     def recording(
         config: RunConfig, where: Path, envs: VectorEnv[Any, Any, Any]
     ) -> Iterator[EpisodeRecorder]:
+        from juggler.envrunner.datasets.describing import spec_of, words_of
         from juggler.envrunner.datasets.episode_recorder import EpisodeRecorder
         from juggler.envrunner.datasets.writing import writing
 
         place = Path(to).expanduser() if to is not None else run_of(where) / DEMONSTRATIONS
-        name = re.sub(r"-v\d+$", "", config.env_runner.env.rpartition(":")[2])
         about = {
             "algorithm_name": "juggler",
             "description": f"{episodes} episodes of the policy in {where.name}, which took its "
             "most likely actions",
         }
         spaces = envs.single_observation_space, envs.single_action_space
-        spec = None if callable(env) else _spec_of(config)
-        dataset_id = f"juggler/{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-') or 'env'}-v0"
+        spec = None if callable(env) else spec_of(config.env_runner)
+        dataset_id = f"juggler/{words_of(config.env_runner.env)}-v0"
         with writing(place, dataset_id, *spaces, spec, about) as writer:
             yield EpisodeRecorder(envs, writer.add)
         places.append(place)
@@ -104,27 +101,3 @@ def record(
     return Demonstrations(
         played.checkpoint, played.returns, played.lengths, [], {}, dataset=places[0]
     )
-
-
-def _spec_of(config: RunConfig) -> EnvSpec | None:
-    """How Gymnasium makes the environment of a run again; None: it cannot, or nobody can write it
-    down."""
-    from gymnasium.envs.registration import EnvSpec
-
-    from juggler.envrunner.environments.naming import find_environment
-
-    runner = config.env_runner
-    if runner.is_elsewhere or runner.env_wrappers:
-        return None
-    found = find_environment(runner.env)
-    if not isinstance(found, EnvSpec):
-        return None
-    spec = copy.deepcopy(found)
-    spec.kwargs.update(runner.env_kwargs)
-    if runner.max_episode_steps is not None:
-        spec.max_episode_steps = runner.max_episode_steps
-    try:
-        spec.to_json()
-    except (TypeError, ValueError):
-        return None
-    return spec

@@ -194,7 +194,7 @@ def _build(
         with _failures_of(module_id if several else ""):
             group = spaces_of.get(module_id, groups[0])
             critic_space = critic_spaces.get(of_module.module.critic_sees)
-            built[module_id] = _build_one(of_module, group, critic_space, factory, own_classes)
+            built[module_id] = build_one(of_module, group, critic_space, factory, own_classes)
         shared.add(module_id, built[module_id].learner)
     return built
 
@@ -269,13 +269,19 @@ def _try_line_ups(
         line_ups.draw(line_up_generator(config.driver.seed, 0, episode))
 
 
-def _build_one(
+def build_one(
     config: RunConfig,
     group: AgentGroup,
     critic_space: Space[Any] | None,
     module: Any,
     own_classes: Mapping[str, type[Any]],
+    device: str = "cpu",
 ) -> Built:
+    """What stands between an environment of these spaces and the weights of a module.
+
+    Raises:
+        ValueError: a part cannot be built.
+    """
     connectors = config.connectors.parsed()
     env_to_module, module_to_env = build_runner_pipelines(
         connectors, group.observation_space, group.action_space, own_classes
@@ -295,6 +301,7 @@ def _build_one(
         critic_space=critic_space,
         connectors=connectors,
         own_connectors=own_classes,
+        device=device,
     )
     if DEFAULT_MODULE not in (trained := learner.get_params()):
         raise ValueError(

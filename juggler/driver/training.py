@@ -180,7 +180,7 @@ def start_run(
     before = path if over and path and (path / CONFIG_FILE).is_file() else None
     if path and not before:
         must_be_free(path)  # said at once, and not when all else has been tried
-    config = with_dataset(config, given, is_here=listen is None)
+    config = with_dataset(config, given, is_here=listen is None, is_new=before is None)
     other, frozen = other_run(config), frozen_modules(config)
     config = with_digests(config, frozen)
     rehearsed = with_models(config, given)
@@ -243,7 +243,7 @@ def resume_run(
             "with its own weights; to begin with others, start a new run"
         )
     must_be_of_one_run(config, checkpoint)
-    config = with_dataset(config, config.flat(), is_here=listen is None)
+    config = with_dataset(config, config.flat(), is_here=listen is None, is_new=False)
     progress = make_progress(config.driver.progress)
     if reached := goal_reached(run_dir, RunConfig.from_flat(checkpoint.config), config):
         progress.message(nothing_to_do(run_dir, reached, config))

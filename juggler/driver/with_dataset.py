@@ -1,4 +1,4 @@
-"""What a run that learns from a data set needs to know before it begins."""
+"""What a run that learns from a data set, or records one, needs to know before it begins."""
 
 from __future__ import annotations
 
@@ -9,24 +9,28 @@ from typing import Any
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.learner.algorithms.registry import find_algorithm
-from juggler.runtime.datasets.finding import DatasetError, environment_of
+from juggler.runtime.datasets.finding import DatasetError, environment_of, must_be_installed
 
 
-def with_dataset(config: RunConfig, given: Collection[str], *, is_here: bool) -> RunConfig:
+def with_dataset(
+    config: RunConfig, given: Collection[str], *, is_here: bool, is_new: bool
+) -> RunConfig:
     """A configuration whose environment is that of its data set, unless somebody gave one; and that
-    finds its data sets, and demonstrations, from any directory. One without them stays as it is.
+    finds its data sets, demonstrations, and what it records, from any directory. One without them
+    stays as it is.
 
     Args:
         config: of the run.
         given: keys that somebody gave a value to.
         is_here: EnvRunners are on this host, and the data set with them.
+        is_new: the run has recorded nothing yet.
 
     Raises:
-        ConfigError: the algorithm learns from nothing else, there is no such data set, or nothing
-            says what evaluations are to play.
+        ConfigError: the algorithm learns from nothing else, there is no such data set, nothing
+            says what evaluations are to play, or nothing can be recorded there.
     """
     if is_here:
-        config = _with_demonstrations(config)
+        config = _with_record(_with_demonstrations(config), is_new)
     name, algorithm = config.env_runner.dataset, config.learner.algorithm
     if not name and find_algorithm(algorithm).offline:
         raise ConfigError(
@@ -64,6 +68,23 @@ def _with_demonstrations(config: RunConfig) -> RunConfig:
         for module_id, table in modules.items()
     }
     return replace(config, learner=learner, agents=replace(config.agents, modules=tables))
+
+
+def _with_record(config: RunConfig, is_new: bool) -> RunConfig:
+    """A configuration that names the directory of what it records by where that is."""
+    if not config.env_runner.record:
+        return config
+    place = Path(config.env_runner.record).expanduser().resolve()
+    try:
+        must_be_installed()
+    except DatasetError as error:
+        raise ConfigError(f"record = {config.env_runner.record!r}: {error}") from error
+    if is_new and place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise ConfigError(
+            f"record = {config.env_runner.record!r}: {place} is there already, and not an empty "
+            "directory: choose another place, or remove it"
+        )
+    return replace(config, env_runner=replace(config.env_runner, record=str(place)))
 
 
 def _found(imitation: dict[str, Any]) -> dict[str, Any]:

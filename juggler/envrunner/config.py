@@ -28,6 +28,11 @@ class EnvRunnerConfig:
     """Learn from this Minari data set, a directory or a name, instead of sampling environments: for
     algorithms that can, such as bc. Evaluations play env, or the environment that the data set
     names."""
+    record: str = ""
+    """Record what is sampled as a data set in this directory, which `dataset` of another run can
+    name. Each EnvRunner writes parts of its own there, on its own host; with "" there is none."""
+    record_gb: float | None = None
+    """The most gigabytes that each EnvRunner records; none: as much as the disk takes."""
     env_wrappers: list[dict[str, Any] | str] = field(default_factory=list)
     """Wrappers around each environment, the outermost last: a name in gymnasium.wrappers,
     "module:Class", or a table of `use` (one of these) and the wrapper's options."""
@@ -89,6 +94,11 @@ class EnvRunnerConfig:
                 f"env_wrappers need environments that Python steps one by one, which those of "
                 f"{self.gateway or self.env!r} are not: leave them out"
             )
+        if not isinstance(self.record, str):
+            raise ValueError(f"record must be a directory, not {self.record!r}")
+        most = self.record_gb
+        if most is not None and not (type(most) in (int, float) and 0 < most < float("inf")):
+            raise ValueError(f"record_gb must be a number of gigabytes above 0, not {most!r}")
         limit = self.max_episode_steps
         if limit is not None and (type(limit) is not int or limit < 1):
             raise ValueError(f"max_episode_steps must be an integer of at least 1, not {limit!r}")

@@ -111,7 +111,8 @@ class EnvRunner:
         told = from_json(setup.config, EnvRunnerSetup)
         seed_process(setup.seed)
         own = self._env_factory, self._own_code, self._frozen
-        self._told, self._stage = told, build_stage(told, setup.seed, self._index, *own)
+        worker = self._attachment.worker_id, self._index, self._warn
+        self._told, self._stage = told, build_stage(told, setup.seed, *own, *worker)
         self._tells_agents = has_metrics_by_agent(told.agents)
         for module_id, acting in told.modules.items():
             self._acts_with(module_id, acting)
@@ -301,9 +302,8 @@ class EnvRunner:
         assert self._told is not None
         directory = Path(command.video)
         try:
-            stage = build_filmed_stage(
-                self._told, command.seed, self._env_factory, self._own_code, directory
-            )
+            own = self._env_factory, self._own_code, self._warn
+            stage = build_filmed_stage(self._told, command.seed, *own, directory)
             try:
                 stage.load_checkpoint(Path(command.checkpoint))
                 stage.evaluate(
@@ -316,8 +316,10 @@ class EnvRunner:
             finally:
                 stage.close()  # which finishes the video
         except (ValueError, OSError, EnvironmentFailed) as error:
-            text = f"could not record {directory.name}: {error}"
-            self._attachment.report(training_pb2.Note(text=text, warning=True))
+            self._warn(f"could not record {directory.name}: {error}")
+
+    def _warn(self, text: str) -> None:
+        self._attachment.report(training_pb2.Note(text=text, warning=True))
 
     def _act_on(self, streams: LearnerStreams, at_least: Version) -> bool:
         """Let a module act with its newest weights. False where they cannot come any more."""

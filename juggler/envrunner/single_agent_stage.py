@@ -59,7 +59,7 @@ class SingleAgentStage(NoLeague):
         return [self._parts.ready(self._module_id, self._env.num_envs, self._steps)]
 
     def load(self, module_id: str, weights: Tree) -> None:
-        self._policy.load(weights)
+        self._policy.load(self._parts.as_here(weights))
 
     def set_connector_state(self, module_id: str, state: State) -> None:
         self._parts.connectors.set_state(state)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
+from juggler.envrunner.datasets.sampled_episodes import recorded_while_played
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.environments.video import record_videos
@@ -21,20 +23,24 @@ from juggler.envrunner.stage import OwnCode, Stage
 def build_stage(
     told: EnvRunnerSetup,
     seed: int,
-    index: int,
     env_factory: Any,
     own_code: OwnCode,
     frozen: FrozenWeights,
+    worker_id: str,
+    index: int,
+    tell: Callable[[str], None],
 ) -> Stage:
     """Make the environments, and the modules that act in them.
 
     Args:
         told: by the driver.
         seed: of the worker.
-        index: of the worker.
         env_factory: makes the environments instead of the name in `told`; None: that does.
         own_code: may be used in the setup.
         frozen: what modules play with that are not trained.
+        worker_id: of the worker.
+        index: of the worker.
+        tell: people, of a problem with what it records.
     """
     with ExitStack() as undo:
         stage: Stage
@@ -55,6 +61,9 @@ def build_stage(
                 env = RecordedEnvs.of(told.env_runner)
             else:
                 env = make_vector_env(told.env_runner, env_factory, index)
+                env = recorded_while_played(
+                    env, told.env_runner, worker_id, named=env_factory is None, tell=tell
+                )
             undo.callback(env.close)
             stage = SingleAgentStage(told, env, seed, own_code)
             step_back(env)
@@ -63,7 +72,12 @@ def build_stage(
 
 
 def build_filmed_stage(
-    told: EnvRunnerSetup, seed: int, env_factory: Any, own_code: OwnCode, directory: Path
+    told: EnvRunnerSetup,
+    seed: int,
+    env_factory: Any,
+    own_code: OwnCode,
+    tell: Callable[[str], None],
+    directory: Path,
 ) -> Stage:
     """A stage with one environment, whose first episode is written to a video.
 
@@ -72,12 +86,13 @@ def build_filmed_stage(
         seed: likewise.
         env_factory: likewise.
         own_code: likewise.
+        tell: likewise.
         directory: of the video.
 
     Raises:
         ValueError: the environment cannot render images, or a package is missing.
     """
-    config = replace(told.env_runner, envs_per_runner=1, vectorize="sync")
+    config = replace(told.env_runner, envs_per_runner=1, vectorize="sync", record="")
     factory: Any
     if told.agents:
         from juggler.envrunner.multi_agent.game_videos import record_games
@@ -86,4 +101,4 @@ def build_filmed_stage(
     else:
         factory, _ = record_videos(config, env_factory, directory, 1)
     told = replace(told, env_runner=config)
-    return build_stage(told, seed, 0, factory, own_code, FrozenWeights())
+    return build_stage(told, seed, factory, own_code, FrozenWeights(), "", 0, tell)

@@ -45,7 +45,7 @@ class LocalInference:
             raise SessionError(Code.FULL, text, message.seq, retryable=True)
         ended = recording.terminated or recording.truncated
         session.alone.acted[recording.environment] = 0 if ended else 1
-        player.recorder.arrive(recording)
+        player.record(recording)
 
     def policy(self, session: Session) -> None:
         """

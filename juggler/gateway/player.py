@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.envrunner.paced.places import put, take
 from juggler.gateway.environments import Environments
+from juggler.gateway.episode_log import EpisodeLog
 from juggler.gateway.publisher import Publisher
 from juggler.gateway.recorder import Recorder
-from juggler.gateway.recordings import Reader
+from juggler.gateway.recordings import Reader, Recording
 from juggler.gateway.row_layout import Layout, ValueChecks
 from juggler.gateway.sessions import SessionError
 from juggler.gateway.step_batches import Steps
@@ -69,6 +70,7 @@ class Player:
         recorder: makes rows of recordings.
         reader: reads and checks recordings.
         publisher: hands out the policy.
+        episode_log: hears of every step, if episodes are recorded.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Player:
         self.recorder = Recorder(self.environments, policy, max_staleness, self._see)
         self.reader = Reader(observation_space, policy.action_space)
         self.publisher = Publisher(policy, observation_space, action_space)
+        self.episode_log: EpisodeLog | None = None
         self._delta: State = {}
 
     def unseat(self, places: list[int]) -> None:
@@ -102,6 +105,8 @@ class Player:
         gone = set(places)
         self.waiting = deque(each for each in self.waiting if int(each.slots[0]) not in gone)
         self.recorder.unseat(gone)
+        if self.episode_log is not None:
+            self.episode_log.drop(gone)
         self.environments.unseat(places)
 
     # -- steps that come --------------------------------------------------------------------------
@@ -144,6 +149,8 @@ class Player:
 
     def _take(self, arrivals: list[Steps], shown: Tree) -> None:
         slots = np.concatenate([steps.slots for steps in arrivals])  # [B]
+        if self.episode_log is not None:
+            self.episode_log.arrive(arrivals, shown)
         observations = self._see(shown, partial(_shown, arrivals))  # [B, ...]
         self.environments.take_results(arrivals, slots, observations)
         begin = 0
@@ -171,6 +178,12 @@ class Player:
             self._delta = merge(self._delta, delta) if self._delta else delta
         return observations
 
+    def record(self, recording: Recording) -> None:
+        """Take steps that somebody else took."""
+        if self.episode_log is not None:
+            self.episode_log.record(recording)
+        self.recorder.arrive(recording)
+
     # -- actions that go -------------------------------------------------------------------------
 
     def act(self, wanted: int, most_rows: int, holds_up: bool = True) -> list[Acted]:
@@ -190,7 +203,10 @@ class Player:
         if len(places):
             seen = _gathered(chosen)  # [B, ...]
             actions = self.environments.act(places, recording, seen)
-            arrays = _arrays(to_tree(self._action_space, actions))
+            tree = to_tree(self._action_space, actions)  # [B, ...]
+            if self.episode_log is not None:
+                self.episode_log.act(places, tree)
+            arrays = _arrays(tree)
             leaves = zip(arrays, self.action_layout.leaves, strict=True)
             sent = [np.asarray(array, leaf.dtype).tobytes() for array, leaf in leaves]
         answers, begin = [], 0

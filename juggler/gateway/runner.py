@@ -9,6 +9,8 @@ from typing import Any
 
 from gymnasium import Space
 
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.datasets.sampled_episodes import SampledEpisodes
 from juggler.envrunner.deliveries import Deliveries
 from juggler.envrunner.environments.seeding import module_seeds, seed_process
 from juggler.envrunner.finiteness import NonFinite
@@ -118,7 +120,7 @@ class GatewayRunner:
         if self._contact.health is not None:
             self._contact.health.ready(False)
         for module in self._modules.values():
-            module.streams.close()
+            module.close()
 
     # -- commands, in the first thread ----------------------------------------------------------
 
@@ -201,6 +203,7 @@ class GatewayRunner:
             config.envs_per_runner * agents,
             config.fragment_steps,
             self._own_code,
+            self._recorded(config, observation_space, action_space),
         )
         missing = [each for each, module in self._modules.items() if module.player is None]
         if missing:
@@ -213,6 +216,19 @@ class GatewayRunner:
         ready = [module.ready for module in self._modules.values()]
         self._attachment.reply(command_id, training_pb2.Ready(modules=ready))
         return player
+
+    def _recorded(
+        self, config: EnvRunnerConfig, observation_space: Space[Any], action_space: Space[Any]
+    ) -> SampledEpisodes | None:
+        """What takes the episodes that are recorded, if the configuration says so."""
+        if not config.record:
+            return None
+
+        def tell(text: str) -> None:
+            self._attachment.report(training_pb2.Note(text=text, warning=True))
+
+        worker = self._attachment.worker_id
+        return SampledEpisodes(config, worker, observation_space, action_space, None, tell)
 
     def wanted(self, module_id: str) -> int:
         module = self._modules[module_id]

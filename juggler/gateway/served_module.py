@@ -7,6 +7,7 @@ from typing import Any
 
 from gymnasium import Space
 
+from juggler.envrunner.datasets.sampled_episodes import SampledEpisodes
 from juggler.envrunner.deliveries import receipt_for
 from juggler.envrunner.finiteness import NonFinite, check_finite
 from juggler.envrunner.learner_streams import FIRST_WEIGHTS_SECONDS, LearnerStreams
@@ -14,6 +15,7 @@ from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.envrunner.paced.rows import oldest_version
 from juggler.envrunner.setup import ActingSetup
 from juggler.envrunner.stage import ActingParts, OwnCode
+from juggler.gateway.episode_log import EpisodeLog
 from juggler.gateway.player import Player
 from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -42,6 +44,8 @@ class ServedModule:
         self.rows = 0
         self.ready: training_pb2.Ready.Module
         self._has_weights = False
+        self._parts: ActingParts
+        self._episodes: SampledEpisodes | None = None
 
     def prepare(
         self,
@@ -50,6 +54,7 @@ class ServedModule:
         rows: int,
         steps: int,
         own_code: OwnCode,
+        episodes: SampledEpisodes | None = None,
     ) -> Player:
         """Make the player.
 
@@ -59,8 +64,10 @@ class ServedModule:
             rows: of a batch.
             steps: T.
             own_code: may be used in the setup.
+            episodes: take the episodes that are recorded, if they are.
         """
         parts = ActingParts.build(self.setup, observation_space, action_space, own_code)
+        self._parts = parts
         policy = GatheredPolicy(parts.module, parts.connectors, parts.module_to_env, self._seed)
         self.player = Player(
             observation_space,
@@ -70,9 +77,20 @@ class ServedModule:
             steps,
             self.setup.row_age,
         )
+        if episodes is not None:
+            self._episodes = episodes
+            self.player.episode_log = EpisodeLog(
+                self.player.layout, policy, action_space, episodes.add
+            )
         self.rows = rows
         self.ready = parts.ready(self.streams.module_id, rows, steps)
         return self.player
+
+    def close(self) -> None:
+        """Let go of the learners, and complete what was recorded."""
+        self.streams.close()
+        if self._episodes is not None:
+            self._episodes.complete()
 
     @property
     def complete(self) -> int:
@@ -85,7 +103,8 @@ class ServedModule:
         if player is None or weights is None:
             return
         if not self._has_weights or weights.version > player.version:
-            player.use(weights.tree[self.streams.module_id], weights.version)
+            tree: Any = weights.tree
+            player.use(self._parts.as_here(tree[self.streams.module_id]), weights.version)
             self._has_weights = True
 
     def take_notes(self) -> list[training_pb2.Note]:

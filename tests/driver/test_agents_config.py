@@ -175,6 +175,12 @@ def test_what_acts_needs_no_algorithm() -> None:
     [
         ({"agents": {"*": "connectors"}}, "'connectors' cannot be a module's id, because check"),
         ({"agents": {"*": "learner_pipelines"}}, "choose another"),
+        ({"modules": {"replay": {}}}, "'replay' cannot be a module's id, because checkpoints"),
+        ({"modules": {"rnd": {}}}, "'rnd' cannot be a module's id, because checkpoints"),
+        (
+            {"modules": {"imitation": {}}},
+            "'imitation' cannot be a module's id, because check",
+        ),
         ({"modules": {"random": {}}}, "'random' cannot be a module's id, because it is"),
         ({"agents": {"*": "a b"}}, "'a b' cannot be a module's id: use 1 to 64 letters"),
         ({"agents": {"*": ""}}, "'' cannot be a module's id"),

@@ -29,7 +29,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def begin(**given: Any) -> RunConfig:
-    return with_dataset(RunConfig.from_flat(given), given.keys(), is_here=True)
+    return with_dataset(RunConfig.from_flat(given), given.keys(), is_here=True, is_new=True)
 
 
 def test_evaluations_play_what_the_data_set_is_of_unless_somebody_says_otherwise(
@@ -45,13 +45,13 @@ def test_evaluations_play_what_the_data_set_is_of_unless_somebody_says_otherwise
 
 def test_a_run_without_a_data_set_stays_as_it_is() -> None:
     config = RunConfig.from_flat({})
-    assert with_dataset(config, (), is_here=True) is config
+    assert with_dataset(config, (), is_here=True, is_new=True) is config
 
 
 def test_a_data_set_on_another_host_is_not_looked_for() -> None:
     given = {"algorithm": "bc", "dataset": "/somewhere/else"}
     config = RunConfig.from_flat(given)
-    assert with_dataset(config, given, is_here=False) is config
+    assert with_dataset(config, given, is_here=False, is_new=True) is config
 
 
 @pytest.mark.parametrize(
@@ -97,3 +97,33 @@ def test_an_evaluation_needs_an_environment(place: Path) -> None:
 def test_who_acts_with_the_policy_later_needs_no_data_set() -> None:
     config = RunConfig.to_act({"algorithm": "bc", "dataset": "gone", "env": "CartPole-v1"})
     assert config.env_runner.dataset == ""
+
+
+def test_what_a_run_records_is_found_from_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = begin(record="sampled")
+    assert config.env_runner.record == str(tmp_path / "sampled")
+    (tmp_path / "sampled").mkdir()
+    assert begin(record="sampled").env_runner == config.env_runner
+    (tmp_path / "sampled" / "file").touch()
+    with pytest.raises(ConfigError, match=r"record = 'sampled': .* is there already, and not an"):
+        begin(record="sampled")
+    resumed = with_dataset(config, config.flat(), is_here=True, is_new=False)
+    assert resumed.env_runner == config.env_runner
+    assert RunConfig.to_act(config.flat()).env_runner.record == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"agents": {"a": "default"}}, "record = 'sampled' with agents: a data set has the steps"),
+        ({"algorithm": "bc", "dataset": "mine"}, "the steps are in that data set; leave out rec"),
+        ({"record": "", "record_gb": 1.0}, "record_gb = 1 without record: nothing is recorded"),
+        ({"record_gb": 0.0}, "record_gb must be a number of gigabytes above 0, not 0.0"),
+    ],
+)
+def test_what_does_not_go_with_a_recording_is_told(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        RunConfig.from_flat({"record": "sampled", **given})

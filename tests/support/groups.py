@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from juggler.learner.group.peers import MeetingPoint, Peers
+from juggler.learner.group.gloo_peers import GlooPeers, MeetingPoint
+from juggler.learner.group.peers import Peers
 from juggler.learner.learner import Learner
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ def meet(size: int, device: torch.device | None = None) -> list[Peers]:
     point, generation = MeetingPoint("127.0.0.1"), next(_GENERATIONS)
 
     def peers(rank: int) -> Peers:
-        return Peers(point.address, generation, rank, size, "127.0.0.1", never, device)
+        return GlooPeers(point.address, generation, rank, size, "127.0.0.1", never, device)
 
     return at_once([lambda rank=rank: peers(rank) for rank in range(size)])  # type: ignore[misc]
 

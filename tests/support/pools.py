@@ -1,4 +1,5 @@
-"""Stands in for the package envpool: two small games, with what EnvPool's are like for a caller.
+"""Stands in for the package envpool: two small games, and walks at their own pace, with what
+EnvPool's are like for a caller.
 
 Games come in the order in which they were ready, so rows are shuffled here. An action for a game
 that is over begins the next one. `reset` is for all of them.
@@ -92,21 +93,70 @@ class Together(Stones):
         return seen, rewards, terminated, truncated, info
 
 
+class Walks:
+    """One walker in each of N environments, of which `recv` has the M that are ready first.
+
+    It sees its number and how many steps it has made, and gets its action and 0.1 for each step.
+    Walks of environment i end after 3 + i % 3 steps; those of odd ones are cut off there."""
+
+    observation_space: Any = spaces.Box(0, 99, (2,), np.float32)
+    action_space: Any = spaces.Discrete(2)
+
+    def __init__(self, num_envs: int, batch_size: int, seed: int = 0) -> None:
+        self.seed, self.size, self.closed = seed, batch_size, False
+        self.steps = np.zeros(num_envs, np.intp)
+        self.over = np.zeros(num_envs, np.bool_)
+        self._random, self._now = np.random.default_rng(seed), 0.0
+        self._waiting: list[tuple[float, int, float]] = []  # when it is ready, which, its reward
+
+    def async_reset(self) -> None:
+        self.steps[:] = 0
+        self._waiting = [(self._random.random(), env, 0.0) for env in range(len(self.steps))]
+
+    def send(self, actions: Any, env_ids: Any) -> None:
+        assert env_ids.dtype == np.int32
+        assert len(actions) == len(env_ids) == self.size
+        assert not {*env_ids.tolist()} & {env for _, env, _ in self._waiting}, (
+            "it has not been told"
+        )
+        for env, action in zip(env_ids.tolist(), actions.tolist(), strict=True):
+            begins = self.over[env]
+            self.steps[env] = 0 if begins else self.steps[env] + 1
+            self.over[env] = not begins and self.steps[env] == 3 + env % 3
+            reward = 0.0 if begins else action + 0.1
+            slow = 5 if env == 0 else 1
+            self._waiting.append((self._now + slow * self._random.random(), env, reward))
+
+    def recv(self) -> tuple[Any, ...]:
+        self._waiting.sort()
+        ready, self._waiting = self._waiting[: self.size], self._waiting[self.size :]
+        self._now = ready[-1][0]
+        env = np.array([each for _, each, _ in ready], np.int32)
+        seen = np.stack([env, self.steps[env]], 1).astype(np.float32)
+        rewards = np.array([reward for *_, reward in ready], np.float32)
+        over, odd = self.over[env], env % 2 == 1
+        return seen, rewards, over & ~odd, over & odd, {"env_id": env}
+
+    def close(self) -> None:
+        self.closed = True
+
+
 class Pools(ModuleType):
     """The module `envpool`, with what was made of it."""
 
     GAMES: ClassVar = {"Stones-v1": Stones, "Together-v1": Together}
+    WALKS: ClassVar = {"Walks-v1": Walks}
 
     def __init__(self) -> None:
         super().__init__("envpool")
-        self.made: list[Stones] = []
+        self.made: list[Any] = []
 
     def list_all_envs(self) -> list[str]:
-        return ["Pong-v5", *self.GAMES]
+        return ["Pong-v5", *self.GAMES, *self.WALKS]
 
     def make_spec(self, name: str) -> Any:
         return SimpleNamespace(config=SimpleNamespace(max_num_players=1 + (name in self.GAMES)))
 
-    def make_gymnasium(self, name: str, **options: Any) -> Stones:
-        self.made.append(self.GAMES[name](**options))
+    def make_gymnasium(self, name: str, **options: Any) -> Any:
+        self.made.append({**self.GAMES, **self.WALKS}[name](**options))
         return self.made[-1]

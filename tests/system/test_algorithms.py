@@ -8,8 +8,17 @@ import json
 from typing import Any
 
 import pytest
-from support.place import REPOSITORY, Place, assert_books_balance, metrics, summary
+from support.place import (
+    REPOSITORY,
+    Place,
+    assert_books_balance,
+    checkpoints,
+    metrics,
+    summary,
+)
 from support.seeds import first_of, seeds
+
+from juggler.runtime.checkpoints.checkpoint import read
 
 pytestmark = pytest.mark.slow
 
@@ -67,6 +76,34 @@ def test_cartpole_is_solved(place: Place, algorithm: str, seed: int) -> None:
 def test_dqn_holds_poles_ten_times_as_long_as_random_play(place: Place, seed: int) -> None:
     limits = ("--stop-return", 220, "--stop-steps", 60_000)
     end = train(place, "cartpole", "--algorithm", "dqn", "--seed", seed, *limits)
+    assert end["solved"], metrics(place.path / "run")
+
+
+def test_two_runners_and_a_learner_hold_the_ratio_that_they_are_told(place: Place) -> None:
+    """The shape of Ape-X: priorities, environments that explore less and less, and a learner that
+    draws each step eight times, whoever is faster."""
+    begin, drawn, ratio = 1000, 64, 8.0
+    replay = ("--replay-begin", begin, "--replay-batch-size", drawn, "--replay-ratio", ratio)
+    ladder = ("--exploration-epsilon", 0.4, "--exploration-ladder", 7, "--priority-exponent", 0.6)
+    options = ("--num-env-runners", 2, "--envs-per-runner", 8, *replay, *ladder)
+    limits = ("--stop-return", 501, "--stop-steps", 25_000)
+    end = train(place, "cartpole", "--algorithm", "dqn", *options, *limits)
+    assert end["num_env_runners"] == 2
+    told = end["modules"]["default"]["samples_per_insert"]
+    assert abs(told / ratio - 1) < 0.05
+    # By Adam's own count of its steps, which knows nothing of a replay.
+    state: Any = read(checkpoints(place.path / "run")[-1]).tree["default"]
+    steps = int(state["moments"]["updates"])
+    assert abs(steps * drawn / (end["env_steps_trained"] - begin) / ratio - 1) < 0.05
+
+
+@pytest.mark.parametrize("seed", first_of([1, 2]))
+def test_c51_holds_poles_ten_times_as_long_as_random_play(place: Place, seed: int) -> None:
+    atoms = {"atoms": 51, "v_min": 0.0, "v_max": 20.0}
+    model = json.dumps({"hidden_sizes": [64, 64], "activation": "relu", **atoms})
+    limits = ("--stop-return", 220, "--stop-steps", 60_000)
+    options = ("--algorithm", "dqn", "--seed", seed, "--model", model)
+    end = train(place, "cartpole", *options, *limits)
     assert end["solved"], metrics(place.path / "run")
 
 

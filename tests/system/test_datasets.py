@@ -202,3 +202,60 @@ def test_an_episode_that_is_damaged_ends_the_run_and_is_named(place: Place) -> N
     assert "of the data set in" in run.output
     assert "shown/data is damaged" in run.output
     place.assert_nothing_is_left()
+
+
+def assert_are_whole_episodes_of_cartpole(dataset: Dataset) -> None:
+    """Each step leads to the next observation by the rules of the game, from a beginning to an
+    end."""
+    import gymnasium
+
+    env = gymnasium.make("CartPole-v1").unwrapped
+    env.reset()
+    for index in range(len(dataset)):
+        episode = dataset.episode(index)
+        assert np.abs(episode.observations[0]).max() <= 0.05
+        for step in range(len(episode)):
+            env.state, env.steps_beyond_terminated = episode.observations[step], None
+            after, _, terminated, _, _ = env.step(int(episode.actions[step]))
+            np.testing.assert_allclose(episode.observations[step + 1], after, atol=1e-5)
+            assert terminated == (episode.terminated and step == len(episode) - 1)
+        assert episode.terminated or len(episode) == 500
+    env.close()
+
+
+def test_what_a_run_samples_is_recorded_whole_whoever_is_killed(place: Place) -> None:
+    options = ("--record", "sampled", "--num-env-runners", 2, "--run-dir", "run")
+    # With this rate poles fall early for long, so that there are many episodes.
+    stops = ("--stop-return", 501, "--lr", 1e-5)
+    run = place.start("train", "cartpole", *options, *stops)
+    directory, sampled = place.path / "run", place.path / "sampled"
+
+    def begun() -> set[Path]:
+        return set(sampled.glob(".envrunner-1-part-1-v0.partial-*/data/main_data.hdf5"))
+
+    before: set[Path] = eventually(begun, 60, lambda: run.output)
+    place.worker("envrunner 1").kill()
+    # The one in its place removes this part, and begins it anew.
+    eventually(lambda: begun() and not begun() & before, 200, lambda: run.output)
+    run.interrupt()
+    assert run.wait(60) == 130, run.output
+    assert_books_balance(directory)
+    parts = {each.name for each in sampled.iterdir()}
+    assert {"envrunner-0-part-1-v0", "envrunner-1-part-1-v0"} <= parts
+    assert not any(name.startswith(".") for name in parts), "nothing half-written"
+    first = Dataset(str(sampled))
+    assert_are_whole_episodes_of_cartpole(first)
+    trained = summary(directory)["env_steps_trained"]
+    resumed = place.run("train", "--resume", "run", "--stop-steps", trained + 10_000)
+    assert resumed.status == 0, resumed.output
+    second = Dataset(str(sampled))
+    assert len(second) > len(first) > 64
+    added = {each.name for each in sampled.iterdir()} - parts
+    assert {name.partition("-part-")[0] for name in added} == {"envrunner-0", "envrunner-1"}
+    options = ("--algorithm", "iql", "--dataset", "sampled", "--run-dir", "student")
+    learned = place.run("train", *options, "--stop-steps", 2000)
+    assert learned.status == 0, learned.output
+    again = place.run("train", "cartpole", "--record", "sampled")
+    assert again.status == 2, again.output
+    assert "is there already, and not an empty directory" in again.output
+    place.assert_nothing_is_left()

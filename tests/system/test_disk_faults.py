@@ -158,3 +158,24 @@ def test_a_learner_goes_on_from_the_checkpoint_before_a_damaged_one(place: Place
     assert run.wait(30) == 130, run.output
     assert_books_balance(watched.directory)
     place.assert_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_training_goes_on_without_the_recording_that_a_full_disk_refuses(
+    place: Place, disk: Disk
+) -> None:
+    pytest.importorskip("minari", reason="needs juggler[datasets]")
+    sampled = disk.path / "sampled"
+    options = ("--record", sampled, "--num-env-runners", 1, "--stop-return", 501)
+    run = place.start("train", "cartpole", *options, "--run-dir", "run")
+    eventually(lambda: list(sampled.glob(".envrunner-0-part-*/data/*.hdf5")), 60)
+    disk.fill(place.worker("envrunner 0").pid)
+    run.wait_for("records no more episodes, and samples on: cannot write the data set")
+    assert not list(sampled.iterdir()), "nothing half-written"
+    reached = status(place.path / "run")["steps"]["trained"]
+    eventually(lambda: status(place.path / "run")["steps"]["trained"] > reached, 60)
+    disk.empty(place.worker("envrunner 0").pid)
+    run.interrupt()
+    assert run.wait(60) == 130, run.output
+    assert_books_balance(place.path / "run")
+    place.assert_nothing_is_left()

@@ -140,37 +140,61 @@ def _own_address() -> str:
 
 
 @pytest.mark.slow
-def test_several_learners_beyond_loopback_are_told_that_they_are_plain(place: Place) -> None:
+def test_learners_of_several_hosts_sum_over_tls_and_one_may_be_killed(place: Place) -> None:
+    hosts = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
+    made = place.run("certs", "tls", *(word for host in hosts for word in ("--host", host)))
+    assert made.status == 0, made.output
+    directory = place.path / "run"
+    driver = place.start("driver", "cartpole", *LONG, "--num-learners", 2, "--tls", "tls")
+    dial = ["--driver", _address(driver), "--tls", "tls"]
+    runner = place.start("envrunner", *dial)
+    first, second = (place.start("learner", *dial, "--bind", f"{host}:0") for host in hosts[:2])
+
+    def trained_more(than: int) -> None:
+        eventually(
+            lambda: trained_steps(directory) > than,
+            60,
+            lambda: "\n".join(each.output for each in (driver, runner, first, second)),
+        )
+
+    trained_more(0)
+    mixed = place.start("learner", *dial, "--bind", f"{hosts[2]}:0", "--insecure")
+    assert mixed.wait(60) == 1
+    assert "some learners of this group would encrypt their gradients" in mixed.output
+    second.process.kill()
+    second.wait(30)
+    trained_more(trained_steps(directory) + 20_000)
+    third = place.start("learner", *dial, "--bind", f"{hosts[2]}:0")
+    both = r"learner group \d+: learner-0 on cpu, learner-\d on cpu"
+    eventually(lambda: len(re.findall(both, driver.output)) == 2, 60, lambda: driver.output)
+    trained_more(trained_steps(directory) + 20_000)
+    driver.interrupt()
+    assert driver.wait(30) == 130, driver.output
+    for each in (runner, first, third):
+        assert each.wait(30) == 0, each.output
+        assert "unencrypted" not in each.output
+    assert_books_balance(directory)
+
+
+@pytest.mark.slow
+def test_learners_on_a_private_network_may_be_plain_and_say_so(place: Place) -> None:
     host = _own_address()
     made = place.run("certs", "tls", "--host", host)
     assert made.status == 0, made.output
     directory = place.path / "run"
-    options = [*LONG[:-1], f"{host}:0", "--num-learners", 2, "--tls", "tls"]
-    driver = place.start("driver", "cartpole", *options)
+    driver = place.start(
+        *["driver", "cartpole", *LONG[:-1], f"{host}:0", "--num-learners", 2, "--tls", "tls"]
+    )
     dial = ["--driver", _address(driver), "--tls", "tls"]
     runner = place.start("envrunner", *dial)
-    bound = [*dial, "--bind", f"{host}:0"]
-    refused = place.start("learner", *bound)
-    assert refused.wait(60) == 1
-    why = "several learners would add up their gradients unencrypted and unauthenticated"
-    assert why in refused.output
-    assert "Start each of them with --insecure" in refused.output
-    driver.wait_for(why, 30)
-    driver.interrupt()
-    assert driver.wait(30) == 130, driver.output
-    assert runner.wait(30) == 0
-    words = f"learners of a group talk to each other unencrypted and unauthenticated, at {host}"
-
-    driver = place.start("driver", "cartpole", *[*options[:2], "--run-dir", "second", *options[4:]])
-    directory = place.path / "second"
-    dial[1] = bound[1] = _address(driver)
-    runner = place.start("envrunner", *dial)
-    learners = [place.start("learner", *bound, "--insecure") for _ in range(2)]
+    bound = [*dial, "--bind", f"{host}:0", "--insecure"]
+    learners = [place.start("learner", *bound) for _ in range(2)]
     eventually(lambda: trained_steps(directory) > 0, 60, lambda: driver.output)
     driver.interrupt()
     assert driver.wait(30) == 130, driver.output
     for each in (runner, *learners):
         assert each.wait(30) == 0, each.output
+    words = f"learners of a group talk to each other unencrypted and unauthenticated, at {host}"
     assert all(
         f"{words}, even with TLS: keep that network private" in each.output for each in learners
     )

@@ -136,12 +136,12 @@ class CommandSender:
         self.send(worker, request)
 
     def _form_group(self, command: events.FormGroup) -> None:
-        first = command.members[0]
+        points = self._registry.meeting_points[command.module_id]
         group = training_pb2.Group(
             module_id=command.module_id,
             generation=command.generation,
             members=command.members,
-            meeting_point=self._registry.meeting_points[command.module_id][first],
+            meeting_points=[points[member] for member in command.members],
         )
         for member in command.members:
             self.tell(member, group)

@@ -25,6 +25,26 @@ def acting_setup(config: RunConfig) -> ActingSetup:
     )
 
 
+def epsilon_exponents(config: RunConfig, runner: int, environments: int) -> tuple[float, ...]:
+    """By which powers of ε a module explores in one EnvRunner (Horgan et al. 2018, "Distributed
+    Prioritized Experience Replay", section 4). Of all N environments, the i-th has
+    1 + α i / (N - 1). Where an EnvRunner's rows are not those of its environments, with a gateway
+    or several agents, it is the i-th of N EnvRunners.
+
+    Args:
+        config: as the module has it.
+        runner: index of the EnvRunner; one beyond those of the configuration explores least.
+        environments: of each EnvRunner.
+    """
+    alpha = getattr(config.learner, "exploration_ladder", 0.0)
+    if not alpha:
+        return ()
+    each = 1 if config.agents.agents or config.env_runner.gateway else environments
+    last = max(1, config.driver.num_env_runners * each - 1)
+    places = range(runner * each, (runner + 1) * each)
+    return tuple(1 + alpha * min(1.0, place / last) for place in places)
+
+
 def add_module(
     config: RunConfig, module_id: str, spaces: Spaces, seed: int
 ) -> training_pb2.AddModule:

@@ -9,7 +9,7 @@ from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.config import RunConfig
 from juggler.driver.learner_group.placement import Hosting
 from juggler.driver.record.candidates import CONFIRMING_EPISODES
-from juggler.driver.workers.module_setups import acting_setup, add_module
+from juggler.driver.workers.module_setups import acting_setup, add_module, epsilon_exponents
 from juggler.driver.workers.module_spaces import Spaces
 from juggler.envrunner.agent_names import MOST_AGENTS
 from juggler.envrunner.config import EnvRunnerConfig
@@ -157,13 +157,20 @@ class WorkerRegistry:
             if other.worker_id != worker.worker_id
         ]
         alone = self.processes_of(module_id) == 1 and not others
-        if alone or all([learner.meeting_point, *others]):
+        if alone:
             return ""
-        return (
-            "several learners would add up their gradients unencrypted and unauthenticated between "
-            "hosts, with TLS too. Start each of them with --insecure if the network between them "
-            "is private (the variable GLOO_SOCKET_IFNAME names its interface)"
-        )
+        if not all([learner.meeting_point, *others]):
+            return (
+                "several learners would add up their gradients unencrypted and unauthenticated "
+                "between hosts. Start each of them with --tls, or with --insecure if the network "
+                "between them is private (the variable GLOO_SOCKET_IFNAME names its interface)"
+            )
+        if len({point.startswith("tls:") for point in (learner.meeting_point, *others)}) > 1:
+            return (
+                "some learners of this group would encrypt their gradients and others would not: "
+                "start all of them with --tls, and all or none with --insecure"
+            )
+        return ""
 
     def modules_of(self, index: int) -> list[str]:
         """The modules that the learner process of this index is to host."""
@@ -254,6 +261,13 @@ class WorkerRegistry:
         """What an EnvRunner is told of a module that is trained."""
         return acting_setup(self.config.of(self.trained[module_id]))
 
+    def _exploring(self, module_id: str, worker: Worker) -> ActingSetup:
+        """As `acting_setup`, for one EnvRunner: some explore less than others."""
+        config = self.config.of(self.trained[module_id])
+        rows = self._environments(worker.role)
+        exponents = epsilon_exponents(config, worker.index, rows)
+        return replace(self.acting_setup(module_id), epsilon_exponents=exponents)
+
     def _see_the_same(self, one: str, other: str) -> bool:
         """Whether batches of these modules of the configuration have the same spaces."""
         first, second = self.config.of(one), self.config.of(other)
@@ -311,9 +325,10 @@ class WorkerRegistry:
         )
 
     def _env_runner_for(self, role: str) -> EnvRunnerConfig:
-        """The environments of a worker. Evaluators have some where the others have a data set."""
+        """The environments of a worker. Evaluators have some where the others have a data set, and
+        record nothing."""
         config = replace(self.config.env_runner, envs_per_runner=self._environments(role))
-        return replace(config, dataset="") if role == EVALUATOR else config
+        return replace(config, dataset="", record="") if role == EVALUATOR else config
 
     def _environments(self, role: str) -> int:
         """How many a worker steps."""
@@ -339,6 +354,8 @@ class WorkerRegistry:
             )
             return to_json(of_learner)
         trained = {each: self.acting_setup(each) for each in self.trained}
+        if role != EVALUATOR:
+            trained = {each: self._exploring(each, worker) for each in self.trained}
         self._told[worker] = list(trained)
         others = {each: module.acting_setup() for each, module in self.frozen.items()}
         agents = config.agents.agents

@@ -14,8 +14,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from juggler.runtime.datasets.dataset import RecordedEpisode
-from juggler.runtime.datasets.finding import DATA, DatasetError
-from juggler.runtime.installing import installing
+from juggler.runtime.datasets.finding import DATA, DatasetError, must_be_installed
 from juggler.runtime.wire.structures import from_tree
 
 #: What writing to a full disk has been seen to raise.
@@ -40,26 +39,29 @@ class DatasetWriter:
         self._place, self._storage = place, storage
         self._spaces = observation_space, action_space
 
-    def add(self, episode: RecordedEpisode) -> None:
-        """Write an episode to the disk.
+    def add(self, *episodes: RecordedEpisode) -> None:
+        """Write episodes to the disk. Many at once take half as long as one by one.
 
         Raises:
-            DatasetError: the disk refuses it.
+            DatasetError: the disk refuses them.
         """
+        with _refusals(self._place):
+            self._storage.update_episodes([self._buffer(episode) for episode in episodes])
+        self.steps += sum(map(len, episodes))
+
+    def _buffer(self, episode: RecordedEpisode) -> Any:
+        """An episode as Minari takes it."""
         from minari.data_collector import EpisodeBuffer
 
         observed, acted = self._spaces
         last = [False] * (len(episode) - 1)
-        buffer = EpisodeBuffer(
+        return EpisodeBuffer(
             observations=from_tree(observed, episode.observations),
             actions=from_tree(acted, episode.actions),
             rewards=episode.rewards.tolist(),
             terminations=[*last, episode.terminated],
             truncations=[*last, not episode.terminated],
         )
-        with _refusals(self._place):
-            self._storage.update_episodes([buffer])
-        self.steps += len(episode)
 
 
 @contextmanager
@@ -85,12 +87,9 @@ def writing(
     Raises:
         DatasetError: the place is taken, the disk refuses writes, or the package minari is missing.
     """
-    try:
-        from minari.dataset.minari_storage import MinariStorage
-    except ModuleNotFoundError as error:
-        raise DatasetError(
-            f"writing a data set needs the package {error.name}: {installing('datasets')}"
-        ) from error
+    must_be_installed()
+    from minari.dataset.minari_storage import MinariStorage
+
     if place.exists():
         raise DatasetError(f"{place} is there already: choose another place, or remove it")
     place = place.absolute()  # Minari appends a relative one to itself

@@ -16,6 +16,8 @@ from juggler.runtime.nearest import closest
 
 #: The prefix of their names in `env`.
 SCHEME: Final = "envpool:"
+#: The option of EnvPool with which environments go on at their own pace.
+AT_OWN_PACE: Final = "batch_size"
 
 
 class EnvPoolVector(VectorWrapper):
@@ -106,6 +108,11 @@ def make_envpool_vector(config: EnvRunnerConfig) -> EnvPoolVector:
         raise ValueError(
             f"vectorize = {config.vectorize!r}: EnvPool steps its environments itself; use auto or "
             "native"
+        )
+    if AT_OWN_PACE in config.env_kwargs:
+        raise ValueError(
+            f"env_kwargs.{AT_OWN_PACE}: the driver has not made {config.env}, so it has to be told "
+            'of its agent: agents = {agent = "default"}'
         )
     check_options(config.env_kwargs)
     return EnvPoolVector(config.env.removeprefix(SCHEME), config.envs_per_runner, config.env_kwargs)

@@ -10,8 +10,8 @@ from typing import Any, Final
 from gymnasium.envs.registration import EnvSpec
 
 from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.environments.envpool import AT_OWN_PACE, number_of_agents
 from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
-from juggler.envrunner.environments.envpool import number_of_agents
 from juggler.envrunner.environments.extras import check_extra
 from juggler.envrunner.environments.naming import find_environment
 from juggler.envrunner.multi_agent import envpool_games, openspiel, pettingzoo_games
@@ -33,9 +33,10 @@ def has_several_agents(
 ) -> bool:
     """Tell whether the environments of a run have several agents.
 
-    They do if their name begins with "pettingzoo:" or "open_spiel:", if EnvPool says so of one of
-    its own, or if they come from a class with PettingZoo's Parallel or AEC interface, or from a
-    `MultiAgentVectorEnv`. A function is asked for the class after its "->". No environment is made.
+    They do if their name begins with "pettingzoo:" or "open_spiel:", or if they come from a class
+    with PettingZoo's Parallel or AEC interface, or from a `MultiAgentVectorEnv`. A function is
+    asked for the class after its "->". EnvPool says so of its own; those that go on at their own
+    pace count as such, since their rows fill as those of agents do. No environment is made.
 
     Args:
         config: the environments.
@@ -50,7 +51,8 @@ def has_several_agents(
             return False
         if config.env.startswith(ENVPOOL):
             check_extra(config.env)
-            return number_of_agents(config.env.removeprefix(ENVPOOL)) > 1
+            own_pace = AT_OWN_PACE in config.env_kwargs
+            return own_pace or number_of_agents(config.env.removeprefix(ENVPOOL)) > 1
         if config.env.startswith(tuple(FINDERS)):
             return True
         source = find_environment(config.env)

@@ -8,9 +8,12 @@ from typing import Any
 from gymnasium.envs.registration import EnvSpec, WrapperSpec, load_env_creator
 
 from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.environments.envpool import AT_OWN_PACE
+from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
 from juggler.envrunner.environments.naming import find_environment
 from juggler.envrunner.environments.wrappers import wrapper_specs
 from juggler.envrunner.failures import failures_of
+from juggler.envrunner.multi_agent.envpool_rows import make_envpool_rows
 from juggler.envrunner.multi_agent.games import Game, ParallelGame, TurnBasedGame
 from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
 from juggler.envrunner.multi_agent.interfaces import FINDERS, METHODS, class_of
@@ -50,6 +53,9 @@ def make_multi_agent_envs(
     """
     config.validate()
     num_envs = 1 if just_one else config.envs_per_runner
+    if env_factory is None and config.env.startswith(ENVPOOL) and AT_OWN_PACE in config.env_kwargs:
+        _check_options(config, config.env, True)
+        return make_envpool_rows(config, num_envs, critics_see)
     make, name = find_games(config, env_factory)
     is_vector = steps_all_at_once(make)
     _check_options(config, name, is_vector)

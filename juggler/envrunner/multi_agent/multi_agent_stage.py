@@ -111,7 +111,7 @@ class MultiAgentStage:
         ]
 
     def load(self, module_id: str, weights: Tree) -> None:
-        self._policies[module_id].load(weights)
+        self._policies[module_id].load(self._parts[module_id].as_here(weights))
 
     def set_connector_state(self, module_id: str, state: State) -> None:
         self._modules[module_id].connectors.set_state(state)

@@ -97,6 +97,7 @@ class Turn:
         agent_returns: [L, A] float64, the sum of each agent's rewards in that episode from its
             first action on; NaN for an agent that did not act in it.
         critics: by the keys of `MultiAgentEnvs.critic_spaces`.
+        stepped: [M] the environments that made a step; None: all of them.
     """
 
     groups: tuple[GroupTurn, ...]
@@ -106,6 +107,7 @@ class Turn:
     env_lengths: NDArray[np.intp]
     agent_returns: NDArray[np.float64]
     critics: Mapping[str, CriticObservations] = field(default_factory=dict)
+    stepped: NDArray[np.intp] | None = None
 
 
 class MultiAgentEnvs(Protocol):

@@ -74,7 +74,8 @@ def play_whole_episodes(
         running[turn.began] = True
         turn = envs.step(_act(envs, modules, turn))
         step += 1
-        lengths += running
+        stepped = slice(None) if turn.stepped is None else turn.stepped
+        lengths[stepped] += running[stepped]
         running[turn.over] = False
         so_far.told(turn)
         ended = {

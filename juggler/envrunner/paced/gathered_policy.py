@@ -180,8 +180,11 @@ class GatheredPolicy:
         return states
 
     def _sent(self, chosen: Any, places: NDArray[np.intp]) -> Any:
-        """Chosen actions [B, ...], as environments get them."""
         self._contexts.chose(chosen, places)
+        return self.for_environments(chosen)
+
+    def for_environments(self, chosen: Any) -> Any:
+        """Chosen actions [B, ...], as environments get them."""
         return self._module_to_env(tree_map(np.copy, chosen))
 
     def rewarded(self, places: NDArray[np.intp], rewards: NDArray[np.floating[Any]]) -> None:

@@ -43,8 +43,16 @@ class AroundCore(LearnerCore[AroundState], ABC):
 
     def __init__(self, inner: LearnerCore[Any]) -> None:
         """Args:
-        inner: learns from what this core shows it.
+            inner: learns from what this core shows it.
+
+        Raises:
+            ValueError: a module has the name of this core's branch in checkpoints.
         """
+        if self.kind in inner.batch_spaces():
+            raise ValueError(
+                f"module {self.kind!r}: checkpoints use this name for what {type(self).__name__} "
+                "keeps; choose another id"
+            )
         self.inner = inner
         self.name = f"{inner.name} with {self.kind}"
         self.config, self.trains_on = inner.config, inner.trains_on

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from itertools import chain
 from typing import Any, TypedDict
 
 import torch
@@ -26,12 +22,11 @@ from juggler.learner.core.learner_core import (
     Space,
     StepOutput,
 )
+from juggler.learner.core.population_members import as_member, check_module, check_values
 from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like
 from juggler.learner.data.sources import DataSource
 from juggler.runtime.modules import columns as c
-from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.nearest import nearest
-from juggler.runtime.wire.structures import tree_map, zeros
+from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 
 
@@ -83,7 +78,7 @@ class Population(LearnerCore[PopulationState]):
             )
         given = {key: list(values) for key, values in (hyperparameters or {}).items()}
         for key, values in given.items():
-            _check_values(core, key, values)
+            check_values(core, key, values)
         sizes = {len(values) for values in given.values()} | ({size} if size is not None else set())
         if len(sizes) != 1 or sizes == {0}:
             raise ValueError(
@@ -91,7 +86,7 @@ class Population(LearnerCore[PopulationState]):
                 f"lengths {[len(values) for values in given.values()]}"
             )
         for module_id, module in core.modules.items():
-            _check_module(module_id, module)
+            check_module(module_id, module)
         if core.config.compile:
             raise ValueError("compile = true: nothing is compiled under vmap; set it to false")
         if own_samples and core.config.micro_batches > 1:
@@ -281,82 +276,5 @@ def _padded(columns: Columns, truncated: int) -> dict[str, Any]:
     return kept
 
 
-def as_member(core: GradientCore, values: Mapping[str, Tensor]) -> GradientCore:
-    """A copy of the core for use within `torch.func.vmap`, with values [] by key that replace those
-    of its schedules and its config."""
-    dtype = next(
-        parameter.dtype
-        for module in core.modules.values()
-        for parameter in module.parameters()
-        if parameter.requires_grad
-    )
-    fixed = {key: x for key, x in values.items() if key in core.schedules}
-    # In the dtype of the parameters: like a number, they must not promote the loss.
-    numbers: dict[str, Any] = {key: x.to(dtype) for key, x in values.items() if key not in fixed}
-    member = copy.copy(core)
-    member.mapped = True
-    member.config = replace(core.config, **numbers)
-    member.schedules = {**core.schedules, **{key: partial(_fixed, x) for key, x in fixed.items()}}
-    return member
-
-
-def _fixed(value: Tensor, steps: Tensor) -> Tensor:
-    """A schedule with a constant value []."""
-    return value
-
-
-def _check_values(core: GradientCore, key: str, values: Sequence[float]) -> None:
-    """Raises:
-    ValueError: members cannot differ in this key, or a value is out of range.
-    """
-    keys = [*core.schedules, *core.config.numbers_of_losses()]
-    if key not in keys:
-        if getattr(core.config, key, key) is None:
-            raise ValueError(
-                f"hyperparameters: {key!r} is none in the config of {core.name}; set it there to a "
-                "number, so that members may have others"
-            )
-        raise ValueError(
-            f"hyperparameters: members of {core.name} cannot differ in {key!r}{nearest(key, keys)}"
-        )
-    if hasattr(core.config, key):
-        for value in values:
-            changed: dict[str, Any] = {key: value}
-            try:
-                replace(core.config, **changed).validate()
-            except ValueError as error:
-                raise ValueError(f"hyperparameters: {error}") from None
-
-
 def _stack(*tensors: Tensor) -> Tensor:
     return torch.stack(tensors)  # [M, ...]
-
-
-def _check_module(module_id: str, module: RLModule) -> None:
-    """Raises:
-    ValueError: vmap cannot map a module's training pass.
-    """
-    what = f"module {module_id!r} ({type(module).__name__})"
-    if module.get_initial_state():
-        raise ValueError(
-            f"{what} has a state, and cannot be in a population: the lengths of its sequences have "
-            "to be read from the data. Train its members as separate learners"
-        )
-    tensors = {
-        name: torch.stack([tensor.detach()] * 2)  # [M = 2, ...]
-        for name, tensor in chain(module.named_parameters(), module.named_buffers())
-    }
-    batch = {c.OBSERVATIONS: tree_map(torch.from_numpy, zeros(module.observation_space, (2,)))}
-
-    def forward(tensors: dict[str, Tensor]) -> Any:
-        outputs = torch.func.functional_call(module, tensors, (batch,))
-        return {name: x for name, x in outputs.items() if isinstance(x, Tensor)}
-
-    try:
-        torch.func.vmap(forward)(tensors)
-    except RuntimeError as error:
-        buffers = [name for name, _ in module.named_buffers()]
-        raise ValueError(
-            f"{what} cannot be in a population: torch.func.vmap cannot map its training pass"
-            f"{f' (its buffers are {buffers})' if buffers else ''}: {error}"
-        ) from error

@@ -9,9 +9,14 @@ from typing import Protocol
 
 import torch
 
-from juggler.learner.group.peers import MeetingPoint, PeerLost, Peers
+from juggler.learner.group.gloo_peers import GlooPeers, MeetingPoint
+from juggler.learner.group.peers import PeerLost, Peers
+from juggler.learner.group.ring_peers import RingAccess, RingPeers
 from juggler.runtime.actors.endpoints import is_loopback
 from juggler.runtime.wire.v1 import training_pb2
+
+#: Before the address of a learner that sums over encrypted streams.
+_ENCRYPTED = "tls:"
 
 
 class Joins(Protocol):
@@ -32,22 +37,27 @@ class Membership:
         lost: why the group of the present generation cannot update; "" while it can.
     """
 
-    def __init__(self, worker_id: str, host: str, insecure: bool = False) -> None:
+    def __init__(
+        self, worker_id: str, host: str, insecure: bool = False, ring: RingAccess | None = None
+    ) -> None:
         """
         Args:
             worker_id: of this learner.
             host: the address at which other learners can reach this process.
             insecure: whether the network between them is trusted.
+            ring: how this learner sums over encrypted streams; None: over torch.distributed.
         """
         self.lost = ""
         self._worker_id = worker_id
         self._host = host
         self._insecure = insecure
+        self._ring = ring
 
     def meeting_address(self) -> str:
-        """The address where a group meets if this learner is its first member. "" if others than
-        the members could reach it and `insecure` was not given: then this learner can only train
-        alone."""
+        """Where others meet this learner. "" if others than the members could reach it, nothing is
+        encrypted and `insecure` was not given: then this learner can only train alone."""
+        if self._ring is not None:
+            return f"{_ENCRYPTED}{self._ring.address}"
         return self._meeting_point.address if self._insecure or is_loopback(self._host) else ""
 
     @cached_property
@@ -72,20 +82,10 @@ class Membership:
         self.lost = ""
         learner.leave()
         formed = training_pb2.GroupFormed(module_id=group.module_id, generation=group.generation)
-        members = list(group.members)
-        peers = None
+        peers: Peers | None = None
         try:
-            if len(members) > 1:
-                rank = members.index(self._worker_id)
-                peers = Peers(
-                    group.meeting_point,
-                    group.generation,
-                    rank,
-                    len(members),
-                    self._host,
-                    superseded,
-                    learner.device,
-                )
+            if len(group.members) > 1:
+                peers = self._met(group, learner.device, superseded)
             formed.state_hash = learner.join(peers) % 2**64
         except PeerLost as error:
             if peers is not None:
@@ -94,6 +94,19 @@ class Membership:
             formed.peer_lost = self.lost
         formed.update = learner.updates
         return formed
+
+    def _met(
+        self, group: training_pb2.Group, device: torch.device, superseded: Callable[[], bool]
+    ) -> Peers:
+        rank = list(group.members).index(self._worker_id)
+        points = list(group.meeting_points)
+        if self._ring is not None:
+            addresses = [point.removeprefix(_ENCRYPTED) for point in points]
+            name = f"{group.module_id}/{group.generation}"
+            return RingPeers(self._ring, name, rank, addresses, superseded)
+        return GlooPeers(
+            points[0], group.generation, rank, len(points), self._host, superseded, device
+        )
 
     def lose(self, learner: Joins, why: str) -> None:
         """Leave the group because a member is gone: no updates until the next group."""

@@ -1,131 +1,32 @@
-"""Communication between the learners of a group, over torch.distributed.
+"""Peers: the other learners of a group, in one generation of it.
 
-A process group of torch is useless once one of its members has died, and a wait in gloo cannot be
-aborted. So each generation of a learner group gets a new process group, under its own prefix in a
-store, and waits have short time limits. If a learner hangs, the driver notices and kills it; the
-others then see at once that a connection has closed.
-
-Learners communicate over gloo, from host to host. If each of them has a GPU of its own, NCCL sums
-tensors on GPUs directly.
+Learners of one host, or of a network that is trusted, communicate over torch.distributed
+(`gloo_peers`); those of several hosts over streams that are encrypted (`ring_peers`).
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import time
-from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
+from abc import ABC, abstractmethod
 
 import torch
-import torch.distributed
 from torch import Tensor
 
-from juggler.learner.group.nccl import NcclGroup, by_nccl, gpu_number
 from juggler.learner.group.peer_lost import PeerLost as PeerLost
-from juggler.learner.group.peer_lost import said
 
-dist: Any = torch.distributed  # its types lack half of what is used here
-
-#: Time limits of one operation, and of meeting. Nothing can end either of them earlier.
+#: Time limit of meeting, and of one operation; around a ring, of one message.
 COLLECTIVE_SECONDS = 8.0
-_CONNECT_SECONDS = 4.0
-_STORE_SECONDS = 1.0
-_LOOK_SECONDS = 0.005
 
 
-class MeetingPoint:
-    """The store where the learners of a group find each other, at the group's first learner.
-
-    Attributes:
-        address: "host:port".
-    """
-
-    def __init__(self, host: str) -> None:
-        """
-        Args:
-            host: the address to listen on, at which the others can reach this process.
-
-        Raises:
-            OSError: this process cannot listen there.
-        """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, 0), family=family, backlog=128)
-        port = listener.getsockname()[1]
-        self.address = f"{host}:{port}"
-        # Without a listening socket, torch would open one on every interface.
-        self._store = dist.TCPStore(
-            host,
-            port,
-            is_master=True,
-            timeout=timedelta(seconds=_STORE_SECONDS),
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
-
-
-class Peers:
-    """This learner's connections to the others, in one generation of its group.
+class Peers(ABC):
+    """This learner's connections to the others.
 
     Attributes:
         rank: of this learner.
         size: the number of learners.
     """
 
-    def __init__(
-        self,
-        meeting_point: str,
-        generation: int,
-        rank: int,
-        size: int,
-        host: str,
-        superseded: Callable[[], bool],
-        device: torch.device | None = None,
-    ) -> None:
-        """Meets the others.
-
-        Args:
-            meeting_point: the address of the meeting point of rank 0.
-            generation: of the group.
-            rank: of this learner.
-            size: the number of learners.
-            host: the address at which the others can reach this process.
-            superseded: says whether the driver has asked for another group by now.
-            device: where this learner computes; None: on the CPU.
-
-        Raises:
-            PeerLost: a learner did not come, or could not connect.
-            NcclStuck: the same, and this process cannot use its device any more.
-        """
+    def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        self._nccl: NcclGroup | None = None
-        met = _met(meeting_point, generation, rank, size, superseded)
-        store = dist.PrefixStore(str(generation), met)
-        options = dist.ProcessGroupGloo._Options()
-        options._timeout = timedelta(seconds=_CONNECT_SECONDS)
-        interface = os.environ.get("GLOO_SOCKET_IFNAME")
-        options._devices = [
-            dist.ProcessGroupGloo.create_device(interface=interface)
-            if interface
-            else dist.ProcessGroupGloo.create_device(hostname=host)
-        ]
-        try:
-            self._group = dist.ProcessGroupGloo(store, rank, size, options)
-        except RuntimeError as error:
-            raise PeerLost(f"the {size} learners could not connect: {said(error)}") from None
-        device = device or torch.device("cpu")
-        if by_nccl(self.gather(gpu_number(device))):
-            self._nccl = NcclGroup.connected(store, rank, size, device, superseded)
-
-    def close(self) -> None:
-        """Leave the group.
-
-        Raises:
-            NcclStuck: this process cannot use its device any more.
-        """
-        if self._nccl is not None:
-            self._nccl.end("the group is over")
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum elementwise over all learners, with the same bits at each. May change x.
@@ -134,13 +35,7 @@ class Peers:
             PeerLost: a learner is gone.
             NcclStuck: the same, and this process cannot use its device any more.
         """
-        if self._nccl is not None and x.device.type != "cpu":
-            return self._nccl.sum(x)
-        options = dist.AllreduceOptions()
-        options.timeout = timedelta(seconds=COLLECTIVE_SECONDS)
-        on_host = _on_host(x)
-        self._wait(lambda: self._group.allreduce([on_host], options))
-        return on_host.to(x.device, non_blocking=True)
+        return self._sum_on_host(_on_host(x)).to(x.device, non_blocking=True)
 
     def gather(self, values: list[int]) -> list[list[int]]:
         """All learners' values, signed 64-bit integers, by rank."""
@@ -148,48 +43,21 @@ class Peers:
         table[self.rank] = torch.tensor(values)
         return self.sum(table).tolist()
 
+    @abstractmethod
     def broadcast(self, data: bytes | None, root: int, size: int) -> bytes:
         """Send `size` bytes from rank `root` to all; the others pass None and get them."""
-        x = torch.empty(size, dtype=torch.uint8)  # [size]
-        if data is not None:
-            x.numpy()[:] = memoryview(data)
-        options = dist.BroadcastOptions()
-        options.rootRank = root
-        options.timeout = timedelta(seconds=COLLECTIVE_SECONDS)
-        self._wait(lambda: self._group.broadcast([x], options))
-        return x.numpy().tobytes()
 
-    def _wait(self, begin: Callable[[], Any]) -> None:
-        try:
-            begin().wait()
-        except RuntimeError as error:
-            raise PeerLost(said(error)) from None
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the group.
 
+        Raises:
+            NcclStuck: this process cannot use its device any more.
+        """
 
-def _met(
-    address: str, generation: int, rank: int, size: int, superseded: Callable[[], bool]
-) -> Any:
-    """The store at a meeting point, once all learners of this generation have come there.
-
-    Connecting waits for absent learners and cannot be aborted, so it begins only then.
-    """
-    host, _, port = address.rpartition(":")
-    deadline = time.monotonic() + COLLECTIVE_SECONDS
-    keys = [f"{generation}/here/{each}" for each in range(size)]
-    store: Any = None
-    problem = "some have not come"
-    while not superseded() and time.monotonic() < deadline:
-        try:
-            if store is None:
-                patience = timedelta(seconds=_STORE_SECONDS)
-                store = dist.TCPStore(host, int(port), timeout=patience, wait_for_workers=False)
-                store.set(keys[rank], "")
-            if store.check(keys):
-                return store
-        except RuntimeError as error:
-            store, problem = None, said(error)
-        time.sleep(_LOOK_SECONDS)
-    raise PeerLost(f"the {size} learners did not meet at {address}: {problem}")
+    @abstractmethod
+    def _sum_on_host(self, x: Tensor) -> Tensor:
+        """As `sum`, for a tensor on the host."""
 
 
 def _on_host(x: Tensor) -> Tensor:

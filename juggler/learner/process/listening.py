@@ -26,6 +26,7 @@ class LearnerServer:
 
     Attributes:
         addresses: at which EnvRunners can dial it.
+        tcp_address: that of them which is not a Unix socket; "": there is none.
         memory: where EnvRunners of this host connect to share memory; None: it listens over TCP
             alone.
     """
@@ -43,6 +44,7 @@ class LearnerServer:
         if program.reflection:
             add_reflection(self._server, (*_SERVICES, health.SERVICE_NAME))
         self.addresses = _bind(self._server, program)
+        self.tcp_address = next((a for a in self.addresses if not a.startswith("unix:")), "")
         self.memory = _memory_socket(self.addresses)
         self._server.start()
 

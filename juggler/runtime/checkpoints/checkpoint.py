@@ -37,6 +37,9 @@ PIPELINES: Final = "learner_pipelines"
 
 #: The branch of a learner's state with the steps that it keeps.
 REPLAY: Final = "replay"
+#: Its branches with what cores around the algorithm's keep, by module id.
+RND: Final = "rnd"
+IMITATION: Final = "imitation"
 
 OLD_MODULE: Final = "default"  # which a checkpoint without modules by id is of
 #: What newer checkpoints have by module.

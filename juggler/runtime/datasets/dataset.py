@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -41,7 +42,7 @@ class RecordedEpisode:
 
 
 class Dataset:
-    """A Minari data set on this host.
+    """A Minari data set on this host, or the parts of one, one behind the other.
 
     Args:
         name: its directory, or its name among those that Minari keeps.
@@ -52,14 +53,75 @@ class Dataset:
         action_space: of the environment.
 
     Raises:
-        DatasetError: there is no such data set, it is damaged or empty, or the package minari is
-            missing.
+        DatasetError: there is no such data set, it is damaged or empty, its parts have different
+            spaces, or the package minari is missing.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._data = find_dataset(name).absolute()  # Minari appends a relative one to itself
-        metadata = read_metadata(self._data)
+        # Minari appends a relative one to itself.
+        self._parts = [_Part(name, place.absolute()) for place in find_dataset(name)]
+        self._ends = np.cumsum([part.count for part in self._parts])  # [parts]
+        first = self._parts[0]
+        self.observation_space, self.action_space = first.observation_space, first.action_space
+        for part in self._parts[1:]:
+            both = part.observation_space, part.action_space
+            if both != (self.observation_space, self.action_space):
+                raise DatasetError(
+                    f"data set {name!r}: {part.data} has other spaces than {first.data}: "
+                    f"observations in {both[0]} and actions in {both[1]}, not "
+                    f"{self.observation_space} and {self.action_space}"
+                )
+
+    def __len__(self) -> int:
+        """The number of its episodes."""
+        return int(self._ends[-1])
+
+    def episode(self, index: int) -> RecordedEpisode:
+        """Read one episode from the disk.
+
+        Raises:
+            DatasetError: it is damaged, or does not fit the spaces.
+        """
+        at = int(np.searchsorted(self._ends, index, side="right"))
+        return self._parts[at].episode(index - (int(self._ends[at - 1]) if at else 0))
+
+    def must_have_the_spaces_of(self, env: str, vector: VectorEnv[Any, Any, Any]) -> None:
+        """
+        Raises:
+            DatasetError: these environments have other spaces; names both.
+        """
+        for what, own, other in (
+            ("observations", self.observation_space, vector.single_observation_space),
+            ("actions", self.action_space, vector.single_action_space),
+        ):
+            if own != other:
+                raise DatasetError(
+                    f"data set {self.name!r} has {what} in {own}, and the environment {env} has "
+                    f"them in {other}: choose a data set of this environment, or another env"
+                )
+
+
+class _Part:
+    """One data set, as Minari writes it.
+
+    Args:
+        name: of the data set that it belongs to, for errors.
+        data: the directory with its data.
+
+    Attributes:
+        data: as given.
+        count: episodes.
+        observation_space: of the environment.
+        action_space: of the environment.
+
+    Raises:
+        DatasetError: as `Dataset`.
+    """
+
+    def __init__(self, name: str, data: Path) -> None:
+        self.data = data
+        metadata = read_metadata(data)
         # Imported here because it is an extra.
         try:
             from minari.dataset.minari_storage import MinariStorage
@@ -69,11 +131,11 @@ class Dataset:
                 "every host that reads it"
             ) from error
         try:
-            self._storage = MinariStorage.read(self._data)
+            self._storage = MinariStorage.read(self.data)
         except ImportError as error:  # of a format whose package is not there
             raise DatasetError(f"data set {name!r}: {error}") from error
         except _DAMAGED as error:
-            raise DatasetError(f"{self._data} is damaged: {error}") from error
+            raise DatasetError(f"{self.data} is damaged: {error}") from error
         self.observation_space: gymnasium.Space[Any] = self._storage.observation_space
         self.action_space: gymnasium.Space[Any] = self._storage.action_space
         self._observed = space_leaves(self.observation_space)
@@ -81,11 +143,7 @@ class Dataset:
         count = metadata["total_episodes"]
         if type(count) is not int or count < 1:
             raise DatasetError(f"data set {name!r} has {count} episodes: nothing to learn from")
-        self._count = count
-
-    def __len__(self) -> int:
-        """The number of its episodes."""
-        return self._count
+        self.count = count
 
     def episode(self, index: int) -> RecordedEpisode:
         """Read one episode from the disk.
@@ -93,7 +151,7 @@ class Dataset:
         Raises:
             DatasetError: it is damaged, or does not fit the spaces.
         """
-        where = f"episode {index} of the data set in {self._data}"
+        where = f"episode {index} of the data set in {self.data}"
         try:
             (found,) = self._storage.get_episodes([index])
             rewards = np.asarray(found["rewards"], np.float32)  # [L]
@@ -118,21 +176,6 @@ class Dataset:
             rewards,
             bool(terminated[-1]),
         )
-
-    def must_have_the_spaces_of(self, env: str, vector: VectorEnv[Any, Any, Any]) -> None:
-        """
-        Raises:
-            DatasetError: these environments have other spaces; names both.
-        """
-        for what, own, other in (
-            ("observations", self.observation_space, vector.single_observation_space),
-            ("actions", self.action_space, vector.single_action_space),
-        ):
-            if own != other:
-                raise DatasetError(
-                    f"data set {self.name!r} has {what} in {own}, and the environment {env} has "
-                    f"them in {other}: choose a data set of this environment, or another env"
-                )
 
 
 def _checked(

@@ -5,22 +5,38 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from juggler.runtime.installing import installing
 from juggler.runtime.nearest import closest
 
 #: Within the directory of a data set.
 DATA: Final = "data"
 METADATA: Final = "metadata.json"
+#: Within a directory, the data sets that are parts of one: each EnvRunner of a run has its own.
+PARTS: Final = "envrunner-*-part-*-v0"
 
 
 class DatasetError(ValueError):
     """A data set that there is not, that is damaged, or that does not fit; says which one."""
 
 
-def find_dataset(name: str) -> Path:
-    """The directory with the data of a data set.
+def must_be_installed() -> None:
+    """
+    Raises:
+        DatasetError: a package is missing that data sets are written with.
+    """
+    for name in ("minari", "h5py"):
+        if find_spec(name) is None:
+            raise DatasetError(
+                f"writing a data set needs the package {name}: {installing('datasets')}"
+            )
+
+
+def find_dataset(name: str) -> list[Path]:
+    """The directories with the data of a data set: one, or those of its parts.
 
     Args:
         name: its directory, or its name among the data sets that Minari keeps on this host.
@@ -32,9 +48,14 @@ def find_dataset(name: str) -> Path:
     for directory in (path, kept / name):
         for place in (directory / DATA, directory):
             if (place / METADATA).is_file():
-                return place
+                return [place]
+        if parts := sorted(directory.glob(f"{PARTS}/{DATA}")):
+            return parts
     if path.exists():
-        raise DatasetError(f"{name} is no Minari data set: it has no file {DATA}/{METADATA}")
+        raise DatasetError(
+            f"{name} is no Minari data set: it has no file {DATA}/{METADATA}, and no parts that a "
+            "run with record = ... has completed"
+        )
     near = closest(name, _names_in(kept))
     raise DatasetError(
         f"there is no data set {name!r}, neither as a directory nor among those of Minari in "
@@ -71,7 +92,7 @@ def environment_of(name: str) -> dict[str, Any]:
     Raises:
         DatasetError: there is no such data set, or it is damaged.
     """
-    data = find_dataset(name)
+    data = find_dataset(name)[0]
     told = read_metadata(data).get("env_spec")
     try:
         spec = {} if told is None else json.loads(told)

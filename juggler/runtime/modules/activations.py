@@ -42,7 +42,7 @@ def _mkl_is_fast() -> bool:
             intel = "GenuineIntel" in told.read(1000)
     except OSError:  # a system that does not say
         intel = False
-    return intel and torch.backends.mkl.is_available()
+    return intel and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 
 
 class _TanhBySigmoid(torch.autograd.Function):

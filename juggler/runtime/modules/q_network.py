@@ -108,8 +108,15 @@ class QNetwork(RLModule):
             legal = batch[OBSERVATIONS][ACTION_MASK].to(values.dtype).view_as(values)
         best = nn.functional.one_hot(values.argmax(-1), values.shape[-1])  # [B, n]
         any_action = legal / legal.sum(-1, keepdim=True).clamp(min=1)  # [B, n]
-        shares = self.epsilon * any_action + (1 - self.epsilon) * best  # [B, n]
+        # Environments may have an ε of their own each: see `with_own_epsilons`.
+        epsilon = self.epsilon.view(-1, *[1] * (values.ndim - 1))  # [1, 1] or [B, 1], or [..., 1]
+        shares = epsilon * any_action + (1 - epsilon) * best  # [B, n]
         return {**outputs, ACTION_DIST_INPUTS: shares.clamp(min=1e-8).log()}
+
+
+def with_own_epsilons(module: RLModule, rows: int) -> None:
+    """Let each of B rows that a module acts for have an ε of its own: the buffer becomes [B]."""
+    module.register_buffer(EPSILON, torch.ones(rows))  # [B]
 
 
 def must_explore(algorithm: str, module_id: str, module: RLModule) -> None:

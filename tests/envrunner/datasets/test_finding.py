@@ -39,9 +39,9 @@ def put(directory: Path, **metadata: Any) -> Path:
 
 def test_a_data_set_is_found_by_path_by_its_data_and_by_name(kept: Path, tmp_path: Path) -> None:
     here, named = put(tmp_path / "mine"), put(kept / "poles" / "human-v0")
-    assert find_dataset(str(tmp_path / "mine")) == here
-    assert find_dataset(str(here)) == here
-    assert find_dataset("poles/human-v0") == named
+    assert find_dataset(str(tmp_path / "mine")) == [here]
+    assert find_dataset(str(here)) == [here]
+    assert find_dataset("poles/human-v0") == [named]
     assert read_metadata(named)["dataset_id"] == "poles/human-v0"
 
 

@@ -13,9 +13,9 @@ import torch.distributed
 from support.fake_streams import PATIENCE, FakeDevice
 
 from juggler.learner.group import nccl
+from juggler.learner.group.gloo_peers import MeetingPoint
 from juggler.learner.group.nccl import NcclGroup, NcclStuck, by_nccl, gpu_number
 from juggler.learner.group.peer_lost import PeerLost
-from juggler.learner.group.peers import MeetingPoint
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

@@ -14,8 +14,9 @@ from support.groups import at_once, join, meet, never, update
 
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.group import peers as peers_module
-from juggler.learner.group.peers import MeetingPoint, PeerLost, Peers
+from juggler.learner.group import gloo_peers
+from juggler.learner.group.gloo_peers import GlooPeers, MeetingPoint
+from juggler.learner.group.peers import PeerLost
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 
@@ -54,26 +55,26 @@ def test_a_meeting_point_listens_where_it_says_and_nowhere_else() -> None:
 
 
 def test_who_waits_for_one_that_does_not_come_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers_module, "COLLECTIVE_SECONDS", 0.3)
+    monkeypatch.setattr(gloo_peers, "COLLECTIVE_SECONDS", 0.3)
     point = MeetingPoint("127.0.0.1")
     with pytest.raises(
         PeerLost, match=r"the 2 learners did not meet at 127.0.0.1:.* have not come"
     ):
-        Peers(point.address, 1, 0, 2, "127.0.0.1", never)
+        GlooPeers(point.address, 1, 0, 2, "127.0.0.1", never)
 
 
 def test_nobody_waits_once_there_is_another_group_to_form() -> None:
     point = MeetingPoint("127.0.0.1")
     started = time.monotonic()
     with pytest.raises(PeerLost):
-        Peers(point.address, 1, 0, 2, "127.0.0.1", lambda: time.monotonic() > started + 0.2)
+        GlooPeers(point.address, 1, 0, 2, "127.0.0.1", lambda: time.monotonic() > started + 0.2)
     assert time.monotonic() - started < 6, "less than others wait"
 
 
 def test_a_meeting_point_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers_module, "COLLECTIVE_SECONDS", 0.5)
+    monkeypatch.setattr(gloo_peers, "COLLECTIVE_SECONDS", 0.5)
     with pytest.raises(PeerLost, match=r"did not meet at 127.0.0.1:9"):
-        Peers("127.0.0.1:9", 1, 1, 2, "127.0.0.1", never)
+        GlooPeers("127.0.0.1:9", 1, 1, 2, "127.0.0.1", never)
 
 
 def test_an_update_that_loses_a_peer_changes_nothing(make_batch: MakeBatch) -> None:
@@ -129,8 +130,8 @@ def test_with_a_gpu_each_what_lies_there_is_summed_there_and_all_else_on_hosts(
             return OnGpus()
 
     numbers = iter([[3, 1], [3, 2]])
-    monkeypatch.setattr(peers_module, "gpu_number", lambda device: next(numbers))
-    monkeypatch.setattr(peers_module, "NcclGroup", Connected)
+    monkeypatch.setattr(gloo_peers, "gpu_number", lambda device: next(numbers))
+    monkeypatch.setattr(gloo_peers, "NcclGroup", Connected)
     group = meet(2)
     there = torch.ones(2, device="meta")
     assert group[0].sum(there) is there
@@ -142,7 +143,7 @@ def test_with_a_gpu_each_what_lies_there_is_summed_there_and_all_else_on_hosts(
 
 
 def test_learners_that_share_a_gpu_sum_on_their_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers_module, "gpu_number", lambda device: [3, 1])
+    monkeypatch.setattr(gloo_peers, "gpu_number", lambda device: [3, 1])
     for peers in meet(2):
         assert peers._nccl is None
 

@@ -85,7 +85,7 @@ NOT_LET_IN: dict[str, list[bytes]] = {
     "sent bytes that are not a message of an attach stream": [b"\xff\xff"],
     "the first message must be a hello with an incarnation": [replies(1)],
     "the token is missing or wrong": [hello(token="guess")],
-    "this driver speaks protocol version 5, the worker 7": [hello(protocol_version=7)],
+    "this driver speaks protocol version 6, the worker 7": [hello(protocol_version=7)],
     "this is run run, not another": [hello(run_id="another")],
     "unknown role 'king': expected one of worker, other": [hello(role="king")],
     "index 2000000000: at most 4095": [hello(index=2_000_000_000)],

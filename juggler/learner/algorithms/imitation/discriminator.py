@@ -43,6 +43,7 @@ from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.own_network import LossSum, OwnNetwork
 from juggler.learner.core.transitions import DISCOUNTS
 from juggler.learner.imitation_config import ImitationConfig
+from juggler.runtime.checkpoints.checkpoint import IMITATION
 from juggler.runtime.connectors.leaves import at, replaced, space_with
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.encoders import build_encoder, feature_size, without_mask
@@ -131,7 +132,7 @@ class Discriminator(AroundCore):
     discriminator of that moment.
     """
 
-    kind = "imitation"
+    kind = IMITATION
 
     def __init__(self, inner: GradientCore, config: ImitationConfig) -> None:
         """Args:

@@ -40,6 +40,7 @@ from juggler.learner.core.learner_core import Columns, Metrics, Sample, Seam
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.own_network import LossSum
 from juggler.learner.intrinsic_config import IntrinsicConfig
+from juggler.runtime.checkpoints.checkpoint import RND
 from juggler.runtime.connectors.recurrence import linear_recurrence
 from juggler.runtime.connectors.tensor_moments import no_moments, variance, with_live
 from juggler.runtime.modules import columns as c
@@ -51,7 +52,7 @@ _EPSILON = 1e-8  # added to the variance of returns
 class Rnd(AroundCore):
     """Adds a reward for new observations to what a GradientCore learns from."""
 
-    kind = "rnd"
+    kind = RND
 
     def __init__(self, inner: GradientCore, config: IntrinsicConfig | None = None) -> None:
         """Args:

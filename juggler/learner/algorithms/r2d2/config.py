@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
-from juggler.learner.optim.config import Scheduled
+from juggler.learner.algorithms.off_policy.epsilon_config import EpsilonGreedyConfig
 
 
 @dataclass(kw_only=True)
-class R2d2Config(OffPolicyConfig):
+class R2d2Config(EpsilonGreedyConfig):
     """Recurrent replay distributed DQN: values of actions by a module with a memory, learned from
     rows of steps that are kept and drawn again and again. For Discrete actions."""
 
@@ -39,13 +38,6 @@ class R2d2Config(OffPolicyConfig):
     n_step: int = 5
     """Steps whose rewards are summed before a value estimates the rest."""
 
-    target_share: float = 0.02
-    """How far the target network moves to the parameters each time: 1 copies them."""
-
-    target_acts: bool = True
-    """Whether EnvRunners and policies act with the target network, whose choices change more
-    slowly. Without it they act with the trained one, as in the paper."""
-
     priority_exponent: float = 0.9
     """How much likelier rows with large errors are drawn (α of prioritized replay): 0 draws all
     alike, 1 in proportion to the error."""
@@ -57,12 +49,8 @@ class R2d2Config(OffPolicyConfig):
     """Steps that only warm up the module's memory, where a row continues an episode: older weights
     made the state that came with the row. Nothing is learned from these steps."""
 
-    exploration_epsilon: Scheduled = field(default_factory=lambda: [(0.0, 1.0), (1e4, 0.05)])
-    """Share of training actions that are drawn at random: a number, or a schedule as for lr."""
-
     def validate(self) -> None:
         super().validate()
-        self.check_share("exploration_epsilon")
         self.check_at_least("burn_in", 0)
 
     def validate_rows(self, steps: int) -> None:

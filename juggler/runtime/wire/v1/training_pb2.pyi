@@ -372,16 +372,16 @@ class ModuleMetrics(_message.Message):
     def __init__(self, values: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("module_id", "generation", "members", "meeting_point")
+    __slots__ = ("module_id", "generation", "members", "meeting_points")
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
-    MEETING_POINT_FIELD_NUMBER: _ClassVar[int]
+    MEETING_POINTS_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     generation: int
     members: _containers.RepeatedScalarFieldContainer[str]
-    meeting_point: str
-    def __init__(self, module_id: _Optional[str] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., meeting_point: _Optional[str] = ...) -> None: ...
+    meeting_points: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, module_id: _Optional[str] = ..., generation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., meeting_points: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GroupFormed(_message.Message):
     __slots__ = ("module_id", "generation", "peer_lost", "update", "state_hash")

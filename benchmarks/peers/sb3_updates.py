@@ -1,0 +1,77 @@
+"""Stable-Baselines3's DQN and SAC beside ours, in `updates.py`, with that library's own Python.
+
+Called with "sb3" and one JSON object as `updates.py` makes it. Answers each line of standard input,
+a number of arrivals, with the microseconds of CPU time that an optimizer step took: transitions
+arrive, and as many optimizer steps follow.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from time import process_time
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3 import DQN, SAC
+from stable_baselines3.common.logger import configure
+
+torch.set_num_threads(1)
+
+
+class Blank(gymnasium.Env[Any, Any]):
+    """Has the spaces, and is never played."""
+
+    def __init__(self, setting: dict[str, Any]) -> None:
+        self.observation_space = spaces.Box(-10, 10, (setting["observed"],), np.float32)
+        self.action_space = (
+            spaces.Discrete(setting["choices"])
+            if setting["choices"]
+            else spaces.Box(-1, 1, (setting["acted"],), np.float32)
+        )
+
+
+def main(setting: dict[str, Any]) -> None:
+    keys: dict[str, Any] = {
+        "learning_rate": setting["lr"],
+        "buffer_size": setting["capacity"],
+        "batch_size": setting["batch"],
+        "gamma": 0.99,
+        "policy_kwargs": {"net_arch": [256, 256]},
+        "seed": 0,
+        "device": "cpu",
+    }
+    if setting["choices"]:
+        # Its target network is copied within `learn`, which is not measured here.
+        model: Any = DQN("MlpPolicy", Blank(setting), max_grad_norm=10, **keys)
+    else:
+        model = SAC("MlpPolicy", Blank(setting), tau=0.005, **keys)
+    model.set_logger(configure(None, []))
+    generator = np.random.default_rng(0)
+
+    def arrive(count: int) -> None:
+        for _ in range(count):
+            seen = generator.normal(size=(2, 1, setting["observed"])).astype(np.float32)
+            if setting["choices"]:
+                action = generator.integers(setting["choices"], size=(1, 1))
+            else:
+                action = generator.uniform(-1, 1, (1, setting["acted"])).astype(np.float32)
+            reward = generator.normal(size=1).astype(np.float32)
+            model.replay_buffer.add(seen[0], seen[1], action, reward, np.zeros(1), [{}])
+
+    arrive(setting["begin"])
+    together = setting["together"]
+    print("ready", flush=True)
+    for line in sys.stdin:
+        started = process_time()
+        for _ in range(int(line)):
+            arrive(together)
+            model.train(gradient_steps=together, batch_size=setting["batch"])
+        print((process_time() - started) / int(line) / together * 1e6, flush=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[2]))

@@ -1,0 +1,137 @@
+"""How long an optimizer step of DQN and of SAC takes, beside Stable-Baselines3's.
+
+python benchmarks/updates.py                          # ours alone
+python benchmarks/updates.py --peers ../peers/bin/python
+
+32 transitions arrive, and 32 optimizer steps follow, on 256 kept transitions each; two hidden
+layers of 256. Ours is all that a learner does with a batch that has arrived: collation, the replay,
+draws, steps, target networks, metrics. The two take turns, each in a process of its own with one
+thread. Times are those of CPU, which other processes disturb little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from replay import compare
+
+PEER = Path(__file__).parent / "peers" / "sb3_updates.py"
+COMMON = {"together": 32, "batch": 256, "capacity": 100_000, "begin": 1024, "lr": 3e-4}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "dqn": {**COMMON, "observed": 4, "acted": 0, "choices": 2},  # as CartPole's
+    "sac": {**COMMON, "observed": 17, "acted": 6, "choices": 0},  # as HalfCheetah's
+}
+
+
+def ours(setting: dict[str, Any]) -> Callable[[], None]:
+    """A function that takes a batch of transitions, and makes as many optimizer steps."""
+    from juggler.learner.algorithms.registry import build_learner
+    from juggler.runtime.episodes.batch import EpisodeBatch
+
+    torch.set_num_threads(1)
+    generator, rows, steps = np.random.default_rng(0), 4, setting["together"] // 4
+    keys: dict[str, Any] = {
+        "algorithm": "dqn" if setting["choices"] else "sac",
+        "lr": setting["lr"],
+        "replay_capacity": setting["capacity"],
+        "replay_batch_size": setting["batch"],
+        "replay_ratio": float(setting["batch"]),
+        "replay_begin": setting["begin"],
+        "n_step": 1,
+        "batch_size": setting["together"],
+    }
+    if setting["choices"]:  # as Stable-Baselines3's
+        keys |= {"double": False, "target_period": 10_000, "target_share": 1.0}
+    observed = spaces.Box(-10, 10, (setting["observed"],), np.float32)
+    acted = (
+        spaces.Discrete(setting["choices"])
+        if setting["choices"]
+        else spaces.Box(-1, 1, (setting["acted"],), np.float32)
+    )
+    model = {"hidden_sizes": [256, 256], "activation": "relu"}
+    learner = build_learner(keys, None, observed, acted, model)
+
+    def seen(*shape: int) -> Any:
+        return generator.normal(size=(*shape, setting["observed"])).astype(np.float32)
+
+    def batch() -> EpisodeBatch:
+        actions = (
+            generator.integers(setting["choices"], size=(rows, steps))
+            if setting["choices"]
+            else generator.uniform(-1, 1, (rows, steps, setting["acted"])).astype(np.float32)
+        )
+        nothing = np.zeros((rows, steps), np.bool_)
+        each = np.arange(rows, dtype=np.int32)
+        return EpisodeBatch(
+            observations=seen(rows, steps),
+            actions=actions,
+            rewards=generator.normal(size=(rows, steps)).astype(np.float32),
+            terminated=nothing,
+            truncated=nothing,
+            live=~nothing,
+            action_logp=np.zeros((rows, steps), np.float32),
+            last_observations=seen(rows),
+            states={},
+            final_observations=seen(0),
+            final_rows=each[:0],
+            final_steps=each[:0],
+            segment_episodes=each.astype(np.uint64),
+            segment_rows=each,
+            segment_starts=np.zeros(rows, np.int32),
+            segment_lengths=np.full(rows, steps, np.int32),
+            segment_offsets=np.zeros(rows, np.int32),
+            segment_generations=np.ones(rows, np.uint64),
+            segment_updates=np.ones(rows, np.uint64),
+        )
+
+    def cycle() -> None:
+        learner.update_from_episodes([batch()])
+
+    for _ in range(setting["begin"] // setting["together"] + 1):
+        cycle()
+    return cycle
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--peers", help="Python with stable-baselines3")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--profile", action="store_true", help="where the time of ours goes")
+    parser.add_argument("--cycle", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.profile:
+        import cProfile
+        import pstats
+
+        for name, setting in SETTINGS.items():
+            run, profile = ours(setting), cProfile.Profile()
+            profile.enable()
+            for _ in range(10):
+                run()
+            profile.disable()
+            print(name, flush=True)
+            pstats.Stats(profile).sort_stats("tottime").print_stats(30)
+    elif options.cycle:
+        setting = json.loads(options.cycle)
+        run = ours(setting)
+        print("ready", flush=True)
+        for line in sys.stdin:
+            started = process_time()
+            for _ in range(int(line)):
+                run()
+            spent = (process_time() - started) / int(line) / setting["together"]
+            print(spent * 1e6, flush=True)
+    else:
+        theirs = {"sb3": [options.peers, str(PEER), "sb3"]} if options.peers else {}
+        for name, setting in SETTINGS.items():
+            commands = {"ours": [sys.executable, __file__, "--cycle"], **theirs}
+            compare(name, setting, commands, options.rounds, 5)

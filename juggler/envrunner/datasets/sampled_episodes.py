@@ -1,0 +1,213 @@
+"""Writes what a run samples, while it samples."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.datasets.describing import spec_of
+from juggler.envrunner.datasets.episode_recorder import EpisodeRecorder
+from juggler.envrunner.datasets.writing import DatasetWriter, writing
+from juggler.runtime.datasets.dataset import RecordedEpisode
+from juggler.runtime.datasets.finding import DatasetError, must_be_installed
+from juggler.runtime.wire.trees import flatten
+
+#: A part of a data set is complete when it has so many bytes or is so old. Whoever is killed loses
+#: the part that is not complete.
+_PART_BYTES: Final = 64 * 1024 * 1024
+_PART_SECONDS: Final = 60.0
+#: Episodes are written together: one by one they take twice as long.
+_TOGETHER: Final = 64
+_TOGETHER_BYTES: Final = 8 * 1024 * 1024
+_GB: Final = 1e9
+
+
+class SampledEpisodes:
+    """The part of a run's data set that one EnvRunner writes: data sets of their own, one after the
+    other, each of which is there as a whole or not at all.
+
+    A disk that refuses one ends the recording, and nothing else.
+
+    Args:
+        config: says where, and how much.
+        worker: the EnvRunner's name.
+        observation_space: of the environments.
+        action_space: of the environments.
+        env_spec: of the environments, if Gymnasium can make them again.
+        tell: people, that nothing more is recorded, and why.
+        part_seconds: the age at which a part is complete.
+
+    Raises:
+        DatasetError: the package minari is missing.
+    """
+
+    def __init__(
+        self,
+        config: EnvRunnerConfig,
+        worker: str,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        env_spec: EnvSpec | None,
+        tell: Callable[[str], None],
+        part_seconds: float = _PART_SECONDS,
+    ) -> None:
+        must_be_installed()
+        self._directory, self._worker = Path(config.record).expanduser().absolute(), worker
+        self._about = observation_space, action_space, env_spec
+        self._most_bytes = None if config.record_gb is None else config.record_gb * _GB
+        self._tell, self._part_seconds = tell, part_seconds
+        before = self._directory.glob(f"{worker}-part-*-v0/data/*")
+        self._bytes = float(sum(file.stat().st_size for file in before))  # of all parts
+        self._part = ExitStack()
+        self._writer: DatasetWriter | None = None
+        self._began, self._part_bytes = 0.0, 0
+        self._waiting: list[RecordedEpisode] = []
+        self._waiting_bytes = 0
+        self._ended = False
+
+    def add(self, episode: RecordedEpisode) -> None:
+        """Take an episode. It is on the disk when its part is complete."""
+        size = _bytes_of(episode)
+        if self._most_bytes is not None and self._bytes + size > self._most_bytes:
+            self.complete()
+            self._end(f"there are record_gb = {self._most_bytes / _GB:g} of them")
+        if self._ended:
+            return
+        self._bytes += size
+        self._waiting.append(episode)
+        self._waiting_bytes += size
+        if len(self._waiting) >= _TOGETHER or self._waiting_bytes >= _TOGETHER_BYTES:
+            self._write()
+        if self._writer is not None and (
+            self._part_bytes >= _PART_BYTES or time.monotonic() - self._began >= self._part_seconds
+        ):
+            self.complete()
+
+    def complete(self) -> None:
+        """Complete the part that is being written; the next episode begins another one."""
+        self._write()
+        self._attempt(self._part.close)
+        self._writer, self._part_bytes = None, 0
+
+    def _write(self) -> None:
+        """Write what waits."""
+        episodes, self._waiting = self._waiting, []
+        if episodes and not self._ended:
+            self._part_bytes += self._waiting_bytes
+            self._attempt(lambda: self._opened().add(*episodes))
+        self._waiting_bytes = 0
+
+    def _opened(self) -> DatasetWriter:
+        """The part that is being written, or a new one."""
+        if self._writer is None:
+            name = f"{self._worker}-part-{self._next_number()}-v0"
+            about = {"algorithm_name": "juggler", "description": "what a run sampled in training"}
+            part = writing(self._directory / name, name, *self._about, about)
+            self._writer = self._part.enter_context(part)
+            self._began = time.monotonic()
+        return self._writer
+
+    def _next_number(self) -> int:
+        """One more than that of the last part."""
+        pattern = re.compile(rf"{re.escape(self._worker)}-part-(\d+)-v0")
+        numbers = [
+            int(found[1])
+            for place in self._directory.glob(f"{self._worker}-part-*")
+            if (found := pattern.fullmatch(place.name))
+        ]
+        return max(numbers, default=0) + 1
+
+    def _attempt(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except DatasetError as error:
+            self._part.__exit__(type(error), error, error.__traceback__)
+            self._end(str(error))
+
+    def _end(self, why: str) -> None:
+        if not self._ended:
+            self._ended = True
+            self._tell(f"records no more episodes, and samples on: {why}")
+
+
+class RecordedWhilePlayed(VectorWrapper):
+    """A vector of environments whose whole episodes are recorded while somebody plays them.
+
+    Args:
+        env: N environments, with any autoreset mode.
+        episodes: take the episodes.
+    """
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], episodes: SampledEpisodes) -> None:
+        super().__init__(env)
+        self._episodes = episodes
+        self._recorder = EpisodeRecorder(env, episodes.add)
+        self._next_step = env.metadata.get("autoreset_mode") is AutoresetMode.NEXT_STEP
+        self._resets = np.zeros(self.num_envs, np.bool_)  # [N] the next step only resets
+
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        everywhere = np.ones(self.num_envs, np.bool_)  # [N]
+        self._recorder.drop(np.flatnonzero((options or {}).get("reset_mask", everywhere)))
+        observations, infos = self.env.reset(seed=seed, options=options)
+        self._resets[:] = False
+        self._recorder.sees(observations)
+        return observations, infos
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        observations, rewards, terminated, truncated, infos = result = self.env.step(actions)
+        recorded = ~self._resets  # [N]
+        after = terminated, truncated, observations, infos
+        self._recorder.step(actions, rewards, *after, recorded)
+        if self._next_step:
+            self._resets = (terminated | truncated) & recorded  # [N]
+        self._recorder.sees(observations)
+        return result
+
+    def close(self, **kwargs: Any) -> Any:
+        """Complete what was recorded, and close the environments."""
+        self._episodes.complete()
+        return self.env.close(**kwargs)
+
+
+def recorded_while_played(
+    env: VectorEnv[Any, Any, Any],
+    config: EnvRunnerConfig,
+    worker: str,
+    *,
+    named: bool,
+    tell: Callable[[str], None],
+) -> VectorEnv[Any, Any, Any]:
+    """Environments whose episodes are recorded, if the configuration says so.
+
+    Args:
+        env: N environments.
+        config: says where.
+        worker: the EnvRunner's name.
+        named: `config.env` names the environments.
+        tell: as in `SampledEpisodes`.
+
+    Raises:
+        DatasetError: as `SampledEpisodes`.
+    """
+    if not config.record:
+        return env
+    spaces = env.single_observation_space, env.single_action_space
+    spec = spec_of(config) if named else None
+    return RecordedWhilePlayed(env, SampledEpisodes(config, worker, *spaces, spec, tell))
+
+
+def _bytes_of(episode: RecordedEpisode) -> int:
+    trees = {"observations": episode.observations, "actions": episode.actions}
+    return episode.rewards.nbytes + sum(leaf.nbytes for _, leaf in flatten(trees))

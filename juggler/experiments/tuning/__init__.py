@@ -1,0 +1,1 @@
+"""`juggler tune`: what a machine can do, and which sizes suit it."""

@@ -1,0 +1,225 @@
+"""`juggler tune` from beginning to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.defaults import settled, with_models
+from juggler.driver.preflight import check_names, rehearse
+from juggler.driver.record.run_directory import to_toml
+from juggler.experiments.tuning.speeds import Expected, Sizes, Speeds, advised, expected
+from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
+from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
+
+#: In the order in which people are told of them.
+KEYS = {
+    "num_env_runners": "runners",
+    "envs_per_runner": "environments",
+    "fragment_steps": "fragment_steps",
+    "batch_size": "batch_size",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What was found.
+
+    Attributes:
+        config: complete, with the advised sizes.
+        given: the keys that a file needs so that a run has this configuration.
+        now: what the configuration as given should do.
+        best: what the advised sizes should do.
+        larger: what larger updates should do, where the algorithm forbids to just take them.
+        waits: whether environments wait more than they compute.
+    """
+
+    config: RunConfig
+    given: frozenset[str]
+    now: Expected
+    best: Expected
+    larger: Expected | None
+    waits: bool
+
+
+def advise(
+    config: RunConfig,
+    given: Collection[str],
+    seconds: float,
+    tell: Callable[[str], None],
+) -> Advice:
+    """Measure the parts of a run on this machine, and find sizes that suit it.
+
+    Args:
+        config: as given.
+        given: the keys that somebody gave a value to.
+        seconds: for the measurements, about.
+        tell: called with lines for people.
+
+    Raises:
+        ConfigError: the run cannot be measured; the message says why.
+        EnvironmentFailed: an environment failed.
+    """
+    _must_be_measurable(config)
+    check_names(config)
+    config = with_models(config, given)
+    share_forkserver()
+    try:
+        tell("trying the configuration out")
+        groups = rehearse(config)
+        if groups and groups[0].agents:
+            raise ConfigError(
+                f"{config.env_runner.env} has several agents, and juggler tune measures "
+                "environments with one: start short runs, and compare their steps/s"
+            )
+        config, said = settled(config, given, groups)
+        if said:
+            tell(said)
+        from juggler.experiments.tuning.measuring import Measurements  # it brings torch
+
+        tell(f"measuring {config.env_runner.env} for about {seconds:g} s")
+        speeds = Measurements(config, seconds, tell).all()
+    finally:
+        let_go_of_forkserver()
+    return advice_for(config, given, speeds)
+
+
+def advice_for(config: RunConfig, given: Collection[str], speeds: Speeds) -> Advice:
+    """What follows from measurements for a complete configuration."""
+    now = Sizes(
+        config.driver.num_env_runners,
+        config.env_runner.envs_per_runner,
+        config.env_runner.fragment_steps,
+        config.learner.batch_size,
+    )
+
+    def best_of(batch_sizes: list[int]) -> Expected:
+        return advised(
+            speeds,
+            now,
+            synchronous=config.driver.synchronous,
+            open_updates=config.staleness.open_updates,
+            allowed=lambda sizes: _is_valid(config, sizes),
+            batch_sizes=batch_sizes,
+        )
+
+    own = now.batch_size
+    most = speeds.updating[-1].steps
+    sizes = [own, *(own * k for k in (2, 4, 8) if own * k <= 1.1 * most)]
+    larger = best_of(sizes)
+    best = larger if batch_size_is_free(config) else best_of([own])
+    if larger.rate < 1.2 * best.rate:
+        larger = best
+    changed = {key: getattr(best.sizes, name) for key, name in KEYS.items()}
+    values = {**config.flat(), **changed}
+    return Advice(
+        RunConfig.from_flat(values),
+        frozenset(_needed(config, given) | changed.keys()),
+        expected(speeds, now, synchronous=config.driver.synchronous),
+        best,
+        None if larger is best else larger,
+        waits=speeds.sampling[0].cpu < 0.5 * speeds.sampling[0].seconds,
+    )
+
+
+def batch_size_is_free(config: RunConfig) -> bool:
+    """Whether the number of new steps in an update changes nothing of what is learned from each: a
+    replay draws in proportion to them."""
+    return isinstance(config.learner, OffPolicyConfig)
+
+
+def lines_of(advice: Advice) -> list[str]:
+    """The advice for people."""
+    now, best = advice.now, advice.best
+    lines = [
+        "",
+        f"as configured: {_told(now)}",
+        f"advised:       {_told(best)}"
+        + (f", {best.rate / now.rate:.1f} times as many" if best.rate > 1.05 * now.rate else ""),
+    ]
+    for key, name in KEYS.items():
+        before, after = getattr(now.sizes, name), getattr(best.sizes, name)
+        lines.append(f"  {key} = {after}" + (f"  (was {before})" if before != after else ""))
+    if best.sizes == now.sizes:
+        lines.append("No other sizes are expected to be faster by more than a twentieth.")
+    algorithm = advice.config.learner.algorithm
+    if not batch_size_is_free(advice.config):
+        lines.append(
+            f"batch_size stays: {algorithm} learns from steps of its own policy, and an update of "
+            "another size changes what is learned."
+        )
+    if advice.larger is not None:
+        sizes = advice.larger.sizes
+        lines.append(
+            f"With batch_size = {sizes.batch_size}: {_told(advice.larger)}. Try whether it learns "
+            "as much from as many steps."
+        )
+    if advice.waits and advice.config.env_runner.vectorize != "async":
+        lines.append(
+            "The environments wait more than they compute: --vectorize async has those of an "
+            "EnvRunner wait side by side; tune with it, too, and compare."
+        )
+    return lines
+
+
+def write(advice: Advice, path: Path) -> None:
+    """Write a file that `juggler train` takes.
+
+    Raises:
+        ConfigError: the file is there, or cannot be written.
+    """
+    values = {key: value for key, value in advice.config.flat().items() if key in advice.given}
+    told = "# The sizes are those that `juggler tune` advised"
+    about = f"{told}: {_told(advice.best)} expected.\n"
+    try:
+        with path.open("xb") as file:
+            file.write(about.encode() + to_toml(values))
+    except FileExistsError:
+        raise ConfigError(f"--write {path}: it is there, and is not overwritten") from None
+    except OSError as error:
+        raise ConfigError(f"--write {path}: {error.strerror}") from error
+
+
+def _told(found: Expected) -> str:
+    sizes = found.sizes
+    shape = f"{sizes.runners} × {sizes.environments} environments, {sizes.fragment_steps} steps"
+    return f"{shape}: about {_rounded(found.rate):,} steps/s, limited by {found.limit}"
+
+
+def _rounded(rate: float) -> int:
+    """Two digits, since more would not be true."""
+    return int(float(f"{rate:.2g}"))
+
+
+def _needed(config: RunConfig, given: Collection[str]) -> set[str]:
+    return {key for key in config.flat() if key in given}
+
+
+def _is_valid(config: RunConfig, sizes: Sizes) -> bool:
+    try:
+        replace(config.learner, batch_size=sizes.batch_size).validate()
+        config.learner.validate_rows(sizes.fragment_steps)
+    except ValueError:
+        return False
+    return True
+
+
+def _must_be_measurable(config: RunConfig) -> None:
+    """
+    Raises:
+        ConfigError: a part of it is elsewhere, or it has several agents.
+    """
+    runner = config.env_runner
+    for there, what in (
+        (runner.gateway, "the simulators of a gateway are elsewhere"),
+        (runner.is_served, f"the simulators at {runner.env} are elsewhere"),
+        (runner.dataset, "a run that learns from a data set samples nothing"),
+        (config.agents.first_given, "it has several agents or modules"),
+    ):
+        if there:
+            raise ConfigError(
+                f"juggler tune measures environments of this host with one agent, and {what}: "
+                "start short runs, and compare their steps/s"
+            )

@@ -1,0 +1,175 @@
+"""`juggler tune`: what it measures, and what it makes of that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.commands import status_of
+
+from juggler.driver.config import RunConfig
+from juggler.driver.given_config import load_config
+from juggler.experiments.tuning.advice import advice_for, lines_of, write
+from juggler.experiments.tuning.speeds import (
+    Sampling,
+    Sizes,
+    Speeds,
+    Transport,
+    Updating,
+    advised,
+    expected,
+)
+
+
+def speeds(
+    *,
+    cores: float = 4,
+    most_runners: int = 100,
+    step: float = 1e-4,
+    each: float = 1e-6,
+    busy: float = 1.0,
+    update: float = 1e-3,
+    of_step: float = 2e-6,
+) -> Speeds:
+    """A machine on which times grow in proportion to sizes, and sending costs nothing."""
+    sampling = [
+        Sampling(n, step + each * n, busy * (step + each * n), each * n, step, live=1.0)
+        for n in (1, 4, 16, 64, 256)
+    ]
+    updating = [
+        Updating(steps, update + of_step * steps, update + of_step * steps)
+        for steps in (512, 1024, 2048, 4096, 8192)
+    ]
+    return Speeds(cores, most_runners, sampling, updating, Transport(40.0, 0.0, 0.0))
+
+
+def test_the_slower_of_two_sides_decides_what_is_expected() -> None:
+    learner = expected(speeds(), Sizes(2, 64, 32, 2048), synchronous=False)
+    assert learner.rate == pytest.approx(2048 / (1e-3 + 2e-6 * 2048))
+    assert learner.limit == "the learner"
+    runner = expected(speeds(), Sizes(1, 4, 32, 2048), synchronous=False)
+    assert runner.rate == pytest.approx(4 / (1e-4 + 4e-6))
+    assert runner.limit == "the EnvRunners"
+
+
+def test_in_synchronous_runs_both_sides_take_turns() -> None:
+    found = expected(speeds(), Sizes(1, 64, 32, 2048), synchronous=True)
+    sampling, updating = (1e-4 + 64e-6) / 64, (1e-3 + 2e-6 * 2048) / 2048
+    assert found.rate == pytest.approx(1 / (sampling + updating))
+
+
+def test_processes_share_the_cores() -> None:
+    many = expected(speeds(cores=1, update=0, of_step=0), Sizes(8, 64, 32, 2048), synchronous=False)
+    assert many.limit == "the cores"
+    alone = 64 / (1e-4 + 64e-6)
+    assert 0.9 * alone < many.rate < alone  # the driver takes some of it
+
+
+def best(found: Speeds, now: Sizes, batch_sizes: tuple[int, ...] = ()) -> Sizes:
+    return advised(
+        found,
+        now,
+        synchronous=False,
+        open_updates=3,
+        allowed=lambda sizes: True,
+        batch_sizes=batch_sizes or (now.batch_size,),
+    ).sizes
+
+
+def test_the_fewest_processes_that_keep_the_learner_busy_are_advised() -> None:
+    assert best(speeds(), Sizes(2, 4, 32, 2048)) == Sizes(1, 64, 32, 2048)
+    slower = speeds(step=4e-4)
+    assert best(slower, Sizes(2, 4, 32, 2048)) == Sizes(3, 64, 32, 2048)
+
+
+def test_sizes_that_are_good_enough_stay() -> None:
+    now = Sizes(2, 48, 32, 2048)
+    assert best(speeds(), now) == now
+
+
+def test_a_batch_is_not_larger_than_an_update() -> None:
+    found = best(speeds(step=1e-2), Sizes(1, 1, 32, 512))
+    assert found.fragment <= 1.1 * 512
+    assert found.batch_size == 512
+
+
+def test_environments_that_wait_get_more_processes_than_there_are_cores() -> None:
+    waiting = speeds(step=0.0, each=2e-3, busy=0.02)
+    sizes = best(waiting, Sizes(1, 1, 32, 8192))
+    assert sizes.runners > 20
+    few = speeds(step=0.0, each=2e-3, busy=0.02, most_runners=5)
+    assert best(few, Sizes(1, 1, 32, 8192)).runners == 5
+
+
+def test_an_update_keeps_its_size_where_the_algorithm_learns_from_its_own_steps() -> None:
+    slow_updates = speeds(update=2e-2, of_step=0)
+    for algorithm, stays in (("impala", True), ("ppo", True), ("dqn", False)):
+        config = RunConfig.from_flat({"algorithm": algorithm, "batch_size": 1024})
+        advice = advice_for(config, frozenset(), slow_updates)
+        assert (advice.best.sizes.batch_size == 1024) == stays
+        assert ("batch_size stays" in "\n".join(lines_of(advice))) == stays
+        if stays:
+            assert advice.larger is not None
+            assert advice.larger.sizes.batch_size > 1024
+            assert advice.larger.rate > 1.2 * advice.best.rate
+
+
+def test_the_file_has_what_was_given_and_the_sizes(tmp_path: Path) -> None:
+    config = RunConfig.from_flat({"lr": 3e-4, "num_env_runners": 2, "envs_per_runner": 4})
+    advice = advice_for(config, {"lr", "env", "num_env_runners"}, speeds())
+    write(advice, tmp_path / "tuned.toml")
+    text = (tmp_path / "tuned.toml").read_text()
+    assert text.startswith("# ")
+    keys = {line.partition(" = ")[0] for line in text.splitlines() if " = " in line}
+    assert keys == {
+        *("lr", "env", "num_env_runners", "envs_per_runner", "fragment_steps", "batch_size"),
+    }
+    again = load_config(tmp_path / "tuned.toml")
+    assert again.learner.lr == 3e-4
+    assert again.env_runner.envs_per_runner == advice.best.sizes.environments
+
+
+@pytest.mark.parametrize("algorithm", ["impala", pytest.param("dqn", marks=pytest.mark.slow)])
+def test_it_measures_a_real_environment_and_writes_what_train_takes(
+    algorithm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tuned.toml"
+    keys = ("--envs-per-runner", 2, "--fragment-steps", 8, "--batch-size", 64, "--lr", 0.01)
+    given = ("--env", "CartPole-v1", "--algorithm", algorithm, *keys)
+    assert status_of("tune", *given, "--seconds", 1, "--write", file) == 0
+    said = capsys.readouterr()
+    assert "an EnvRunner with 2 environments: " in said.err
+    assert "an update of " in said.err
+    assert "sending a batch of " in said.err
+    assert "as configured: 2 × 2 environments, 8 steps: about " in said.out
+    assert f"juggler train {file}" in said.out
+    config = load_config(file)
+    assert config.learner.lr == 0.01
+    assert config.learner.algorithm == algorithm
+    # An existing file stays.
+    before = file.read_bytes()
+    assert status_of("tune", *given, "--seconds", 1, "--write", file) == 2
+    assert "it is there, and is not overwritten" in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--gateway", "127.0.0.1:0"), "the simulators of a gateway are elsewhere"),
+        (("--env", "dm_env_rpc://127.0.0.1:9"), "are elsewhere"),
+        (("--seconds", "0.1"), "--seconds must be at least 1"),
+        (("--seconds", "nan"), "--seconds must be at least 1"),
+        (("--env", "CartPol-v1"), "Nearest: CartPole-v1"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(
+    options: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of("tune", *options) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_several_agents_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of("tune", "--env", "juggler:CartPoles", "--seconds", 1) == 2
+    assert "has several agents" in capsys.readouterr().err

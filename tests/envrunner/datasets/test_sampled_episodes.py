@@ -1,0 +1,207 @@
+"""What an EnvRunner samples is recorded as its environments saw it, in parts that are whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from numpy.typing import NDArray
+from support.datasets import CHOICES, VECTOR, random_episodes, write
+
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.datasets.episode_recorder import EpisodesUnderWay
+from juggler.envrunner.datasets.sampled_episodes import RecordedWhilePlayed, SampledEpisodes
+from juggler.runtime.datasets.dataset import Dataset, RecordedEpisode
+from juggler.runtime.datasets.finding import DatasetError
+
+pytest.importorskip("minari", reason="needs juggler[datasets]")
+
+LENGTHS = ((3, True), (1, False), (5, False), (2, True))
+
+
+class Diary(gymnasium.Env[Any, Any]):
+    """Writes down the episodes that it has, each of another length, some of which it cuts off."""
+
+    observation_space = spaces.Dict({"place": VECTOR, "seen": spaces.Discrete(100)})
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, number: int, written: list[RecordedEpisode]) -> None:
+        self._written, self._episode = written, number
+        self._generator = np.random.default_rng(number)
+
+    def _seen(self) -> dict[str, Any]:
+        shown = {
+            "place": self._generator.uniform(-10, 10, 3).astype(np.float32),
+            "seen": np.int64(self._generator.integers(100)),
+        }
+        self._observations.append(shown)
+        return shown
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self._episode += 1
+        self._observations: list[dict[str, Any]] = []
+        self._actions: list[NDArray[Any]] = []
+        self._rewards: list[float] = []
+        return self._seen(), {}
+
+    def step(self, action: NDArray[Any]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._actions.append(np.copy(action))
+        self._rewards.append(float(self._generator.normal()))
+        length, terminates = LENGTHS[self._episode % len(LENGTHS)]
+        seen, over = self._seen(), len(self._actions) == length
+        if over:
+            keys = self._observations[0]
+            observations = {
+                key: np.stack([each[key] for each in self._observations]) for key in keys
+            }
+            rewards = np.array(self._rewards, np.float32)
+            self._written.append(
+                RecordedEpisode(observations, np.stack(self._actions), rewards, terminates)
+            )
+        return seen, self._rewards[-1], over and terminates, over and not terminates, {}
+
+
+def recorder(place: Path, told: list[str], **options: Any) -> SampledEpisodes:
+    """Of episodes with the spaces of `random_episodes`."""
+    config = EnvRunnerConfig(record=str(place), record_gb=options.pop("record_gb", None))
+    worker = options.pop("worker", "envrunner-0")
+    return SampledEpisodes(config, worker, VECTOR, CHOICES, None, told.append, **options)
+
+
+def lengths_in(place: Path) -> list[int]:
+    dataset = Dataset(str(place))
+    return [len(dataset.episode(index)) for index in range(len(dataset))]
+
+
+def assert_same(found: RecordedEpisode, expected: RecordedEpisode) -> None:
+    assert found.terminated == expected.terminated
+    np.testing.assert_array_equal(found.rewards, expected.rewards)
+    np.testing.assert_array_equal(found.actions, expected.actions)
+    for key in expected.observations:
+        np.testing.assert_array_equal(found.observations[key], expected.observations[key])
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_every_whole_episode_is_recorded_as_its_environment_saw_it(
+    mode: AutoresetMode, tmp_path: Path
+) -> None:
+    written: list[RecordedEpisode] = []
+    told: list[str] = []
+    vector = SyncVectorEnv(
+        [lambda i=i: Diary(i, written) for i in range(3)], autoreset_mode=mode, copy=False
+    )
+    both = vector.single_observation_space, vector.single_action_space
+    config = EnvRunnerConfig(record=str(tmp_path / "sampled"))
+    episodes = SampledEpisodes(config, "envrunner-0", *both, None, told.append)
+    envs = RecordedWhilePlayed(vector, episodes)
+    generator = np.random.default_rng(0)
+    envs.reset(seed=0)
+    for step in range(40):
+        if step == 20:
+            envs.reset(seed=1)  # what is running is in no data set
+        actions = generator.uniform(-1, 1, (3, 2)).astype(np.float32)
+        _, _, terminated, truncated, _ = envs.step(actions)
+        actions[:] = np.nan  # nobody keeps a view of it
+        over = terminated | truncated
+        if mode is AutoresetMode.DISABLED and over.any():
+            envs.reset(options={"reset_mask": over})
+    envs.close()
+    dataset = Dataset(str(tmp_path / "sampled"))
+    assert len(dataset) == len(written) > 20
+    for index, expected in enumerate(written):
+        assert_same(dataset.episode(index), expected)
+    assert told == []
+
+
+def test_parts_of_several_env_runners_are_one_data_set(tmp_path: Path) -> None:
+    told: list[str] = []
+    first = recorder(tmp_path, told, part_seconds=0)
+    for episode in random_episodes([3, 1]):
+        first.add(episode)
+        first.complete()
+    second = recorder(tmp_path, told, worker="envrunner-11")
+    second.add(random_episodes([7])[0])
+    second.complete()
+    again = recorder(tmp_path, told)  # the first one has come back
+    again.add(random_episodes([9])[0])
+    again.complete()
+    again.complete()  # nothing waits
+    parts = [f"envrunner-0-part-{number}-v0" for number in (1, 2, 3)]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [*parts, "envrunner-11-part-1-v0"]
+    assert lengths_in(tmp_path) == [3, 1, 9, 7]
+    assert told == []
+
+
+def test_a_part_is_complete_when_it_is_old(tmp_path: Path) -> None:
+    episodes = recorder(tmp_path, [], part_seconds=0)
+    for episode in random_episodes([2] * 130):
+        episodes.add(episode)
+    assert len(lengths_in(tmp_path)) == 128  # they are written 64 at a time
+    episodes.complete()
+    assert len(lengths_in(tmp_path)) == 130
+
+
+def test_no_more_is_recorded_than_was_asked_for(tmp_path: Path) -> None:
+    told: list[str] = []
+    each = random_episodes([100])[0]
+    # Observations of three floats, actions of eight bytes, and rewards.
+    size = 101 * 12 + 100 * 8 + 100 * 4
+    episodes = recorder(tmp_path, told, record_gb=3.5 * size / 1e9)
+    for _ in range(5):
+        episodes.add(each)
+    assert lengths_in(tmp_path) == [100] * 3
+    assert len(told) == 1
+    assert told[0].startswith("records no more episodes, and samples on: there are record_gb = ")
+    again = recorder(tmp_path, told, record_gb=3.5 * size / 1e9)
+    again.add(each)
+    again.complete()
+    assert lengths_in(tmp_path) == [100] * 3, "what there was before counts"
+
+
+def test_a_disk_that_refuses_a_part_ends_the_recording_and_nothing_else(tmp_path: Path) -> None:
+    told: list[str] = []
+    (tmp_path / "file").write_text("no directory")
+    episodes = recorder(tmp_path / "file" / "sampled", told)
+    for episode in random_episodes([2] * 200):
+        episodes.add(episode)
+    episodes.complete()
+    assert len(told) == 1
+    assert told[0].startswith("records no more episodes, and samples on: cannot write the data set")
+    assert told[0].endswith("of which nothing is kept: Not a directory")
+
+
+def test_an_episode_without_an_end_is_cut_where_it_takes_too_much_memory() -> None:
+    cut: list[RecordedEpisode] = []
+    under_way = EpisodesUnderWay(cut.append, most_bytes=4 * (12 + 8))
+    seen = np.arange(30, dtype=np.float32).reshape(10, 3)
+    for step in range(9):
+        under_way.step(5, seen[step], np.array(step), float(step))
+    assert [len(each) for each in cut] == [4, 4]
+    assert not any(each.terminated for each in cut)
+    np.testing.assert_array_equal(cut[1].observations, seen[4:9])
+    assert cut[1].rewards.tolist() == [4, 5, 6, 7]
+    under_way.end(5, seen[9], terminated=True)
+    np.testing.assert_array_equal(cut[2].observations, seen[8:])
+    under_way.end(5, seen[9], terminated=True)  # there is none any more
+    assert len(cut) == 3
+
+
+def test_parts_of_other_environments_are_told(tmp_path: Path) -> None:
+    write(tmp_path / "envrunner-0-part-1-v0", random_episodes([2]))
+    other = VECTOR, spaces.Discrete(5)
+    write(tmp_path / "envrunner-1-part-1-v0", random_episodes([2], *other), *other)
+    with pytest.raises(DatasetError, match=r"envrunner-1-part-1-v0/data has other spaces than"):
+        Dataset(str(tmp_path))
+
+
+def test_what_cannot_be_recorded_is_told() -> None:
+    config = EnvRunnerConfig()
+    for most in (0, -1, float("nan"), True):
+        with pytest.raises(ValueError, match="record_gb must be a number of gigabytes above 0"):
+            replace(config, record_gb=most).validate()

@@ -1,0 +1,100 @@
+"""Environments that explore less than others, as in Ape-X."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from juggler.driver.config import RunConfig
+from juggler.driver.workers.module_setups import acting_setup, epsilon_exponents
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.setup import EnvRunnerSetup
+from juggler.envrunner.single_agent_stage import SingleAgentStage
+from juggler.envrunner.stage import OwnCode
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.modules.stepping import weights_of
+
+RUNNERS, ENVIRONMENTS, ACTIONS = 2, 4, 5
+EPSILON, ALPHA = 0.4, 7.0
+
+
+class Still(gymnasium.Env[Any, Any]):
+    """Shows the same for ever."""
+
+    observation_space = spaces.Box(-1, 1, (3,), np.float32)
+    action_space = spaces.Discrete(ACTIONS)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return np.ones(3, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.ones(3, np.float32), 0.0, False, False, {}
+
+
+def config_of(algorithm: str, **keys: Any) -> RunConfig:
+    return RunConfig.from_flat(
+        {
+            "algorithm": algorithm,
+            "num_env_runners": RUNNERS,
+            "envs_per_runner": ENVIRONMENTS,
+            "exploration_ladder": ALPHA,
+            "model": {"hidden_sizes": [8], "recurrent": "lstm" if algorithm == "r2d2" else "none"},
+            **keys,
+        }
+    )
+
+
+def stage_of(config: RunConfig, runner: int, steps: int) -> SingleAgentStage:
+    """The environments of one EnvRunner, with weights as its learner sends them."""
+    exponents = epsilon_exponents(config, runner, ENVIRONMENTS)
+    acting = replace(acting_setup(config), epsilon_exponents=exponents)
+    module = replace(acting.module, module=config.module.module)
+    runner_config = EnvRunnerConfig(envs_per_runner=ENVIRONMENTS, fragment_steps=steps)
+    setup = EnvRunnerSetup(
+        env_runner=runner_config, modules={"default": replace(acting, module=module)}
+    )
+    env = SyncVectorEnv([Still] * ENVIRONMENTS, autoreset_mode=AutoresetMode.SAME_STEP)
+    return SingleAgentStage(setup, env, runner, OwnCode())
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "r2d2"])
+def test_each_environment_explores_as_much_as_the_paper_says(algorithm: str) -> None:
+    config, steps = config_of(algorithm), 400
+    seen: list[float] = []
+    for runner in range(RUNNERS):
+        stage = stage_of(config, runner, steps)
+        sent = {name: x.numpy().copy() for name, x in weights_of(stage._parts.module).items()}
+        sent["epsilon"] = np.array(EPSILON, np.float32)  # [], of the learner
+        stage.load("default", sent)
+        batch = stage.play({"default"}, {"default": Version(1, 1)}).modules["default"].batch
+        # The best action is always the same; its log-probability says what is left for ε.
+        for row in range(ENVIRONMENTS):
+            likeliest = float(np.exp(batch.action_logp[row]).max())
+            seen.append((1 - likeliest) / (1 - 1 / ACTIONS))
+    count = RUNNERS * ENVIRONMENTS
+    expected = [EPSILON ** (1 + i / (count - 1) * ALPHA) for i in range(count)]
+    np.testing.assert_allclose(seen, expected, atol=1e-5)
+    assert seen[0] == pytest.approx(0.4)
+    assert expected[-1] == pytest.approx(0.4**8)
+
+
+def test_all_environments_of_an_env_runner_are_alike_where_rows_are_not_theirs() -> None:
+    several = config_of("dqn", agents={"a": "default", "b": "default"})
+    assert [epsilon_exponents(several, runner, 4) for runner in (0, 1)] == [(1.0,), (8.0,)]
+    gateway = config_of("dqn", gateway="localhost:0")
+    assert epsilon_exponents(gateway, 1, 4) == (8.0,)
+    # One that was added later explores least.
+    assert epsilon_exponents(gateway, 5, 4) == (8.0,)
+
+
+def test_without_a_ladder_nothing_changes() -> None:
+    assert epsilon_exponents(config_of("dqn", exploration_ladder=0.0), 1, 4) == ()
+    assert epsilon_exponents(RunConfig.from_flat({"algorithm": "sac"}), 1, 4) == ()
+    with pytest.raises(ValueError, match="exploration_ladder = -1"):
+        config_of("dqn", exploration_ladder=-1)

@@ -1,0 +1,88 @@
+"""Whole episodes of simulators are recorded as these had them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.gateway_world import GatewayWorld, eventually
+from support.playing import Played, in_threads, play, play_together
+
+from juggler.gateway.episode_log import EpisodeLog
+from juggler.runtime.datasets.dataset import RecordedEpisode
+from juggler.runtime.episodes.version import Version
+
+FILTERED = {"env_to_module": ["mean_std_filter"]}
+
+
+def log_of(world: GatewayWorld) -> list[RecordedEpisode]:
+    """The episodes that will be recorded there."""
+    world.connect().close()  # tells the spaces
+    player, found = world.player, []
+    assert player is not None
+    both = player._policy, player._action_space
+    player.episode_log = EpisodeLog(player.layout, *both, found.append)
+    return found
+
+
+def assert_are(
+    found: list[RecordedEpisode], played: list[Played], *, all_is_sent: bool = False
+) -> None:
+    """The same episodes, in any order.
+
+    Unless all is sent, clients send no observation after a step that terminated.
+    """
+    by_first = {tuple(np.float32(each.observations[0])): each for each in played}
+    assert len(by_first) == len(played) == len(found)
+    for episode in found:
+        expected = by_first[tuple(episode.observations[0])]
+        seen = np.array(expected.observations)
+        if expected.terminated and not all_is_sent:
+            seen[-1] = seen[-2]
+        np.testing.assert_array_equal(episode.observations, seen)
+        np.testing.assert_array_equal(episode.actions, expected.actions)
+        np.testing.assert_allclose(episode.rewards, expected.rewards, rtol=1e-6)
+        assert episode.terminated == expected.terminated
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_the_policy_did_is_recorded_whichever_steps_are_learned_from(at_once: bool) -> None:
+    with GatewayWorld(rows=3, steps=4, connectors=FILTERED) as world:
+        found = log_of(world)
+        world.ask(100)
+        played = in_threads(4, lambda i: play(world, i, 40 + 10 * i, at_once))
+        everything = [episode for each in played for episode in each]
+        eventually(lambda: len(found) >= len(everything))
+        assert_are(found, everything)
+
+
+def test_the_episodes_of_a_session_with_many_environments_are_recorded() -> None:
+    with GatewayWorld(rows=5, steps=4) as world:
+        found = log_of(world)
+        world.ask(100)
+        with world.connect(environments=5) as session:
+            played = play_together(session, 5, 30)
+        whole = [each for each in played if each.terminated or each.truncated]
+        eventually(lambda: len(found) >= len(whole))
+        assert_are(found, whole)
+
+
+def test_what_others_did_is_recorded() -> None:
+    with GatewayWorld(rows=2, steps=4) as world:
+        found = log_of(world)
+        world.use(1.0, Version(1, 0))
+        world.ask(10)
+        seen = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+        rest: dict[str, Any] = {"action_logp": [-0.5] * 2}
+        with world.connect(mode="logged") as session:
+            session.record(seen[:3], [0, 1], [1, 2], **rest)
+            session.record(seen[2:5], [1, 1], [3, 4], starts=False, terminated=True, **rest)
+            session.record(seen[5:8], [0, 0], [5, 6], truncated=True, **rest)
+            session.record(seen[8:11], [0, 0], [5, 6], **rest)  # and leaves
+        eventually(lambda: world.count("steps_recorded") == 8)
+        expected = [
+            Played(list(seen[:5]), [0, 1, 1, 1], [1, 2, 3, 4], terminated=True),
+            Played(list(seen[5:8]), [0, 0], [5, 6], truncated=True),
+        ]
+        assert_are(found, expected, all_is_sent=True)
