@@ -29,7 +29,7 @@ class Launch:
         config: a shipped configuration or a file; "": the defaults and `options` alone.
         options: of `juggler driver`, besides those that the engine sets.
         insecure: without TLS and tokens.
-        plain_gradients: several learners may add up gradients without encryption.
+        plain_gradients: several learners add up gradients without encryption, which is faster.
     """
 
     run_dir: Path
@@ -59,10 +59,11 @@ class Launch:
 
     @property
     def plain(self) -> bool:
-        """Whether several learners may take part."""
+        """Whether several learners add up gradients without encryption."""
         return self.plain_gradients or self.insecure
 
-    def must_allow(self, learners: int, env_runners: int = 1) -> None:
+    @staticmethod
+    def must_allow(learners: int, env_runners: int = 1) -> None:
         """
         Raises:
             LaunchError: so many learners or EnvRunners cannot take part.
@@ -70,11 +71,6 @@ class Launch:
         for what, count in (("env-runners", env_runners), ("learners", learners)):
             if not 1 <= count <= MOST_ENV_RUNNERS:
                 raise LaunchError(f"--{what} {count}: must be from 1 to {MOST_ENV_RUNNERS}")
-        if learners > 1 and not self.plain:
-            raise LaunchError(
-                f"{learners} learners add up gradients without encryption: give "
-                "--plain-gradients if their network is private, or have one learner"
-            )
 
     @property
     def directory(self) -> Path:
@@ -187,7 +183,7 @@ def learner(
         juggler: the words that start Juggler.
         index: of this learner; -1: the driver chooses.
         host: by which EnvRunners dial it; "": as the host calls itself.
-        insecure: without TLS, or as one of several learners, which are plain among themselves.
+        insecure: without TLS, or plain among several learners.
     """
     own = ["--index", str(index), "--bind", "0.0.0.0:0"]
     own += ["--advertise", f"{host}:0"] if host else []

@@ -64,8 +64,7 @@ class KubernetesRun:
             say: tells people.
 
         Raises:
-            LaunchError: a number is out of range, several learners are not allowed, or there is no
-                such part.
+            LaunchError: a number is out of range, or there is no such part.
         """
         launch.must_allow(learners, env_runners)
         self._launch, self._image, self._say = launch, image, say
@@ -99,10 +98,9 @@ class KubernetesRun:
         try:
             written = self._write(self._launch.directory)
             for role, kind in (("learner", "statefulset"), ("envrunner", "deployment")):
-                one = role == "learner" and not self._launch.plain
                 target = f"{kind}/{self._name(role)}"
                 scale = ["kubectl", "scale", "-n", self._namespace, target, f"--replicas={NUMBER}"]
-                self._wanted.begin(role, self._numbers[role], one, scale)
+                self._wanted.begin(role, self._numbers[role], scale)
         except OSError as error:
             raise LaunchError(f"cannot write {error.filename}: {error.strerror}") from error
         with taken_down(self):
@@ -184,6 +182,10 @@ class KubernetesRun:
                 {"op": "replace", "path": service, "value": self._name("driver")},
             ),
         ]
+        if launch.plain:
+            patches.append(
+                ("StatefulSet", {"op": "add", "path": f"{args}/-", "value": "--insecure"})
+            )
         return {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",

@@ -33,28 +33,21 @@ class Wanted:
         """Whether the run goes on."""
         return all(self.path(role).is_file() for role in ROLES)
 
-    def begin(self, role: str, number: int, one: bool, scale: Sequence[str] = ()) -> None:
+    def begin(self, role: str, number: int, scale: Sequence[str] = ()) -> None:
         """Note what a run begins with.
 
         Args:
             role: of the workers.
             number: of them.
-            one: there can be one alone.
             scale: the words of a command that makes them `NUMBER`; (): somebody reads the files.
 
         Raises:
             LaunchError: the disk refuses.
         """
-        self._one(role).unlink(missing_ok=True)
-        if one:
-            self._one(role).touch()
         self._scale(role).unlink(missing_ok=True)
         if scale:
             self._scale(role).write_text(json.dumps(list(scale)))
         self._write(role, number)
-
-    def _one(self, role: str) -> Path:
-        return self.directory / f"{role}.one"
 
     def _scale(self, role: str) -> Path:
         return self.directory / f"{role}.scale"
@@ -81,14 +74,8 @@ class Wanted:
         """Want another number -> what to tell people.
 
         Raises:
-            LaunchError: the files cannot be read or written, there can be one alone, or the
-                engine refuses.
+            LaunchError: the files cannot be read or written, or the engine refuses.
         """
-        if number > 1 and self._one(role).exists():
-            raise LaunchError(
-                "several learners add up gradients without encryption: launch the run with "
-                "--plain-gradients if their network is private"
-            )
         before = self.read(role)
         if self._scale(role).exists():
             words = json.loads(self._scale(role).read_text())

@@ -137,7 +137,7 @@ class SlurmRun:
             for role, count in zip(
                 ROLES, (self._jobs.learners, self._jobs.env_runners), strict=True
             ):
-                self._wanted.begin(role, count, one=role == "learner" and not self._launch.plain)
+                self._wanted.begin(role, count)
         except OSError as error:
             raise LaunchError(f"cannot write {self._launch.directory}: {error}") from error
         counts = {"driver": 0, "learner": self._jobs.learners, "envrunner": self._jobs.env_runners}

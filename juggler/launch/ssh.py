@@ -51,7 +51,7 @@ class SshRun:
             say: tells people.
 
         Raises:
-            LaunchError: several learners are not allowed.
+            LaunchError: there are too many learners.
         """
         self._launch, self._hosts, self._say = launch, hosts, say
         self._learners = sum(host.learners for host in hosts.hosts)
@@ -84,7 +84,7 @@ class SshRun:
         self._logs.mkdir(parents=True, exist_ok=True)
         for role in ROLES:
             number = sum(_number(role, host) for host in self._hosts.hosts)
-            self._wanted.begin(role, number, one=role == "learner" and not self._launch.plain)
+            self._wanted.begin(role, number)
         self._say(f"what the workers print is in {self._logs}")
         with ExitStack() as last:
             last.callback(self._forget)

@@ -57,7 +57,7 @@ class SwarmRun:
             say: tells people.
 
         Raises:
-            LaunchError: a number is out of range, or several learners are not allowed.
+            LaunchError: a number is out of range.
         """
         launch.must_allow(learners, env_runners)
         self._launch, self._image, self._say = launch, image, say
@@ -119,9 +119,8 @@ class SwarmRun:
             self._file.write_text(self.stack())
             self._config.write_text(self._launch.config_there())
             for role, number in self._numbers.items():
-                one = role == "learner" and not self._launch.plain
                 scale = ["docker", "service", "scale", "--detach", f"{self._name(role)}={NUMBER}"]
-                self._wanted.begin(role, number, one, scale)
+                self._wanted.begin(role, number, scale)
         except OSError as error:
             raise LaunchError(f"cannot write {error.filename}: {error.strerror}") from error
         deploy = ["docker", "stack", "deploy", "--with-registry-auth", "-c", str(self._file)]

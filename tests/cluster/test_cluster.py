@@ -317,7 +317,7 @@ def test_a_stack_on_a_swarm_is_solved_and_leaves_nothing(
     cluster.close()  # two cores
     text = to_toml(read_shipped("cartpole").config.flat()).decode()
     place.write("mine.toml", text)
-    launch = swarm.launch(place, "mine.toml", "--learners", "2", "--plain-gradients")
+    launch = swarm.launch(place, "mine.toml", "--learners", "2")
     assert launch.wait(180) == 0, launch.output
     assert "solved: return" in launch.output
     assert_books_balance(place.path / "run")

@@ -105,6 +105,7 @@ def test_a_launch_has_names_of_its_own_and_the_parts_that_were_asked_for(
     assert by_kind["Deployment"]["spec"]["replicas"] == 7
     assert by_kind["StatefulSet"]["spec"]["serviceName"] == f"{label}-learner"
     assert {pod["containers"][0]["image"] for pod in pods.values()} == {"lab:5000/juggler:latest"}
+    assert pods[f"{label}-learner"]["containers"][0]["args"][-1] == "--insecure"
     limits = pods[f"{label}-learner"]["containers"][0]["resources"]["limits"]
     assert limits["nvidia.com/gpu"] == 1
     # What one resource calls another by is what that is called.

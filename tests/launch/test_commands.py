@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from juggler.cli import learner
-from juggler.launch.commands import Launch, LaunchError
+from juggler.launch.commands import Launch
 from juggler.learner.process import learner_worker
 from juggler.learner.process.program import LearnerProgram
 
@@ -17,14 +17,6 @@ def test_runs_of_the_same_name_in_other_directories_have_names_of_their_own() ->
     assert one.tag.startswith("run-")
     assert one.tag != other.tag
     assert one.tag == Launch(Path("/a/run"), "cartpole").tag
-
-
-def test_several_learners_are_allowed_where_gradients_may_be_plain() -> None:
-    Launch(Path("run"), "").must_allow(1)
-    Launch(Path("run"), "", plain_gradients=True).must_allow(2)
-    Launch(Path("run"), "", insecure=True).must_allow(2)
-    with pytest.raises(LaunchError, match="2 learners add up gradients without encryption"):
-        Launch(Path("run"), "").must_allow(2)
 
 
 def test_names_of_runs_are_names_for_engines() -> None:

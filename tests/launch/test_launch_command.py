@@ -74,8 +74,8 @@ def test_scripts_of_slurm_are_scripts_that_a_shell_can_read(
             "--env-runners 0: must be from 1 to 4096",
         ),
         (
-            ["slurm", "cartpole", "--learners", "2", "--dry-run"],
-            "2 learners add up gradients without encryption: give --plain-gradients",
+            ["slurm", "cartpole", "--learners", "5000", "--dry-run"],
+            "--learners 5000: must be from 1 to 4096",
         ),
         (["slurm", "cartpole", "--", "--evaluation-video", "5"], "there are no evaluations"),
     ],
