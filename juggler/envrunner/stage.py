@@ -175,8 +175,8 @@ class ActingParts:
         sent: Any = weights
         epsilon = np.asarray(sent[EPSILON], np.float32)  # []
         powers = np.array(self.epsilon_exponents, np.float32)  # [B], or [1]
-        own = epsilon**powers if len(powers) > 1 else epsilon ** powers[0]  # [B], or []
-        return {**sent, EPSILON: np.asarray(own)}
+        shape = self.module.get_buffer(EPSILON).shape  # (B, 1), (B, 1, 1) or ()
+        return {**sent, EPSILON: (epsilon**powers).reshape(shape)}
 
     def ready(
         self, module_id: str, rows: int, steps: int, critic_space: Space[Any] | None = None

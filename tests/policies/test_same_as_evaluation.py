@@ -14,7 +14,7 @@ from support import worlds
 
 import juggler
 from juggler.driver.config import RunConfig
-from juggler.envrunner import envrunner_worker as worker
+from juggler.envrunner import stage_building
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.environments.vector import make_vector_env, reset_environments
 from juggler.envrunner.envrunner_worker import EnvRunner
@@ -163,7 +163,8 @@ def test_the_evaluator_of_a_run_plays_a_checkpoint_as_it_is(
     keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights, memory and what connectors had learned, whatever it played before."""
-    monkeypatch.setattr(worker, "step_back", lambda _: None)  # all tests after it would, too
+    # All tests after it would step back, too.
+    monkeypatch.setattr(stage_building, "step_back", lambda _: None)
     path = worlds.written(tmp_path, **keys, envs_per_runner=EPISODES)
     config = RunConfig.from_flat(read(path).config)
     acting = ActingSetup(
