@@ -74,6 +74,9 @@ def test_a_limited_memory_holds_fewer_rows_also_after_a_restore() -> None:
     other = make(memory=16e-9 * 30)
     other.restore(replay.state(), CPU)
     assert other._modules["default"].table.capacity == 30
+    lower = make(memory=16e-9 * 30, capacity=20)
+    with pytest.raises(ValueError, match="has 30 rows, and cannot go on in one of 20"):
+        lower.restore(replay.state(), CPU)
     unlimited = make(memory=1.0)
     list(unlimited.add(numbered(0, 50)))
     assert unlimited._modules["default"].table.capacity == 100

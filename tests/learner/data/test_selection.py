@@ -239,11 +239,42 @@ def test_rows_that_were_drawn_too_often_for_a_new_limit_are_gone_after_a_restore
     assert numbers == sorted(set(numbers))
 
 
-def test_a_ring_is_not_made_of_rows_that_left_by_other_rules() -> None:
-    one = Replay(dict, capacity=20, size=3, ratio=1.0, max_times_sampled=1)
+@pytest.mark.parametrize("remover", ["fifo", "random"])
+def test_rows_that_left_by_a_limit_leave_no_gaps_to_be_drawn_after_a_restore_without(
+    remover: Any,
+) -> None:
+    one = Replay(dict, capacity=20, size=3, ratio=0.5, max_times_sampled=1)
     list(one.add({"default": numbered(0, 20)}))
-    with pytest.raises(ValueError, match="left by another replay_remover"):
-        Replay(dict, capacity=20, size=3, ratio=1.0).restore(one.state(), CPU)
+    there = kept(one._modules["default"].table)
+    other = Replay(dict, capacity=20, size=60, ratio=1.0, remover=remover)
+    other.restore(one.state(), CPU)
+    module = other._modules["default"]
+    drawn = module.table.rows(module.selection.draw(600).slots)["number"].tolist()
+    counts = Counter(drawn)
+    assert len(there) < 20
+    assert sorted(counts) == there
+    assert min(counts.values()) > 600 / len(there) / 3, "all are drawn alike"
+    for first in range(20, 40):
+        oldest = kept(module.table)
+        list(other.add({"default": numbered(first, 1)}))
+        if remover == "fifo":
+            assert kept(module.table) == [*oldest, first][-20:]
+
+
+@pytest.mark.parametrize("capacity", [4, 5, 7, 8, 20])
+def test_the_oldest_rows_leave_a_table_that_has_got_more_room(capacity: int) -> None:
+    one = Replay(dict, capacity=4, size=1, ratio=0.1)
+    for first in range(7):
+        list(one.add({"default": numbered(first, 1)}))
+    for _ in range(2):  # a checkpoint of one that has got more room is like others
+        other = Replay(dict, capacity=capacity, size=1, ratio=0.1)
+        other.restore(one.state(), CPU)
+        table = other._modules["default"].table
+        for first in range(int(table.generations.max()), 30):
+            oldest = kept(table)
+            list(other.add({"default": numbered(first, 1)}))
+            assert kept(table) == [*oldest, first][-capacity:]
+        one = other
 
 
 def test_draws_that_no_row_is_left_for_are_not_made_up_for() -> None:

@@ -186,7 +186,8 @@ class Replay(DataSource):
                 kept = self._kept(module_id)
                 if steps := int(own["capacity"]):
                     # That of a limited memory depends on what came first.
-                    steps = self._capacity if self._memory is None else steps
+                    most = self._capacity
+                    steps = most if self._memory is None else min(most, steps)
                     kept.begin(*self._made(steps, FRAMES in own["table"]))
                 kept.restore(own, device)
         except (KeyError, TypeError, AttributeError, IndexError) as error:

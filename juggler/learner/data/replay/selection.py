@@ -60,8 +60,6 @@ class Selection:
         self._leaving = self._leaving_by_order
         if rules.remover == "random":
             self._leaving = self._leaving_at_random
-        # Then slots are a ring, and the table knows the oldest.
-        self._given = None if rules.remover == "fifo" and not self._most else self._leaving
         self.came_rows = self.drawn_rows = self.unused_rows = 0
         self._highest = 1.0  # of all priorities that were given
         table.left = self._left
@@ -134,23 +132,14 @@ class Selection:
             "times": self.times[slots],
             "weights": weights,  # with this run's exponent
             "numbers": np.array([self._alpha, self._highest]),
-            "in_a_ring": np.array(self._given is None),
             "rows": np.array([self.came_rows, self.drawn_rows, self.unused_rows]),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, with the rows that the table has got by now.
-
-        Raises:
-            ValueError: rows left by other rules, which these cannot follow.
-        """
+        """Go on from a saved state, with the rows that the table has got by now. They may have left
+        a table of another capacity, and by other rules."""
         self._begin()
         slots = self._table.oldest_first()  # [size]
-        if self._given is None and not state["in_a_ring"]:
-            raise ValueError(
-                "the rows of the checkpoint's replay table left by another replay_remover, or by "
-                "max_times_sampled: set both as they were, or save_replay = false"
-            )
         before, self._highest = state["numbers"].tolist()
         self.came_rows, self.drawn_rows, self.unused_rows = state["rows"].tolist()
         self.times[slots] = state["times"]
@@ -162,12 +151,17 @@ class Selection:
         self.let_go(Drawn(slots))  # if they were drawn too often for a limit that is a new one
 
     def _begin(self) -> None:
-        """Follow a table without rows."""
+        """Follow the table as it is; its rows have neither draws nor weights yet."""
         capacity = self._table.capacity
+        # Of a ring, the table knows the oldest.
+        ring = self._rules.remover == "fifo" and not self._most and self._table.is_ring
+        self._given = None if ring else self._leaving
         #: How often the row in each slot was drawn; where that is not limited, whether it was.
         self.times: NDArray[Any] = np.zeros(capacity, np.int32 if self._most else np.uint8)
         self._times_sum = 0  # of all rows in the table
-        by_weight = self._alpha > 0 or (self._rules.selector == "random" and self._most > 0)
+        # Draws by weight pass over slots without a row.
+        gaps = self._most > 0 or self._table.size < self._table.used
+        by_weight = self._alpha > 0 or (self._rules.selector == "random" and gaps)
         self._weights = SumTree(capacity) if by_weight else None
         wanted: set[str] = {self._rules.selector}
         if self._given is not None:

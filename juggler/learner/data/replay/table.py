@@ -122,6 +122,15 @@ class Table:
         slots = np.flatnonzero(self.generations[: self.used])  # [size]
         return slots[np.argsort(self.generations[slots])]
 
+    @property
+    def is_ring(self) -> bool:
+        """Whether the rows lie one behind the other as they came, with room for the next one behind
+        the last."""
+        places = self._next - self.size + np.arange(self.size)  # [size]
+        return self.size == self.used and np.array_equal(
+            self.oldest_first(), places % max(1, self.capacity)
+        )
+
     def clear(self) -> None:
         """Drop all rows. What was drawn before counts as written over."""
         self.generations[: self.used] = 0
