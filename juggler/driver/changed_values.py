@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 
 from juggler.driver.config import RunConfig
-from juggler.driver.league_players import trained_now
 from juggler.learner.config import LearnerConfig
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.nearest import nearest
@@ -26,20 +25,37 @@ class ChangedValues:
 
     Args:
         config: of the run.
-        resume: the checkpoint that it goes on from. What somebody has changed in the configuration
-            since then is not overridden.
+        trained: by id of each module that is trained, that of the module of the configuration whose
+            settings it has. Players of a league come and go in it.
+        resume: the checkpoint that the run goes on from. What somebody has changed in the
+            configuration since then is not overridden.
     """
 
-    def __init__(self, config: RunConfig, resume: Checkpoint | None = None) -> None:
-        self._config = config
-        self._trained = trained_now(config, resume.counters if resume else None)
-        self._values: dict[str, dict[str, float]] = {}  # by module id and key
+    def __init__(
+        self, config: RunConfig, trained: Mapping[str, str], resume: Checkpoint | None = None
+    ) -> None:
+        self._config, self._trained = config, trained
+        # By module id and key. None: the number of all modules is not in force for this one.
+        self._values: dict[str, dict[str, float | None]] = {}
         if resume is not None:
-            kept = _kept(resume)
-            before, now = resume.config, config.flat()
-            for module_id, values in kept.items():
-                same = {key: x for key, x in values.items() if before.get(key) == now.get(key)}
-                self._values |= {module_id: same} if same else {}
+            self._values = _kept(resume)
+            self._follow_changes(RunConfig.from_flat(resume.config))
+
+    def _follow_changes(self, before: RunConfig) -> None:
+        """Forget the number of each key that had another value in an earlier configuration."""
+        for key in dict.fromkeys(key for values in self._values.values() for key in values):
+            able = self._able(key, self._trained)
+            changed = [
+                each
+                for each in able
+                if _configured(self._config.of(self._trained[each]).learner, key)
+                != _configured(before.of(self._trained[each]).learner, key)
+            ]
+            if changed == able:
+                self._put(key, None, None)
+            else:
+                for module_id in changed:
+                    self._put(key, None, module_id)
 
     def set(self, key: str, value: float | None, module_id: str | None = None) -> None:
         """Put a number in the place of a schedule, or (None) follow the configuration again.
@@ -57,7 +73,7 @@ class ChangedValues:
         if module_id is not None and module_id not in self._trained:
             raise ValueError(f"{where}: no module {module_id!r}{nearest(module_id, self._trained)}")
         wanted = [*self._trained] if module_id is None else [module_id]
-        able = [each for each in wanted if key in _schedules(self._learner(each))]
+        able = self._able(key, wanted)
         if not able:
             known = sorted({key for each in wanted for key in _schedules(self._learner(each))})
             raise ValueError(
@@ -68,10 +84,14 @@ class ChangedValues:
                 raise ValueError(f"{where}: expected a number, or None for the configuration's")
             for each in able:
                 _must_be_allowed(self._learner(each), key, float(value), where)
-        values = self._values.setdefault(module_id or _ALL, {})
-        values.pop(key, None)
-        if value is not None:
-            values[key] = float(value)
+        self._put(key, None if value is None else float(value), module_id)
+
+    def _put(self, key: str, value: float | None, module_id: str | None) -> None:
+        """As `set`, of what can be."""
+        for each in self._values if module_id is None else [module_id]:
+            self._values.get(each, {}).pop(key, None)
+        if value is not None or (module_id is not None and key in self._values.get(_ALL, {})):
+            self._values.setdefault(module_id or _ALL, {})[key] = value
 
     def of(self, module_id: str, settings_of: str) -> dict[str, float]:
         """The numbers in force for a module, by key.
@@ -82,9 +102,9 @@ class ChangedValues:
         """
         both = {**self._values.get(_ALL, {}), **self._values.get(module_id, {})}
         if not both:
-            return both
+            return {}
         able = _schedules(self._config.of(settings_of).learner)
-        return {key: value for key, value in both.items() if key in able}
+        return {key: value for key, value in both.items() if key in able and value is not None}
 
     def in_words(self) -> str:
         """What is in force; "": nothing is."""
@@ -92,26 +112,42 @@ class ChangedValues:
             f"{key} = {value:g}" + (f" ({module_id})" if module_id else "")
             for module_id, values in self._values.items()
             for key, value in values.items()
+            if value is not None
         )
 
     def to_state(self) -> dict[str, Any]:
         """For the counters of a checkpoint."""
-        values = {module_id: dict(own) for module_id, own in self._values.items() if own}
+        values = {
+            module_id: dict(own)
+            for module_id, own in self._values.items()
+            if own and (module_id == _ALL or module_id in self._trained)
+        }
         return {VALUES: values} if values else {}
+
+    def _able(self, key: str, module_ids: Iterable[str]) -> list[str]:
+        """Those of the modules that have a key."""
+        return [each for each in module_ids if key in _schedules(self._learner(each))]
 
     def _learner(self, module_id: str) -> LearnerConfig:
         return self._config.of(self._trained[module_id]).learner
 
 
-def _kept(checkpoint: Checkpoint) -> Mapping[str, Mapping[str, float]]:
+def _kept(checkpoint: Checkpoint) -> dict[str, dict[str, float | None]]:
     """What a sound checkpoint has."""
-    return msgspec.convert(checkpoint.counters.get(VALUES, {}), dict[str, dict[str, float]])
+    return msgspec.convert(checkpoint.counters.get(VALUES, {}), dict[str, dict[str, float | None]])
 
 
 def _schedules(config: LearnerConfig) -> list[str]:
     """The keys of an algorithm that are schedules, those of its optimizers' tables among them."""
     own = [spec.lr_key for spec in config.optimizer_specs()]
     return list(dict.fromkeys([*own, *config.schedules()]))
+
+
+def _configured(config: LearnerConfig, key: str) -> Any:
+    """What a configuration says of such a key; None: it has no such key."""
+    if key in config.schedules():
+        return getattr(config, key)
+    return next((spec.config.lr for spec in config.optimizer_specs() if spec.lr_key == key), None)
 
 
 def _must_be_allowed(config: LearnerConfig, key: str, value: float, where: str) -> None:

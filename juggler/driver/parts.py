@@ -104,7 +104,10 @@ class RunParts:
         self.end = RunEnd(clock)
         self.core = core_of(config, resume)
         self.updates_before = self.core.updates
-        self.values = ChangedValues(config, resume)
+        trained = trained_now(config, resume.counters if resume else None)
+        self.values = ChangedValues(config, trained, resume)
+        if told := self.values.in_words():
+            progress.message(f"callbacks have set {told}, which the run goes on with")
         run = Run(run_dir, config.flat(), self.core, progress, stop, self.values)
         self.callbacks = Callbacks(run, self.end, progress, callbacks)
         self.metrics = metrics_of(resume)
@@ -115,7 +118,7 @@ class RunParts:
             self.updates_before,
             most_learners,
             frozen=present,
-            trained=trained_now(config, resume.counters if resume else None),
+            trained=trained,
         )
         self.frozen_parts = FrozenParts(present)
         self.connectors: dict[str, ConnectorState] = {}

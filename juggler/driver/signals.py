@@ -41,6 +41,12 @@ def as_exception(number: int) -> BaseException:
     return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
 
 
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """Those that end a run. One that nohup started outlives its terminal."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return tuple(each for each in _REASONS if each != signal.SIGHUP or not ignored)
+
+
 @contextmanager
 def signals_become(stop: Callable[[str], None]) -> Iterator[Caught]:
     """The first signal calls `stop` with a reason; the second is raised, as `as_exception` has it.
@@ -66,8 +72,7 @@ def signals_become(stop: Callable[[str], None]) -> Iterator[Caught]:
         caught.number = number
         threading.Thread(target=stop, args=(_REASONS[signal.Signals(number)],)).start()
 
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as nohup has it
-    numbers = tuple(each for each in _REASONS if each != signal.SIGHUP or not ignored)
+    numbers = ending_signals()
     before = [signal.signal(number, handle) for number in numbers]
     try:
         yield caught

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -95,11 +96,19 @@ def tracing(to: str, run: str) -> Traces:
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter))
 
-    def close() -> None:
-        provider.force_flush(int(1e3 * _END_SECONDS))
+    def end() -> None:
+        provider.force_flush()
         provider.shutdown()
         if file is not None:
             file.close()
+
+    def close() -> None:
+        # An endpoint that does not answer is tried again for ten seconds, with every 512 spans.
+        ending = threading.Thread(target=end, name="last traces", daemon=True)
+        ending.start()
+        ending.join(_END_SECONDS)
+        if ending.is_alive():
+            exporter.shutdown()  # what it has not sent is lost
 
     return BatchTraces(provider.get_tracer("juggler"), close)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
 
+from juggler.driver.signals import ending_signals
 from juggler.launch.commands import LaunchError
 
 Say = Callable[[str], None]
@@ -146,7 +147,7 @@ def follow(run: EngineRun, say: Say) -> int:
         signals.append(number)
 
     with ExitStack() as last:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in ending_signals():
             last.callback(signal.signal, number, signal.signal(number, note))
         with taken_down(run):
             status = _follow(run, say, signals)

@@ -196,16 +196,16 @@ class SlurmRun:
     # -- names and options ----------------------------------------------------------------------
 
     def _name(self, role: str) -> str:
-        return f"juggler-{self._launch.tag}-{role}"
+        return f"{self._launch.label}-{role}"
 
     def _path(self, role: str) -> Path:
         return self._launch.directory / f"{role}.sbatch"
 
     def _options(self, role: str, own: Sequence[str]) -> str:
-        jobs, log = self._jobs, self._log
-        if role != "driver":
-            log = log.with_name(f"{role}-%a.log")
-        found = [f"--job-name={self._name(role)}", f"--output={log}", "--open-mode=append"]
+        jobs, name = self._jobs, "driver.log" if role == "driver" else f"{role}-%a.log"
+        log = f"{self._log.parent}/".replace("%", "%%") + name  # % begins what Slurm fills in
+        found = [f"--job-name={self._name(role)}", f"--output={shlex.quote(log)}"]
+        found += ["--open-mode=append"]
         found += ["--requeue", "--signal=B:USR1@120", "--ntasks=1"]
         found += [f"--partition={jobs.partition}"] if jobs.partition else []
         found += [f"--time={jobs.time}"] if jobs.time else []

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import FrameType
 
+from juggler.driver.signals import ending_signals
 from juggler.launch.commands import Launch, LaunchError, environment_runner, learner, shell
 from juggler.launch.following import Say
 from juggler.launch.hosts import Host, Hosts
@@ -89,7 +90,7 @@ class SshRun:
         with ExitStack() as last:
             last.callback(self._forget)
             last.callback(self._end)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for number in ending_signals():
                 before = signal.signal(number, self._note)
                 last.callback(signal.signal, number, before)
             return self._drive()

@@ -346,8 +346,6 @@ def test_a_stack_outlives_a_killed_task_and_a_drained_node(place: Place, swarm: 
     events = (run_dir / "events.jsonl").read_text()
     assert events.count("left: terminated") == 3, "in order, each of them"
     assert metrics(run_dir)[-1]["env_steps_lost_unreported"] == lost
-    refused = place.run("scale", "run", "--learners", "2", **swarm.variables)
-    assert "several learners add up gradients without encryption" in refused.output
 
     swarm.make_node("drain")
     try:

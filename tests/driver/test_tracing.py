@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -140,6 +142,19 @@ def test_an_endpoint_gets_them_over_http(tmp_path: Path) -> None:
     ((path, content),) = got
     assert path == "/v1/traces"
     assert b"juggler.outcome" in content
+
+
+def test_an_endpoint_that_does_not_answer_does_not_hold_up_the_end_of_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("juggler.driver.tracing._END_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:  # takes connections, and says nothing
+        traces = tracing(f"http://127.0.0.1:{server.getsockname()[1]}", "mine")
+        traces.command(request(7))
+        traces.event(events.SampleFailed(7, "envrunner-0", "a"))
+        began = time.monotonic()
+        traces.close()
+        assert time.monotonic() - began < 5, "it would be tried for ten seconds"
 
 
 def test_without_the_packages_or_a_place_to_write_the_run_does_not_begin(

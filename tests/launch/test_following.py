@@ -109,3 +109,14 @@ def test_what_a_command_of_an_engine_says_is_told() -> None:
         ask("ls", "/none", advice="")
     with pytest.raises(LaunchError, match="there is no command `no-engine` here: install it"):
         ask("no-engine", advice="install it")
+
+
+def test_a_launch_that_nohup_started_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        engine = _Engine(RUNS, _signalled(signal.SIGHUP), RUNS, OVER)
+        assert follow(engine, lambda text: None) == 3
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert engine.ending == [False] * 4
+    assert engine.done == ["take down"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -50,7 +51,8 @@ def test_a_dry_run_prints_every_command_and_makes_nothing(
 def test_scripts_of_slurm_are_scripts_that_a_shell_can_read(
     hosts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["slurm", "cartpole", "--env-runners", "4", "--run-dir", "a run", "--time", "1:00"]
+    arguments = ["slurm", "cartpole", "--env-runners", "4", "--time", "1:00"]
+    arguments += ["--run-dir", "a %j run"]
     assert launch.run([*arguments, "--sbatch-learner=--gres=gpu:1", "--dry-run"]) == 0
     printed = capsys.readouterr().out
     scripts = printed.split("#!/bin/bash\n")[1:]
@@ -59,6 +61,9 @@ def test_scripts_of_slurm_are_scripts_that_a_shell_can_read(
         checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
         assert checked.returncode == 0, checked.stderr
         assert "#SBATCH --time=1:00\n" in script
+        options = [line for line in script.splitlines() if line.startswith("#SBATCH")]
+        assert {len(shlex.split(option[1:])) for option in options} == {2}, "or Slurm refuses it"
+        assert "a %%j run.launch/logs/" in script
     assert ["--gres=gpu:1" in script for script in scripts] == [False, True, False]
     assert "--bind 0.0.0.0:0" in scripts[1]
 

@@ -71,7 +71,7 @@ class _Saved(_Books):
     candidates: _SavedCandidates = field(default_factory=_SavedCandidates)
     played: dict[str, _Count] = field(default_factory=dict)  # by modules that are not trained
     league: dict[str, Any] = field(default_factory=dict)  # see `League.to_state`
-    values: dict[str, dict[str, float]] = field(default_factory=dict)  # see `ChangedValues`
+    values: dict[str, dict[str, float | None]] = field(default_factory=dict)  # see `ChangedValues`
     past: _Past | None = None  # where modules have come and gone
 
 
