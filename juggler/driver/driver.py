@@ -13,7 +13,7 @@ from juggler.driver.checkpoint.beginning import Beginning
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import RunConfig
-from juggler.driver.ending import WORKERS_LEAVE_SECONDS, Ending
+from juggler.driver.ending import Ending
 from juggler.driver.loop import Event, Loop, StopAsked
 from juggler.driver.monitoring import MonitoringOptions, MonitoringServices
 from juggler.driver.parts import RunParts
@@ -183,7 +183,7 @@ class Driver:
                 self._loop.run()
                 self._monitoring.ready(False)
                 self._ending.wind_down()
-                grace = WORKERS_LEAVE_SECONDS
+                grace = self._ending.leave_seconds
             finally:
                 caught.no_more()
                 self.signal = caught.number

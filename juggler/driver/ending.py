@@ -21,7 +21,8 @@ from juggler.runtime.actors.hub import Hub
 #: What the end of a run may take: together less than the 5 s that people wait after a Ctrl-C.
 _LAST_UPDATES_SECONDS = 1.0
 _SILENCE_SECONDS = 2.5  # of learners whose state is waited for; they say something every second
-WORKERS_LEAVE_SECONDS = 0.5
+_LEAVE_SECONDS = 0.5
+_RECORDING_SECONDS = 30.0  # for EnvRunners that still write what they have recorded
 #: A large state takes longer, and is worth it: containers are given a minute to end.
 _LAST_CHECKPOINT_SECONDS = 40.0
 _TELL_SECONDS = 2.0  # until people are told what is waited for
@@ -51,6 +52,12 @@ class Ending:
         self._directory = directory
         self._last_line: dict[str, Any] | None = None
 
+    @property
+    def leave_seconds(self) -> float:
+        """How long workers of this host may take to end in order."""
+        recorded = self._parts.config.env_runner.record
+        return _RECORDING_SECONDS if recorded else _LEAVE_SECONDS
+
     def wind_down(self) -> None:
         """Let updates end, make the last checkpoint, and send everybody home."""
         parts, snapshots = self._parts, self._parts.snapshots
@@ -75,7 +82,7 @@ class Ending:
         # One that leaves at once would be replaced while another still takes its time.
         parts.local.stop_restarting()
         parts.commands.dismiss_all()
-        self._loop.drain(WORKERS_LEAVE_SECONDS, lambda: not parts.registry.attached)
+        self._loop.drain(_LEAVE_SECONDS, lambda: not parts.registry.attached)
 
     def _wait_for_confirmation(self) -> None:
         """A run that has made its last step may have solved its task with it."""

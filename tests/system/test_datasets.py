@@ -259,3 +259,35 @@ def test_what_a_run_samples_is_recorded_whole_whoever_is_killed(place: Place) ->
     assert again.status == 2, again.output
     assert "is there already, and not an empty directory" in again.output
     place.assert_nothing_is_left()
+
+
+SLOW = """
+import time
+from gymnasium.envs.classic_control import CartPoleEnv
+from minari.dataset.minari_storage import MinariStorage
+
+named = MinariStorage.update_metadata
+
+
+def slowly(*arguments, **keywords):
+    time.sleep(2)
+    return named(*arguments, **keywords)
+
+
+MinariStorage.update_metadata = slowly
+
+
+class Poles(CartPoleEnv):
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_waits_for_what_is_recorded(place: Place) -> None:
+    """Large parts, slow disks and busy machines take longer than workers may take otherwise."""
+    place.write("slow.py", SLOW)
+    options = ("--record", "sampled", "--num-env-runners", 1, "--stop-steps", 2_000)
+    run = place.run("train", "--env", "slow:Poles", *options, "--run-dir", "run")
+    assert run.status == 0, run.output
+    assert [part.name for part in (place.path / "sampled").iterdir()] == ["envrunner-0-part-1-v0"]
+    place.assert_nothing_is_left()
