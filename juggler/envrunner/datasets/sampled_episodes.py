@@ -20,7 +20,6 @@ from juggler.envrunner.datasets.episode_recorder import EpisodeRecorder
 from juggler.envrunner.datasets.writing import DatasetWriter, writing
 from juggler.runtime.datasets.dataset import RecordedEpisode
 from juggler.runtime.datasets.finding import DatasetError, must_be_installed
-from juggler.runtime.wire.trees import flatten
 
 #: A part of a data set is complete when it has so many bytes or is so old. Whoever is killed loses
 #: the part that is not complete.
@@ -77,7 +76,7 @@ class SampledEpisodes:
 
     def add(self, episode: RecordedEpisode) -> None:
         """Take an episode. It is on the disk when its part is complete."""
-        size = _bytes_of(episode)
+        size = episode.nbytes
         if self._most_bytes is not None and self._bytes + size > self._most_bytes:
             self.complete()
             self._end(f"there are record_gb = {self._most_bytes / _GB:g} of them")
@@ -206,8 +205,3 @@ def recorded_while_played(
     spaces = env.single_observation_space, env.single_action_space
     spec = spec_of(config) if named else None
     return RecordedWhilePlayed(env, SampledEpisodes(config, worker, *spaces, spec, tell))
-
-
-def _bytes_of(episode: RecordedEpisode) -> int:
-    trees = {"observations": episode.observations, "actions": episode.actions}
-    return episode.rewards.nbytes + sum(leaf.nbytes for _, leaf in flatten(trees))

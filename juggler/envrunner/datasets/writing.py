@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +20,10 @@ from juggler.runtime.wire.structures import from_tree
 
 #: What writing to a full disk has been seen to raise.
 _REFUSED = (OSError, RuntimeError)
+#: Where Minari keeps the episodes of a data set.
+_EPISODES = "main_data.hdf5"
+#: What HDF5 needs beside the numbers: at most so much for each of its small files and episodes.
+_BESIDE = 1 << 16
 
 
 class DatasetWriter:
@@ -46,6 +51,7 @@ class DatasetWriter:
             DatasetError: the disk refuses them.
         """
         with _refusals(self._place):
+            _reserve(Path(self._storage.data_path, _EPISODES), episodes)
             self._storage.update_episodes([self._buffer(episode) for episode in episodes])
         self.steps += sum(map(len, episodes))
 
@@ -105,6 +111,7 @@ def writing(
                 env_spec,
                 jpeg_encoding=False,  # images as they were seen
             )
+            (partial / DATA / _EPISODES).write_bytes(_empty_file())
         yield DatasetWriter(place, storage, observation_space, action_space)
         with _refusals(place):
             # Readers take none without a name.
@@ -116,6 +123,29 @@ def writing(
             _to_disk(place.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _reserve(file: Path, episodes: Sequence[RecordedEpisode]) -> None:
+    """Have the disk keep room for episodes. HDF5 crashes where a disk is full while it writes; what
+    it does not need, it gives back when it closes the file.
+
+    Raises:
+        OSError: there is no room.
+    """
+    numbers = sum(2 * each.nbytes + 16 * len(each) for each in episodes)
+    with file.open("r+b") as opened:
+        end = opened.seek(0, os.SEEK_END)
+        os.posix_fallocate(opened.fileno(), end, numbers + _BESIDE * (1 + len(episodes)))
+
+
+def _empty_file() -> bytes:
+    """An HDF5 file without episodes."""
+    import h5py
+
+    content = io.BytesIO()
+    with h5py.File(content, "w", track_order=True):
+        pass
+    return content.getvalue()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from juggler.runtime.datasets.finding import DatasetError, find_dataset, read_me
 from juggler.runtime.installing import installing
 from juggler.runtime.wire.structures import bounds_of_choices, space_leaves, to_tree
 from juggler.runtime.wire.trees import Path as TreePath
-from juggler.runtime.wire.trees import Tree, path_name, unflatten
+from juggler.runtime.wire.trees import Tree, flatten, path_name, unflatten
 
 #: What reading a damaged file has been seen to raise.
 _DAMAGED = (OSError, KeyError, ValueError, TypeError, RuntimeError, AssertionError)
@@ -39,6 +39,12 @@ class RecordedEpisode:
 
     def __len__(self) -> int:
         return len(self.rewards)
+
+    @property
+    def nbytes(self) -> int:
+        """Of its observations, actions and rewards."""
+        trees = {"observations": self.observations, "actions": self.actions}
+        return self.rewards.nbytes + sum(leaf.nbytes for _, leaf in flatten(trees))
 
 
 class Dataset:
