@@ -192,6 +192,13 @@ class AgentsConfig:
         return {each: table[NUM_LEARNERS] for each, table in tables if NUM_LEARNERS in table}
 
     @property
+    def needed_learners(self) -> int:
+        """How many learner processes the run needs at least, if some modules say how many are their
+        own: one for each of the others, too, where those that share parts count as one."""
+        own = self.own_learners
+        return sum(own.values()) + len(self.trained_together) - len(own)
+
+    @property
     def trained_together(self) -> tuple[tuple[str, ...], ...]:
         """The modules, in groups that share parts, directly or through others; most are alone."""
         groups = [{module_id} for module_id in self.module_ids]

@@ -235,6 +235,10 @@ class RunConfig:
             setattr(config, part_name, _converted(type(part), mine, where))
         if config.module.module is None:
             config.module.module = name_of(algorithm.module)
+        own = config.agents.own_learners.values()
+        if own and config.driver.num_learners is None and all(type(each) is int for each in own):
+            most = max(config.agents.needed_learners, config.driver.learners)
+            config.driver = replace(config.driver, num_learners=most)
         config.validate()
         return config
 

@@ -134,7 +134,7 @@ def _check_learners(config: Checked) -> None:
     named = " and ".join(f"modules.{each} has {count}" for each, count in counts.items())
     given = f"num_learners: {named}"
     others = [each for each in config.agents.module_ids if each not in counts]
-    needed = sum(counts.values()) + len(config.agents.trained_together) - len(counts)
+    needed = config.agents.needed_learners
     if needed > has:
         rest = f", and one at least for {listed(others)}" if others else ""
         raise ConfigError(

@@ -26,6 +26,7 @@ from juggler.learner.group.member import GroupMember
 from juggler.learner.optim.optimizers import Schedule
 from juggler.learner.updates_in_flight import UpdatesInFlight
 from juggler.runtime.checkpoints.checkpoint import PIPELINES, REPLAY
+from juggler.runtime.connectors.frame_stack import FRAMES
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline, stacked
 from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
 from juggler.runtime.modules.columns import CONNECTOR_STATES, LIVE, MODULE_STATE
@@ -115,9 +116,13 @@ class Learner(GroupMember):
                 raise ValueError("step() without a sample needs a learner with a source")
             sample = next(self.source)
         sample = self.before_gradients(to_device(sample, self.device))
+        # A sample that somebody else has made may have whole stacks.
+        framed = {
+            key: each for key, each in self.pipelines.items() if FRAMES in sample.get(key, ())
+        }
         metrics = []
         for drawn in self._data.add(sample, self.sums):
-            due = stacked(drawn, self.pipelines)
+            due = stacked(drawn, framed)
             try:
                 if not passes:
                     output = self.core.step(self.state, due, self)

@@ -77,7 +77,7 @@ def test_a_module_has_as_many_processes_to_itself_as_its_table_says() -> None:
     [
         ({"num_learners": 3}, "modules.b has 2, and one at least for 'a', 'c', 'd': that is 5"),
         ({"num_learners": 3}, "the run has 3; set num_learners = 5 outside of the tables"),
-        ({"agents": {"*": "b"}}, "modules.b has 2: that is 2, and the run has 1"),
+        ({"agents": {"*": "b"}, "num_learners": 1}, "that is 2, and the run has 1"),
         ({"agents": {"*": "b"}, "num_learners": 3}, "some would train nothing"),
         ({"shared": {"x.*": ["a", "b"]}, "num_learners": 9}, "are trained by the same processes"),
         ({"agents": {}, "league": {"builder": "rllib"}, "num_learners": 9}, "with league"),
@@ -87,6 +87,12 @@ def test_learners_of_a_module_that_the_run_does_not_have_are_one_sentence(
     values: dict[str, Any], words: str
 ) -> None:
     assert words in error(**{**FOUR, "modules": {"b": {"num_learners": 2}}, **values})
+
+
+def test_a_run_has_as_many_learners_as_its_modules_need_unless_it_says_how_many() -> None:
+    of_b = {**FOUR, "modules": {"b": {"num_learners": 2}}}
+    assert RunConfig.from_flat(of_b).driver.learners == 5
+    assert RunConfig.from_flat({**of_b, "num_learners": 6}).driver.learners == 6
 
 
 def test_a_further_module_goes_where_the_fewest_are_and_no_other_moves() -> None:

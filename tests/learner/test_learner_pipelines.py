@@ -20,6 +20,7 @@ from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.testing import assert_same
 
 MakeBatch = Callable[..., EpisodeBatch]
 VECTOR = spaces.Box(-10, 10, (4,), np.float32)
@@ -53,6 +54,40 @@ def test_episodes_and_batches_go_through_the_pipeline_and_samples_do_not(
     of_batches = Learner(core, pipelines=piped.pipelines)
     found = of_batches.update_from_batch({"default": collate([make_batch()])})
     assert fetch_metrics(found) == expected
+
+
+@pytest.mark.parametrize("of_images", [False, True])
+def test_a_sample_with_whole_stacks_is_learned_from_as_one_with_each_frame_once(
+    make_batch: MakeBatch, of_images: bool
+) -> None:
+    space = spaces.Box(0, 255, (36, 40, 2), np.uint8) if of_images else VECTOR
+    learners = [
+        build_learner(
+            {"algorithm": "dqn", "replay_begin": 4, "replay_batch_size": 8},
+            None,
+            space,
+            TWO,
+            {"hidden_sizes": [8]},
+            connectors=ConnectorsConfig(env_to_module=[{"use": "frame_stack", "k": 3}]),
+        )
+        for _ in range(2)
+    ]
+    seen = np.random.default_rng(0).integers(0, 200, (2, 7, *space.shape)).astype(space.dtype)
+    batch = replace(
+        make_batch(2, 4, ends=0.0),
+        observations=seen[:, :4],
+        last_observations=seen[:, 4],
+        final_observations=seen[:0, 0],
+    )
+    batch = with_context(batch, frame_stack=seen[:, 5:])
+    once = learners[0].sample_from_episodes([batch])
+    assert "frames" in once["default"]
+    learners[1].pipelines["default"].frames_once = False
+    whole = learners[1].sample_from_episodes([batch])
+    learners[1].pipelines["default"].keep_frames_once()
+    found = [learners[0].step(once), learners[1].step(whole)]
+    assert fetch_metrics(found[0]) == fetch_metrics(found[1])
+    assert_same(learners[0].get_weights(), learners[1].get_weights())
 
 
 def test_the_module_sees_what_context_connectors_add(make_batch: MakeBatch) -> None:
