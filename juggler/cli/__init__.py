@@ -23,7 +23,10 @@ COMMANDS = {
     "runs": ("juggler.cli.runs", "list runs, and how each is doing"),
     "plot": ("juggler.cli.plot", "draw return, throughput and staleness of runs"),
     "league": ("juggler.cli.league", "show the players of a league, and who beats whom"),
-    "launch": ("juggler.cli.launch", "start a run on several hosts, by SSH or Slurm"),
+    "launch": (
+        "juggler.cli.launch",
+        "start a run on several hosts: SSH, Slurm, Swarm or Kubernetes",
+    ),
     "driver": ("juggler.cli.driver", "coordinate a run whose workers are on other hosts"),
     "envrunner": ("juggler.cli.envrunner", "sample for a driver on another host"),
     "learner": ("juggler.cli.learner", "learn for a driver on another host"),

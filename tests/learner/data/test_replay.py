@@ -82,6 +82,14 @@ def test_a_limited_memory_holds_fewer_rows_also_after_a_restore() -> None:
     assert unlimited._modules["default"].table.capacity == 100
 
 
+def test_a_memory_in_which_learning_never_begins_is_told() -> None:
+    words = (
+        r"replay_memory = 4.8e-07: 30 steps of 16 bytes have room, and .* replay_begin = 40; set"
+    )
+    with pytest.raises(ValueError, match=words):
+        list(make(memory=16e-9 * 30, begin=40).add(numbered(0, 50)))
+
+
 def test_rows_that_fit_on_disk_alone_are_kept_there(tmp_path: Path) -> None:
     wide = {"default": {"number": torch.zeros(4, 10**5)}}
     with pytest.raises(ValueError, match=r"replay_directory = .*there is no room for"):

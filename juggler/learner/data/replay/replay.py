@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from math import inf
+from math import ceil, inf
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -224,10 +224,23 @@ class Replay(DataSource):
             must_fit(self._steps_of(rows), bytes_of_step(rows))
 
     def _steps_of(self, rows: Mapping[str, Any]) -> int:
-        """How many steps are kept, in rows like these."""
+        """How many steps are kept, in rows like these.
+
+        Raises:
+            ValueError: in so little memory, fewer than have to be there before the first draw.
+        """
         if self._memory is None:
             return self._capacity
-        return max(1, min(self._capacity, int(self._memory * 1e9 / bytes_of_step(rows))))
+        each = bytes_of_step(rows)
+        steps = min(self._capacity, int(self._memory * 1e9 / each))
+        if steps < self._begin:
+            enough = ceil(self._begin * each / 1e7) / 100  # gigabytes
+            raise ValueError(
+                f"replay_memory = {self._memory:g}: {steps} steps of {each:.0f} bytes have room, "
+                f"and learning begins with replay_begin = {self._begin}; set replay_memory to "
+                f"{enough:g} or more, or replay_begin to less"
+            )
+        return steps
 
     def _draw(self, kept: _Kept) -> dict[str, Any]:
         drawn = kept.drawn = kept.selection.draw(self._size)
