@@ -165,7 +165,7 @@ def test_learners_of_several_hosts_sum_over_tls_and_one_may_be_killed(place: Pla
     second.wait(30)
     trained_more(trained_steps(directory) + 20_000)
     third = place.start("learner", *dial, "--bind", f"{hosts[2]}:0")
-    both = r"learner group \d+: learner-0 on cpu, learner-\d on cpu"
+    both = r"learner group \d+: learner-\d on cpu, learner-\d on cpu"
     eventually(lambda: len(re.findall(both, driver.output)) == 2, 60, lambda: driver.output)
     trained_more(trained_steps(directory) + 20_000)
     driver.interrupt()
