@@ -173,19 +173,12 @@ def _follow(run: EngineRun, say: Say, signals: list[int]) -> int:
     while True:
         run.show()
         now = time.monotonic()
-        if handled < len(signals) or now > end:
-            first = first or signals[0]
-            try:
-                if handled or now > end or not state.running:
-                    say("ending all processes at once")
-                    return 128 + first
-                say("ending the run; once more ends all processes at once")
-                run.end()
-                end = now + _END_SECONDS
-            except NoAnswer as error:
-                say(str(error))
-            handled = len(signals)
-        if now >= due:
+        asked_to_end = handled < len(signals)
+        if (asked_to_end and handled) or now > end:
+            say("ending all processes at once")
+            return 128 + first
+        # A driver that was pending seconds ago may run by now, and then it is to end in order.
+        if asked_to_end or now >= due:
             due = now + _ASK_SECONDS
             before = state
             try:
@@ -198,6 +191,17 @@ def _follow(run: EngineRun, say: Say, signals: list[int]) -> int:
                 return state.status if state.status >= 0 else 128 + first
             if state.said and state.said != before.said:
                 say(f"the driver: {state.said}")
+        if asked_to_end:
+            first, handled = signals[0], len(signals)
+            if not state.running:
+                say("ending all processes at once")
+                return 128 + first
+            say("ending the run; once more ends all processes at once")
+            try:
+                run.end()
+                end = now + _END_SECONDS
+            except NoAnswer as error:
+                say(str(error))
         time.sleep(_LOOK_SECONDS)
 
 

@@ -12,7 +12,7 @@ from juggler.launch import following
 from juggler.launch.commands import LaunchError
 from juggler.launch.following import DriverState, NoAnswer, ask, follow
 
-RUNS, OVER = DriverState(running=True), DriverState(status=3)
+RUNS, OVER, WAITS = DriverState(running=True), DriverState(status=3), DriverState("waits")
 
 
 class _Engine:
@@ -55,7 +55,7 @@ def _signalled(number: int) -> Callable[[], DriverState]:
 
 
 def test_a_run_that_ends_is_taken_down_and_its_exit_status_returned() -> None:
-    engine, said = _Engine(DriverState("waits"), DriverState("waits"), RUNS, OVER), list[str]()
+    engine, said = _Engine(WAITS, WAITS, RUNS, OVER), list[str]()
     assert follow(engine, said.append) == 3
     assert engine.done == ["take down"]
     assert said == ["the driver: waits"]
@@ -76,24 +76,30 @@ def test_a_run_that_is_gone_is_told() -> None:
 
 
 def test_a_signal_ends_the_run_in_order() -> None:
-    engine = _Engine(RUNS, _signalled(signal.SIGTERM), RUNS, DriverState(status=-1))
+    engine = _Engine(RUNS, _signalled(signal.SIGTERM), RUNS, RUNS, DriverState(status=-1))
     before = signal.getsignal(signal.SIGTERM)
     assert follow(engine, lambda text: None) == 143
     assert engine.done == ["end", "take down"]
-    assert engine.ending == [False, False, True, True]
+    assert engine.ending == [False, False, False, True, True]
     assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_second_signal_ends_everything_at_once() -> None:
-    engine = _Engine(RUNS, _signalled(signal.SIGINT), _signalled(signal.SIGTERM))
+    engine = _Engine(RUNS, _signalled(signal.SIGINT), RUNS, _signalled(signal.SIGTERM))
     assert follow(engine, lambda text: None) == 130
     assert engine.done == ["end", "take down"]
 
 
 def test_a_signal_before_the_driver_runs_ends_everything_at_once() -> None:
-    engine = _Engine(DriverState("waits"), lambda: (_signalled(signal.SIGINT)(), DriverState())[1])
+    engine = _Engine(lambda: (_signalled(signal.SIGINT)(), WAITS)[1], WAITS)
     assert follow(engine, lambda text: None) == 130
     assert engine.done == ["take down"]
+
+
+def test_a_signal_to_a_driver_that_runs_since_the_last_question_ends_it_in_order() -> None:
+    engine = _Engine(lambda: (_signalled(signal.SIGINT)(), WAITS)[1], RUNS, DriverState(status=-1))
+    assert follow(engine, lambda text: None) == 130
+    assert engine.done == ["end", "take down"]
 
 
 def test_a_driver_that_does_not_end_in_time_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
