@@ -71,7 +71,9 @@ def test_scripts_of_slurm_are_scripts_that_a_shell_can_read(
     assert "juggler evaluator --driver " in scripts[3]
 
 
-@pytest.mark.parametrize("given", ["3", "0", "2:01", "0:2:1", "1-0", "1-2:30", "0-0:2:1", "unlimited"])
+@pytest.mark.parametrize(
+    "given", ["3", "0", "2:01", "0:2:1", "1-0", "1-2:30", "0-0:2:1", "unlimited"]
+)
 def test_time_limits_are_those_of_slurm(hosts: Path, given: str) -> None:
     arguments = ["slurm", "cartpole", "--run-dir", "run", "--dry-run"]
     assert launch.run([*arguments, "--time", given]) == 0
