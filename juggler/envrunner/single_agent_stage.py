@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from gymnasium.vector import VectorEnv
@@ -13,7 +12,7 @@ from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.datasets.recorded_policy import policy_in
 from juggler.envrunner.environments.accepted_vector import tensors_on
 from juggler.envrunner.environments.seeding import seed_process
-from juggler.envrunner.evaluation import Goal, PlayedEpisodes, evaluate, load_checkpoint
+from juggler.envrunner.evaluation import Goal, PlayedEpisodes, evaluate, load_trees
 from juggler.envrunner.on_device.device_policy import DevicePolicy
 from juggler.envrunner.on_device.device_sampler import DeviceSampler, why_on_host
 from juggler.envrunner.rounds import PlayedRound, Recorded
@@ -81,8 +80,8 @@ class SingleAgentStage(NoLeague):
     def set_connector_state(self, module_id: str, state: State) -> None:
         self._parts.connectors.set_state(state)
 
-    def load_checkpoint(self, path: Path) -> Version:
-        return load_checkpoint(path, {self._module_id: (self._policy, self._parts.connectors)})
+    def load_trees(self, trees: Mapping[str, Tree]) -> None:
+        load_trees(trees, {self._module_id: (self._policy, self._parts.connectors)})
 
     def reset(self, seed: int) -> None:
         seed_process(seed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -43,11 +42,11 @@ class Stage(Protocol):
     def set_connector_state(self, module_id: str, state: State) -> None:
         """Use what the connectors of all EnvRunners have learned."""
 
-    def load_checkpoint(self, path: Path) -> Version:
-        """Load the weights and connectors of every module -> the version of the checkpoint.
+    def load_trees(self, trees: Mapping[str, Tree]) -> None:
+        """Load the weights and connectors of every module, as `playing_trees` gives them.
 
         Raises:
-            CheckpointError: there is none, or it is damaged.
+            ValueError: a module is missing.
         """
 
     def reset(self, seed: int) -> None:
