@@ -51,6 +51,7 @@ class Ending:
         self._hub = hub
         self._directory = directory
         self._last_line: dict[str, Any] | None = None
+        self._hung = ""  # where all environments were stuck as the run was to end
 
     @property
     def leave_seconds(self) -> float:
@@ -61,6 +62,7 @@ class Ending:
     def wind_down(self) -> None:
         """Let updates end, make the last checkpoint, and send everybody home."""
         parts, snapshots = self._parts, self._parts.snapshots
+        self._hung = self._upkeep.standstill.hung_runners(self._hub.vitals())
         parts.happened(StopRequested())
         self._loop.drain(_LAST_UPDATES_SECONDS, lambda: parts.core.idle)
         self._wait_for_snapshot(time.monotonic() + _LAST_CHECKPOINT_SECONDS)
@@ -142,6 +144,11 @@ class Ending:
             end.failed_at(
                 f"it got to {end.reason}, but {parts.config.env_runner.env} kept failing in every "
                 f"EnvRunner: {parts.departures.last_failure or 'see above'}"
+            )
+        elif end.reason == "stop_seconds" and self._hung:
+            end.failed_at(
+                f"it got to stop_seconds, but {parts.config.env_runner.env} hung in every "
+                f"EnvRunner: {self._hung}"
             )
         elif last and self._newest_update() != last:
             end.failed_at(f"the last checkpoint, of update {last}, was not written")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
@@ -31,6 +32,8 @@ from juggler.runtime.wire.v1 import attach_pb2
 _LOOK_SECONDS = 0.2
 _ABORT_SECONDS = 2.0  # for an aborted process to write its stack
 _STACK_BYTES = 1 << 16
+_THIS_ONE = "juggler/driver/rehearsal.py"  # what called it interests nobody
+_STACK_OF_MAIN = "(most recent call first):\n"  # that of the main thread is the last one
 
 
 class PreflightError(ConfigError):
@@ -224,12 +227,15 @@ class _Watched:
             elif is_over:
                 self._process.join(_ABORT_SECONDS)
                 how = how_it_ended(self._process.exitcode)
-                raise self._error(f"its process ended while {self._doing}: {how}")
+                told = f"its process ended while {self._doing}: {how}"
+                raise PreflightError(told, self._written())
             elif problem := self._progress.problem():
                 with suppress(ProcessLookupError):
                     os.kill(self._process.pid or 0, signal.SIGABRT)  # makes it write its stack
                 self._process.join(_ABORT_SECONDS)
-                raise self._error(f"{self._doing} hangs: {problem}")
+                raise PreflightError(
+                    f"{self._doing} hangs: {problem}", _where_it_was(self._written())
+                )
 
     def _begins(self, doing: str) -> None:
         self._doing = doing
@@ -241,10 +247,20 @@ class _Watched:
         except (EOFError, OSError):
             return b""
 
-    def _error(self, message: str) -> PreflightError:
-        """Make an error with the process's stack, if it has written one."""
+    def _written(self) -> str:
+        """What the process has written as it ended: its stack, if anything."""
         try:
             stack = os.read(self._stack.fileno(), _STACK_BYTES) if self._stack.poll() else b""
         except OSError:
             stack = b""
-        return PreflightError(message, stack.decode(errors="backslashreplace"))
+        return stack.decode(errors="backslashreplace")
+
+
+def _where_it_was(written: str) -> str:
+    """For people: where a process was that was aborted because it hung; "": it has not said.
+
+    It writes the stacks of all its threads, below words that suit a crash: "Fatal Python error".
+    """
+    main = written.rpartition(_STACK_OF_MAIN)[2].partition("\n\n")[0].splitlines()
+    calls = list(takewhile(lambda line: _THIS_ONE not in line, main))
+    return "\n".join(["It was here, in the call of the first line:", *calls]) if calls else ""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from gymnasium.vector import VectorEnv
@@ -12,6 +11,7 @@ from gymnasium.vector import VectorEnv
 from juggler.driver.config import RunConfig
 from juggler.driver.trial_updates import Built, acting_slots, can_be_tried, sampler
 from juggler.envrunner.environments.naming import VectorEnvironment
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFinite
 from juggler.envrunner.multi_agent.casting import random_roles
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots
@@ -34,31 +34,53 @@ def try_steps(
     """Reset an environment and make a few steps, as an EnvRunner does. Modules act, or chance does
     where several may play an agent. The main thread calls this.
 
-    What is not finite is left to the run, which drops and counts it.
-
     Returns:
         Whether there was time for it. If not, the environment was left in the middle of a call.
 
     Raises:
-        EnvironmentFailed: the environment failed.
+        EnvironmentFailed: the environment failed, or gave a number that is not finite.
+        NonFinite: a module with its first weights gives log-probabilities that are not finite.
     """
 
     def work() -> None:
-        with suppress(NonFinite):
-            step = _stepping(config, env, built)
-            for _ in range(_STEPS):
-                step()
+        step = _stepping(config, env, built)
+        for number in range(1, _STEPS + 1):
+            try:
+                results = step()
+                for result in results:
+                    if isinstance(result, NonFinite):
+                        raise result
+            except NonFinite as error:
+                raise _failure(error, config.env_runner.env, number) from error
 
     return _in_time(work)
 
 
+def _failure(error: NonFinite, env: str, number: int) -> Exception:
+    """For people: at which step after the reset there was a number that is not finite."""
+    if error.column == "action_logp":
+        return error
+    whose = f"agent {error.agent!r} in " if error.agent else ""
+    value = "not finite" if error.value is None else f"{error.value}"
+    # A fragment of one step begins with what the step before gave, which was looked at, or a reset.
+    call, when = "step", f"in step {number} after its first reset"
+    if error.column.startswith(("observations", "critic_observations")) and not error.agent:
+        call, when = "reset", f"before step {number}"
+    column = error.column.removeprefix("last_").removeprefix("final_")
+    return EnvironmentFailed(
+        f"{whose}environment {error.environment} ({env})",
+        call,
+        f"{column} are {value} {when}: the environment must give finite numbers",
+    )
+
+
 def _stepping(
     config: RunConfig, env: VectorEnvironment | MultiAgentEnvs, built: Mapping[str, Built]
-) -> Callable[[], object]:
-    """Reset the environment, and return what makes a step of it."""
+) -> Callable[[], Collection[object]]:
+    """Reset the environment, and return what makes a step of it, and returns what came of it."""
     if isinstance(env, VectorEnv):
         alone = sampler(built[DEFAULT_MODULE], env, 1)
-        return lambda: alone.sample((0, 0))
+        return lambda: [alone.sample((0, 0))]
     if can_be_tried(config):
         slots = acting_slots(config, env, built, 1)
         versions = dict.fromkeys(slots, Version(0, 0))
@@ -70,7 +92,7 @@ def _stepping(
         }
         versions = {}
     games = MultiAgentSampler(env, slots, 1, 0)
-    return lambda: games.sample(versions.keys(), versions)
+    return lambda: games.sample(versions.keys(), versions).modules.values()
 
 
 def _in_time(work: Callable[[], None]) -> bool:

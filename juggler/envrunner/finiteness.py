@@ -24,6 +24,7 @@ class NonFinite(Exception):
         live_steps: of the batch, all of which are lost.
         why: the reason, if known; else "".
         agent: its name, where environments have several; else "".
+        value: the number; None: it is not known, as where a connector has clipped it.
         traceback: always "", since the message names the place.
     """
 
@@ -37,14 +38,16 @@ class NonFinite(Exception):
         live_steps: int,
         why: str = "",
         agent: str = "",
+        value: float | None = None,
     ) -> None:
-        super().__init__(environment, step, column, live_steps, why, agent)
+        super().__init__(environment, step, column, live_steps, why, agent, value)
         self.environment = environment
         self.step = step
         self.column = column
         self.live_steps = live_steps
         self.why = why
         self.agent = agent
+        self.value = value
 
     def __str__(self) -> str:
         reason = (
@@ -52,10 +55,11 @@ class NonFinite(Exception):
             if self.column == "action_logp"
             else "the environment must give finite numbers"
         )
+        number = "not finite" if self.value is None else f"{self.value}"
         whose = f"agent {self.agent!r} in " if self.agent else ""
         return (
             f"{self.column} of {whose}environment {self.environment} at step {self.step} of a "
-            f"{'row' if self.agent else 'fragment'} are not finite: {reason}"
+            f"{'row' if self.agent else 'fragment'} are {number}: {reason}"
             + (f" ({self.why})" if self.why else "")
         )
 
@@ -82,27 +86,42 @@ def check_finite(batch: EpisodeBatch) -> None:
     if all(np.isfinite(array).all() for column in columns for _, array in _floats("", column)):
         return
     _clear_after_ends(batch)
-    found: list[tuple[int, int, int, str]] = []  # step, order within it, row, column
+    # Step, order within it, row, column, number
+    found: list[tuple[int, int, int, str, float]] = []
     columns_of_steps = ("observations", "critic_observations", "action_logp", "rewards")
     for order, column in enumerate(columns_of_steps):
         for name, array in _floats(column, getattr(batch, column)):
             rows, steps = np.nonzero(_not_finite(array, 2))
             if len(rows):
                 first = steps.argmin()
-                found.append((int(steps[first]), order, int(rows[first]), name))
+                step, row = int(steps[first]), int(rows[first])
+                found.append((step, order, row, name, _first_in(array[row, step])))
     for column in ("final_observations", "final_critic_observations"):
         for name, array in _floats(column, getattr(batch, column)):
             found += [
-                (int(batch.final_steps[k]), 4, int(batch.final_rows[k]), name)
+                (
+                    int(batch.final_steps[k]),
+                    4,
+                    int(batch.final_rows[k]),
+                    name,
+                    _first_in(array[k]),
+                )
                 for k in np.flatnonzero(_not_finite(array, 1))
             ]
     for column in ("last_observations", "last_critic_observations"):
         for name, array in _floats(column, getattr(batch, column)):
             if (rows := np.flatnonzero(_not_finite(array, 1))).size:
-                found.append((batch.steps - 1, 5, int(rows[0]), name))
+                row = int(rows[0])
+                found.append((batch.steps - 1, 5, row, name, _first_in(array[row])))
     if found:
-        step, _, row, name = min(found)
-        raise NonFinite(row, step, name, batch.live_steps)
+        step, _, row, name, value = min(found)
+        raise NonFinite(row, step, name, batch.live_steps, value=value)
+
+
+def _first_in(array: NDArray[Any]) -> float:
+    """The first number that is not finite in an array [...] that has one."""
+    numbers = np.asarray(array)
+    return float(numbers[~np.isfinite(numbers)][0])
 
 
 def _clear_after_ends(batch: EpisodeBatch) -> None:

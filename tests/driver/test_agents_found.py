@@ -55,6 +55,12 @@ def test_a_rehearsal_finds_agents_and_builds_every_module() -> None:
     ]
 
 
+def test_a_reward_that_is_not_finite_is_told_with_its_agent() -> None:
+    said = r"agent 'runner_0' in environment 0 .* rewards are nan in step 2 after its first reset"
+    with pytest.raises(PreflightError, match=said):
+        rehearse(_config(env="support.tag_game:UnpaidTag"))
+
+
 OWN = "support.own_algorithms"
 
 

@@ -110,7 +110,11 @@ def test_an_environment_that_waits_for_ever_is_given_up() -> None:
     config = _config(worker_timeout_seconds=1.5)
     with pytest.raises(PreflightError, match="__main__:Env hangs: it has done nothing") as got:
         rehearse(config, _own(_env("time.sleep(1000)")))
-    assert "in __init__" in got.value.traceback
+    first, frame = got.value.traceback.splitlines()[:2]
+    assert first == "It was here, in the call of the first line:"
+    assert frame.endswith("in __init__")
+    for frightening in ("Fatal Python error", "Extension modules", "multiprocessing"):
+        assert frightening not in got.value.traceback
 
 
 def test_an_environment_that_computes_for_ever_is_given_up() -> None:
@@ -154,6 +158,27 @@ def test_an_environment_that_is_slow_to_step_is_tried_by_the_run_itself() -> Non
     assert "making a few steps of the environment __main__:Env" in told
 
 
-def test_what_a_step_gives_that_is_not_finite_is_left_to_the_run() -> None:
-    nothing = "return self.observation_space.sample() * float('nan'), 0.0, False, False, {}"
-    assert rehearse(_config(), _own(_env("pass", nothing)))
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        ("observation, float('nan')", "rewards are nan in step 1 after its first reset"),
+        ("observation, float('-inf')", "rewards are -inf in step 1 after its first reset"),
+        ("observation * float('nan'), 0.0", "observations are nan in step 1 after"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_told_before_the_run_with_its_place(
+    step: str, told: str
+) -> None:
+    gives = f"observation = self.observation_space.sample(); return {step}, False, False, {{}}"
+    with pytest.raises(PreflightError, match=r"environment 0 .*failed in step") as got:
+        rehearse(_config(), _own(_env("pass", gives)))
+    assert told in str(got.value)
+    assert "_observations" not in str(got.value)
+
+
+def test_a_number_of_a_reset_that_is_not_finite_is_told_as_one_of_the_reset() -> None:
+    broken = "self.observation_space.sample = lambda: numpy.full(3, numpy.inf, numpy.float32)"
+    with pytest.raises(
+        PreflightError, match=r"failed in reset: observations are inf before step 1"
+    ):
+        rehearse(_config(), _own(_env(f"import numpy; {broken}")))

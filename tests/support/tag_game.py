@@ -63,3 +63,13 @@ _SPACES: dict[str, tuple[spaces.Space[Any], spaces.Space[Any]]] = {
     "adversary": (spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)),
     "runner": (spaces.Box(-1, 1, (2,), np.float32), spaces.Box(-1, 1, (1,), np.float32)),
 }
+
+
+class UnpaidTag(Tag):
+    """The runner's rewards are no numbers from the second step on."""
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        seen, rewards, *others = super().step(actions)
+        if self._steps > 1:
+            rewards["runner_0"] = float("nan")
+        return seen, rewards, *others

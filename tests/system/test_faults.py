@@ -293,6 +293,22 @@ def test_a_step_that_hangs_is_named_and_its_envrunner_replaced(place: Place) -> 
     place.assert_nothing_is_left()
 
 
+def test_a_run_all_of_whose_environments_hang_when_its_time_is_up_has_failed(
+    place: Place,
+) -> None:
+    options = ["--num-env-runners", 2, "--stop-seconds", 12]
+    run = place.run("train", *_robot(place, "hang", at=100), *options)
+    assert run.status == 1, run.output
+    last = run.output.splitlines()[-2]
+    assert "it got to stop_seconds, but robots:Robot hung in every EnvRunner: envrunner-" in last
+    assert "s, in step of environment 0 (Robot)" in last
+    assert "--resume run" in run.output.splitlines()[-1]
+    end = summary(place.path / "run")
+    assert end["env_steps_trained"] > 0
+    assert end["reason_for_stop"] == "stop_seconds"
+    place.assert_nothing_is_left()
+
+
 @pytest.mark.slow
 def test_a_step_that_lets_nothing_else_run_shows_where_it_was(place: Place) -> None:
     options = ["--num-env-runners", 1, "--stop-steps", 600]

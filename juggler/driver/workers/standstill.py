@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from juggler.driver.parts import RunParts
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.program import ENVRUNNER
 from juggler.learner.process.program import LEARNER
+from juggler.runtime.actors.vitals import Vitals
 from juggler.runtime.wire.v1 import training_pb2
 
 #: Of an interval that local workers have to be at work so that they are waited for once more; on a
 #: busy host they get no more. And how many intervals that helps for.
 _AT_WORK = 0.01
 _MOST_LOOKS = 10
+
+#: All environments hang where EnvRunners take so many times as long as ever before, and so many
+#: seconds at least.
+_TIMES_AS_LONG = 3
+_HUNG_SECONDS = 5.0
 
 #: Steps of each environment in which an episode should have ended.
 _MANY = 5000
@@ -62,6 +70,24 @@ class Standstill:
             f"{text}. Others are asked for less meanwhile. Are its environments slow, or stuck?"
             for text in new
         ]
+
+    def hung_runners(self, vitals: Mapping[str, Vitals]) -> str:
+        """For people: where all EnvRunners that were asked for batches are in a call of their
+        environments that does not return; "": one of them gets on.
+
+        Args:
+            vitals: by worker id.
+        """
+        requests = self._parts.commands.pool.waiting(training_pb2.SampleRequest)
+        longest = self._parts.commands.sample_request_seconds.most
+        found = []
+        for worker, (_, seconds) in requests.items():
+            vital = vitals.get(worker.worker_id)
+            is_long = seconds > max(_HUNG_SECONDS, _TIMES_AS_LONG * longest)
+            if vital is None or not vital.held_up_by or not is_long:
+                return ""
+            found.append(f"{worker.worker_id} for {seconds:.0f} s, in {vital.held_up_by}")
+        return "; ".join(found)
 
     def _by_silent_runner(self) -> dict[str, str]:
         """By worker id, of those that have held a request for long."""

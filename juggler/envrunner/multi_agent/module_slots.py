@@ -225,7 +225,8 @@ class ModuleSlots:
             if error.column == "action_logp":
                 why = self.policy.why_not_finite(rows.columns["inputs"][row, error.step])
             place = int(rows.columns["places"][row])
-            return self._lost(place, error.step, error.column, batch.live_steps, why)
+            at = place, error.step, error.column
+            return self._lost(*at, batch.live_steps, why, error.value)
         delta, self._delta = self._delta, {}
         return Recorded(batch, oldest_version(batch), returns, lengths, delta, stale)
 
@@ -264,7 +265,7 @@ class ModuleSlots:
         """Bring the steps of this round into rows."""
         if (bad := self._log.write(recorded)) is not None:
             # Returns are told before the batch with these steps is complete.
-            self._not_finite = self._lost(bad.place, bad.step, bad.column, 0)
+            self._not_finite = self._lost(bad.place, bad.step, bad.column, 0, value=bad.value)
 
     def _stored(self, shown: Tree, recorded: bool) -> Any:
         """Observations [B, ...] as batches hold them."""
@@ -286,11 +287,17 @@ class ModuleSlots:
         return self._paced.counts.pop("steps_stale", 0)
 
     def _lost(
-        self, place: int, step: int, column: str, live_steps: int, why: str = ""
+        self,
+        place: int,
+        step: int,
+        column: str,
+        live_steps: int,
+        why: str = "",
+        value: float | None = None,
     ) -> NonFinite:
         slot = int(self._slots[place])
         environment, agent = slot // len(self._agents), self._agents[slot % len(self._agents)]
-        return NonFinite(environment, step, column, live_steps, why, agent)
+        return NonFinite(environment, step, column, live_steps, why, agent, value)
 
     def _check_masks(self, legal: LegalActions, masks: Any) -> None:
         """

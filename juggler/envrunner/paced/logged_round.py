@@ -55,11 +55,13 @@ class BadNumber(NamedTuple):
         place: of its agent.
         step: of its row.
         column: "rewards" or "observations".
+        value: of a reward; of an observation it is not known.
     """
 
     place: int
     step: int
     column: str
+    value: float | None
 
 
 class _Sorted:
@@ -296,12 +298,13 @@ def _bad_number(
     slots: PacedSlots, entries: Entries, by: _Sorted, found: _Located
 ) -> BadNumber | None:
     finite = np.isfinite(entries.rewards) | ~entries.told  # [K]
-    column, entry = "observations", entries.doubted
+    column, entry, value = "observations", entries.doubted, None
     if np.count_nonzero(finite) < len(finite):
         column, entry = "rewards", int(finite.argmin())
+        value = float(entries.rewards[entry])
     if entry < 0:
         return None
     at = int(np.flatnonzero(by.order == entry)[0])
     before = int(found.before[at])
     step = before % slots.rows.width if before >= 0 else int(found.steps[at])
-    return BadNumber(int(entries.places[entry]), step, column)
+    return BadNumber(int(entries.places[entry]), step, column, value)

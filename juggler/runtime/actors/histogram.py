@@ -18,13 +18,16 @@ class Histogram:
     Attributes:
         counts: by bucket; the last one is for values above all bounds.
         sum: of all values.
+        most: the largest of them; 0: there is none.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.sum = 0.0
+        self.most = 0.0
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
+        self.most = max(self.most, value)

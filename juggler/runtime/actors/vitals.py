@@ -18,15 +18,21 @@ class Service(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """The state of an attached worker, according to its heartbeats."""
+    """The state of an attached worker, according to its heartbeats.
+
+    Attributes:
+        held_up_by: the call that holds its main loop up, in words; "": none does, or it is not
+            known.
+    """
 
     seconds_silent: float
     resident_bytes: int
     device_bytes: int
     cpu_seconds: float
+    held_up_by: str = ""
 
     @classmethod
     def of(cls, last_seen: float, heartbeat: attach_pb2.Heartbeat) -> Self:
         silent = max(0.0, time.monotonic() - last_seen)
         resident, device = heartbeat.resident_bytes, heartbeat.device_bytes
-        return cls(silent, resident, device, heartbeat.cpu_seconds)
+        return cls(silent, resident, device, heartbeat.cpu_seconds, heartbeat.held_up_by)

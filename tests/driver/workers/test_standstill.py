@@ -13,6 +13,7 @@ from support.worker_events_world import SHAPE, WorkersWorld
 from juggler.driver.config import RunConfig
 from juggler.driver.workers.standstill import Standstill
 from juggler.runtime.actors import requests
+from juggler.runtime.actors.vitals import Vitals
 
 SECONDS = 7.0
 
@@ -73,6 +74,20 @@ def test_where_nothing_is_learned_those_who_bring_nothing_are_named_too(world: W
     text = world.standstill.look()
     assert text.startswith("no update in the last 7 s. envrunners: 1 attached, 1 ready; ")
     assert "envrunner-0 on host has been asked for 2 batches and has brought none for 7 s" in text
+
+
+def test_environments_hang_where_each_takes_much_longer_than_ever_before(world: World) -> None:
+    runner = "envrunner-0"
+    stuck = {runner: Vitals(0.1, 0, 0, 0.0, held_up_by="step of environment 1 (Robot)")}
+    world.now += 2
+    world.sample(0)  # the longest so far
+    world.now += 3.5
+    assert world.standstill.hung_runners(stuck) == "", "environments may be slow"
+    world.now += 1
+    text = "envrunner-0 for 6 s, in step of environment 1 (Robot)"
+    assert world.standstill.hung_runners(stuck) == text
+    waits = {runner: Vitals(0.1, 0, 0, 0.0)}
+    assert world.standstill.hung_runners(waits) == "", "it waits for weights, say"
 
 
 def _standstill(directory: Path, used: list[float]) -> Standstill:
