@@ -27,6 +27,7 @@ from juggler.envrunner.stage_building import build_filmed_stage, build_stage
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.setups import from_json
 from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, attach_and_run
+from juggler.runtime.checkpoints.checkpoint import CheckpointError
 from juggler.runtime.connectors.mergeable_state import check, from_bytes, to_bytes
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
@@ -315,7 +316,9 @@ class EnvRunner:
                 )
             finally:
                 stage.close()  # which finishes the video
-        except (ValueError, OSError, EnvironmentFailed) as error:
+        # It cannot be drawn; the disk is full; it fails as it plays; the run needed the room of the
+        # checkpoint meanwhile.
+        except (ValueError, OSError, EnvironmentFailed, CheckpointError) as error:
             self._warn(f"could not record {directory.name}: {error}")
 
     def _warn(self, text: str) -> None:
