@@ -38,6 +38,9 @@ COMMANDS = {
     "certs": ("juggler.cli.certs", "make certificates for TLS between hosts"),
 }
 
+#: What people ask for by other words.
+_OTHER_WORDS = {"resume": "train --resume RUN", "go-on": "train --resume RUN", "run": "train"}
+
 _ELSEWHERE = """\
 juggler runs on Linux. On macOS and Windows, use docker (see docs/docker.md). In a checkout:
 
@@ -74,6 +77,7 @@ def _run(argv: Sequence[str] | None) -> int:
     name = arguments[0]
     if name not in COMMANDS:
         near = closest(name, COMMANDS)
+        near = _OTHER_WORDS.get(name, near)
         hint = f"Did you mean 'juggler {near}'?" if near else ""
         print(f"juggler: there is no command {name!r}. {hint}\n\n{_usage()}", file=sys.stderr)
         return 2

@@ -64,8 +64,19 @@ class EngineArguments(LaunchArguments):
     learners: int = 1
     """How many learners."""
 
+    evaluators: int = 0
+    """How many evaluators: they share the episodes of evaluations, as evaluation_seconds asks for
+    them, and confirm that the run is solved."""
+
     detach: Flag = False
     """Submit the run and stop, instead of following it."""
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """By role, how many workers."""
+        from juggler.launch.commands import ROLES
+
+        return dict(zip(ROLES, (self.learners, self.env_runners, self.evaluators), strict=True))
 
 
 @dataclass(kw_only=True)
@@ -97,7 +108,8 @@ class SlurmArguments(EngineArguments, HostArguments):
     """A further option of sbatch for learners, such as --gres=gpu:1; repeat for each one."""
 
     sbatch_envrunner: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """A further option of sbatch for EnvRunners, such as --partition=cpu; repeat for each one."""
+    """A further option of sbatch for EnvRunners and evaluators, such as --partition=cpu; repeat for
+    each one."""
 
 
 @dataclass(kw_only=True)
@@ -188,8 +200,7 @@ def _slurm(given: SlurmArguments, options: Sequence[str]) -> int:
     from juggler.launch.slurm import Jobs, SlurmRun
 
     jobs = Jobs(
-        env_runners=given.env_runners,
-        learners=given.learners,
+        numbers=given.numbers,
         partition=given.partition,
         time=given.time,
         all=given.sbatch,
@@ -207,8 +218,8 @@ def _slurm(given: SlurmArguments, options: Sequence[str]) -> int:
 def _swarm(given: SwarmArguments, options: Sequence[str]) -> int:
     from juggler.launch.swarm import SwarmRun
 
-    launch, numbers = _launch(given, options), (given.learners, given.env_runners)
-    swarm = SwarmRun(launch, *numbers, given.image, given.compose, _say)
+    launch = _launch(given, options)
+    swarm = SwarmRun(launch, given.numbers, given.image, given.compose, _say)
     if given.dry_run:
         print(swarm.stack())
         return 0
@@ -218,9 +229,9 @@ def _swarm(given: SwarmArguments, options: Sequence[str]) -> int:
 def _kubernetes(given: KubernetesArguments, options: Sequence[str]) -> int:
     from juggler.launch.kubernetes import KubernetesRun
 
-    launch, numbers = _launch(given, options), (given.learners, given.env_runners)
+    launch = _launch(given, options)
     where = given.namespace, given.component
-    kubernetes = KubernetesRun(launch, *numbers, given.image, *where, _say)
+    kubernetes = KubernetesRun(launch, given.numbers, given.image, *where, _say)
     if given.dry_run:
         print(kubernetes.manifests())
         return 0

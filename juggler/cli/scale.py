@@ -28,6 +28,9 @@ class Arguments:
     learners: int | None = None
     """How many learners, in a run of `juggler launch`. none: as many as there are."""
 
+    evaluators: int | None = None
+    """How many evaluators, in a run of `juggler launch`. none: as many as there are."""
+
 
 def run(arguments: Sequence[str]) -> int:
     given = parse(Arguments, arguments, "scale")
@@ -35,29 +38,34 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _scale(given: Arguments) -> int:
-    from juggler.driver.monitoring import MOST_ENV_RUNNERS
     from juggler.driver.record.driver_file import find_driver
-    from juggler.launch.commands import Launch, LaunchError
+    from juggler.envrunner.program import ENVRUNNER
+    from juggler.launch.commands import OPTIONS, ROLES, Launch, LaunchError, must_allow
     from juggler.launch.scaling import Wanted
 
-    wanted = {"env-runners": given.env_runners, "learners": given.learners}
+    wanted = dict(zip(ROLES, (given.learners, given.env_runners, given.evaluators), strict=True))
     if all(number is None for number in wanted.values()):
-        raise LaunchError("say how many: --env-runners N, --learners N, or both")
-    for name, number in wanted.items():
-        if number is not None and not 1 <= number <= MOST_ENV_RUNNERS:
-            raise LaunchError(f"--{name} {number}: must be from 1 to {MOST_ENV_RUNNERS}")
+        raise LaunchError("say how many: --env-runners N, --learners N, --evaluators N")
+    must_allow(wanted)
     run_dir = Path(given.run).absolute()
     launched = Wanted(Launch(run_dir, "").directory)
+    if launched.abandoned:
+        raise LaunchError(
+            f"the `juggler launch` that started {given.run} was killed, so nobody starts or ends "
+            "its workers any more: give that command again, and the run continues"
+        )
     if launched.are_there:
-        for role, number in (("learner", given.learners), ("envrunner", given.env_runners)):
+        for role, number in wanted.items():
             if number is not None:
                 print(launched.change(role, number))
         return 0
     address = find_driver(run_dir)
-    if given.learners is not None:
-        raise LaunchError(
-            "the learners of a run of `juggler train` stay: --learners is for `juggler launch`"
-        )
+    for role, number in wanted.items():
+        if role != ENVRUNNER and number is not None:
+            raise LaunchError(
+                f"the {role}s of a run of `juggler train` stay: {OPTIONS[role]} is for "
+                "`juggler launch`"
+            )
     assert given.env_runners is not None
     before = _ask(run_dir, address, given.env_runners)
     print(f"EnvRunners: {given.env_runners} are wanted now, in place of {before}")

@@ -25,7 +25,11 @@ def must_suit(key: str, algorithm: str, where: str) -> None:
     having = algorithms_with(key)
     if having and key not in (each.name for each in fields(find_algorithm(algorithm).config)):
         names = " and ".join(having)
-        raise ConfigError(f"{where}: {key!r} is a key of {names}, and algorithm = {algorithm!r}")
+        why = find_algorithm(algorithm).lacks.get(key, "")
+        raise ConfigError(
+            f"{where}: {key!r} is a key of {names}, and algorithm = {algorithm!r}"
+            + (f": {why}" if why else "")
+        )
 
 
 def instead_of(key: str) -> str:

@@ -91,7 +91,7 @@ class Ending:
         parts, confirmation = self._parts, self._parts.confirmation
         if parts.end.reason == "stop_steps":
             confirmation.look()
-            if confirmation.under_way:
+            if confirmation.under_way and parts.only_local:
                 parts.local.start_evaluators()  # the run may have ended with its first update
             patience = parts.config.driver.worker_timeout_seconds
             confirmation.wait(self._loop.drain, self._seconds_left(), patience)

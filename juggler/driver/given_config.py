@@ -94,7 +94,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text())
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        hint = f"; a run goes on with --resume {path}" if path.is_dir() else ""
+        raise ConfigError(f"cannot read {path}: {error.strerror}{hint}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     if values.get("league") == {}:

@@ -158,7 +158,9 @@ class RunParts:
             self.updates_before,
             self.league.learners.needed if self.league else tuple,
         )
-        evaluators = Evaluators(self.registry, self.commands, self.metrics)
+        evaluators = Evaluators(
+            self.registry, self.commands, self.frozen_parts, self.metrics, only_local=only_local
+        )
         self.evaluations = Evaluations(
             config,
             evaluators,
@@ -170,13 +172,10 @@ class RunParts:
             BestCheckpoint(run_dir),
             self.callbacks,
             progress,
-            only_local=only_local,
         )
         self.confirmation = Confirmation(
             config, evaluators, self.metrics, self.checkpointing, snapshots, progress
         )
-        if not only_local:
-            self.confirmation.impossible("among workers that dial in nobody evaluates")
         self.departures = Departures(
             config,
             self.end,

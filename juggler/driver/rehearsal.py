@@ -19,10 +19,13 @@ from juggler.driver.checkpoint.frozen_modules import FrozenModule, frozen_module
 from juggler.driver.config import RunConfig
 from juggler.driver.frozen_policies import frozen_parts
 from juggler.driver.league.builders import give_builder
+from juggler.driver.learner_group.placement import CPU
+from juggler.driver.learners_here import must_fit_together
 from juggler.driver.module_ids import listed
 from juggler.driver.preflight import DOES, FAILED, FOUND, Rehearsal, named_parts
 from juggler.driver.trial_steps import try_steps
 from juggler.driver.trial_updates import Built, can_be_tried, first_batches
+from juggler.driver.with_dataset import is_of_another
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.naming import VectorEnvironment
@@ -88,8 +91,11 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
         rehearsal.told.send_bytes(DOES + what.encode())
 
     here = devices_here()
-    for index, name in enumerate(config.driver.device_names()):
-        device_for(name, index, here)
+    names = config.driver.device_names()
+    devices = [
+        device_for(names[index % len(names)], index, here)
+        for index in range(max(config.driver.learners, len(names)))
+    ]
     if not rehearsal.own_code:
         for what, name in named_parts(config):
             does(f"importing {name}")
@@ -118,6 +124,8 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
     frozen = frozen_modules(config, rehearsal.run_dir)
     must_fit(config, frozen, said)
     built = _build(config, groups, critic_spaces, module_factory, own_classes, does)
+    kept = {module_id: each.learner.kept_bytes for module_id, each in built.items()}
+    must_fit_together(config, kept, [device == CPU for device in devices])
     is_whole = True
     if not runner.dataset:
         does(f"making a few steps of the environment {runner.env}")
@@ -140,7 +148,7 @@ def _made(
     runner = config.env_runner
     if runner.dataset:
         recorded = RecordedEnvs.of(replace(runner, envs_per_runner=1))
-        if config.plays:
+        if config.plays or is_of_another(runner):
             played = make_vector_env(replace(runner, dataset=""), env_factory, just_one=True)
             recorded.dataset.must_have_the_spaces_of(runner.env, played)
             played.close()

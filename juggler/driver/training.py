@@ -28,6 +28,7 @@ from juggler.driver.defaults import settled, with_models
 from juggler.driver.driver import Driver, Listen
 from juggler.driver.given_config import load_given
 from juggler.driver.league_players import copies_of
+from juggler.driver.learners_here import must_be_alone
 from juggler.driver.monitoring import MonitoringOptions
 from juggler.driver.preflight import check_names, rehearse
 from juggler.driver.record.progress import Progress, make_progress
@@ -307,6 +308,7 @@ def _checked(
     A run with workers on other hosts is not checked, since what it names is on those hosts, unless
     its modules depend on which agents there are: then its environment has to be here too.
     """
+    must_be_alone(config)
     allow_many_open_files(_files_open(config))  # before starting processes, which inherit the limit
     if listen is not None and not needs_environment(config):
         yield ()

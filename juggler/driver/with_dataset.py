@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.envrunner.config import EnvRunnerConfig
 from juggler.learner.algorithms.registry import find_algorithm
 from juggler.runtime.datasets.finding import DatasetError, environment_of, must_be_installed
 
@@ -53,6 +54,18 @@ def with_dataset(
     elif not told:
         told = {"env": Path(name).name}  # for people; nobody plays it
     return replace(config, env_runner=replace(config.env_runner, dataset=_kept(name), **told))
+
+
+def is_of_another(runner: EnvRunnerConfig) -> bool:
+    """Whether somebody named an environment that the data set does not say that it is of.
+
+    Raises:
+        DatasetError: there is no such data set, or it is damaged.
+    """
+    told = environment_of(runner.dataset)
+    if not told:
+        return runner.env != Path(runner.dataset).name
+    return {"env": runner.env, "env_kwargs": runner.env_kwargs} != told
 
 
 def _with_demonstrations(config: RunConfig) -> RunConfig:

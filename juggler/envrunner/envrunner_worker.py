@@ -27,7 +27,8 @@ from juggler.envrunner.stage_building import build_filmed_stage, build_stage
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.setups import from_json
 from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, attach_and_run
-from juggler.runtime.checkpoints.checkpoint import CheckpointError
+from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
+from juggler.runtime.checkpoints.frozen import playing_trees
 from juggler.runtime.connectors.mergeable_state import check, from_bytes, to_bytes
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
@@ -104,7 +105,7 @@ class EnvRunner:
     # -- commands -------------------------------------------------------------------------------
 
     def _restore(self, _: int, part: training_pb2.Restore) -> attach_pb2.Done:
-        """A part of what a module plays with that is not trained."""
+        """A part of what a module plays with: one that is not trained, or one of a checkpoint."""
         self._frozen.take(part)
         return attach_pb2.Done()
 
@@ -266,8 +267,10 @@ class EnvRunner:
 
     def _evaluate(self, _: int, command: training_pb2.Evaluate) -> training_pb2.Evaluation:
         assert self._stage is not None
+        trees: Mapping[str, Tree] = {}
         if command.checkpoint:
-            version = self._stage.load_checkpoint(Path(command.checkpoint))
+            trees, version = self._checkpoint(command)
+            self._stage.load_trees(trees)
             for streams in self._modules.values():
                 streams.version = None  # what the learner publishes has to be loaded again
         else:
@@ -282,7 +285,7 @@ class EnvRunner:
             goal=goal,
         )
         if command.video:
-            self._film(command)
+            self._film(command, trees)
         return training_pb2.Evaluation(
             version=version.message(),
             episode_returns=played.returns,
@@ -297,7 +300,14 @@ class EnvRunner:
             whence = self._index, self._attachment, self._contact, self._deliveries.settled
             self._modules[module_id] = LearnerStreams(module_id, *whence)
 
-    def _film(self, command: training_pb2.Evaluate) -> None:
+    def _checkpoint(self, command: training_pb2.Evaluate) -> tuple[Mapping[str, Tree], Version]:
+        """What the modules of a checkpoint play with, and its version."""
+        if command.HasField("version"):
+            return self._frozen.take_all(), Version.of(command.version)
+        saved = read(command.checkpoint)
+        return playing_trees(saved), Version(*saved.version)
+
+    def _film(self, command: training_pb2.Evaluate, trees: Mapping[str, Tree]) -> None:
         """Record an episode of the checkpoint that an evaluation plays. People are told of a
         problem, and the evaluation counts all the same."""
         assert self._told is not None
@@ -306,7 +316,7 @@ class EnvRunner:
             own = self._env_factory, self._own_code, self._warn
             stage = build_filmed_stage(self._told, command.seed, *own, directory)
             try:
-                stage.load_checkpoint(Path(command.checkpoint))
+                stage.load_trees(trees)
                 stage.evaluate(
                     1,
                     command.seed,

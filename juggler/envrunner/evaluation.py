@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,11 +17,10 @@ from juggler.envrunner.environments.autoreset import autoreset_mode
 from juggler.envrunner.environments.legal_actions import LegalActions
 from juggler.envrunner.environments.vector import reset_environments
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
-from juggler.runtime.checkpoints.weights import acting_arrays
+from juggler.runtime.checkpoints.checkpoint import CONNECTORS
+from juggler.runtime.checkpoints.frozen import WEIGHTS
 from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
-from juggler.runtime.connectors.mergeable_state import connector_state
-from juggler.runtime.episodes.version import Version
+from juggler.runtime.connectors.mergeable_state import check
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import to_tree, tree_map
 from juggler.runtime.wire.trees import Tree
@@ -72,34 +70,32 @@ class TakesWeights(Protocol):
         """Load weights: arrays by the names of parameters and buffers."""
 
 
-def load_checkpoint(
-    path: Path, into: Mapping[str, tuple[TakesWeights, EnvToModule]], *, may_lack: bool = False
-) -> Version:
+def load_trees(
+    trees: Mapping[str, Tree],
+    into: Mapping[str, tuple[TakesWeights, EnvToModule]],
+    *,
+    may_lack: bool = False,
+) -> None:
     """Load a checkpoint of this run into policies and their connectors.
 
     Args:
-        path: of the checkpoint.
+        trees: as `playing_trees` gives them.
         into: by module id.
         may_lack: modules that the checkpoint does not have stay as they are.
 
-    Returns:
-        The version of the checkpoint.
-
     Raises:
-        CheckpointError: there is none, it is damaged, or it lacks a module.
+        ValueError: it lacks a module, or has something else than what a module plays with.
     """
-    saved = read(path)
     for module_id, (policy, connectors) in into.items():
-        state: Any = saved.tree.get(module_id)
-        if state is None and may_lack:
+        tree: Any = trees.get(module_id)
+        if tree is None and may_lack:
             continue
-        if state is None:
-            raise CheckpointError(path, f"has no module {module_id!r}")
-        weights = acting_arrays(state)
+        if tree is None:
+            raise ValueError(f"the checkpoint to play has no weights of module {module_id!r}")
+        weights = tree[WEIGHTS]
         policy.load({name: weights[name] for name in policy.names})
-        if learned := connector_state(saved, module_id):
+        if learned := check(tree[CONNECTORS]):
             connectors.set_state(learned)
-    return Version(*saved.version)
 
 
 def evaluate(

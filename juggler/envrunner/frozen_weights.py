@@ -1,4 +1,5 @@
-"""What modules play with that are not trained, as the driver sends it before the Setup."""
+"""What modules play with, as the driver sends it: before the Setup that of modules which are not
+trained, and before an evaluation that of a checkpoint."""
 
 from __future__ import annotations
 
@@ -34,6 +35,12 @@ class FrozenWeights:
             self._trees[frame.header.module_id] = frame.tree, tree_digest(frame.tree)
         elif part.last:
             raise ValueError(f"the weights of module {part.module_id!r} ended in the middle")
+
+    def take_all(self) -> dict[str, Tree]:
+        """What came of a checkpoint since the last call, by module id."""
+        trees = {module_id: tree for module_id, (tree, _) in self._trees.items()}
+        self._trees.clear()
+        return trees
 
     def load(
         self, module_id: str, digest: str, policy: TakesWeights, connectors: EnvToModule

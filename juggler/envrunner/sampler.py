@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,7 +130,7 @@ class Sampler:
         actions, action_logp, states = self._policy.finish()
         seconds["inference"] += time.perf_counter() - finishing
         if self._contexts is not None:
-            states = {**states, CONNECTOR_STATES: self._row_contexts}
+            states = {**states, CONNECTOR_STATES: self._contexts_of_rows(self._contexts, actions)}
         done = self._terminated | self._truncated  # [N, T]
         segments = self._running.advance(self._rewards, done, live)
         at = segments.rows, segments.starts, segments.lengths
@@ -200,7 +201,7 @@ class Sampler:
             if self._plain:
                 self._seen[t][...] = observation
             else:
-                _write(self._seen[t], connectors.watch(to_tree(self._space, observation)))
+                write_tree(self._seen[t], connectors.watch(to_tree(self._space, observation)))
             if legal is not None:
                 legal.require(self._seen[t][ACTION_MASK], t, over if next_step else None)
             seen = self._seen[t]  # [N, ...]
@@ -233,17 +234,25 @@ class Sampler:
                 if self._autoreset is AutoresetMode.DISABLED:
                     mask = terminated | truncated  # [N]
                     observation, _ = env.reset(options={"reset_mask": mask})
-        if not self._masked and ACTION_MASK in infos:
-            reason = "it gives an action mask in its info, but gave none at its first reset"
-            raise EnvironmentFailed("one of the environments", "step", reason)
+        if not self._masked:
+            refuse_late_mask(infos)
         if legal is not None:
             legal.require_zeros_and_ones(self._observations[ACTION_MASK])
-        _write(self._last_observations, connectors(to_tree(self._space, observation)))
+        write_tree(self._last_observations, connectors(to_tree(self._space, observation)))
         self._observation = observation
         if first is not None:
             self._first = first
         seconds.update(environment=environment, inference=inference)
         return finals
+
+    def _contexts_of_rows(self, contexts: Contexts, actions: Tree) -> dict[str, Tree]:
+        """The contexts [N, ...] at the start of the fragment's rows, by name.
+
+        Args:
+            contexts: went through the fragment step by step.
+            actions: that were chosen [N, T, ...].
+        """
+        return self._row_contexts
 
     def _delta(self, batch: EpisodeBatch) -> State:
         """Take what the connectors have learned from a fragment."""
@@ -282,10 +291,10 @@ class Sampler:
             at = np.array([final[:2] for final in finals], np.intp).reshape(-1, 2)  # [K, 2]
             shown = zeros(self._space, (len(finals),))  # [K, ...]
             for k, (_, _, observation) in enumerate(finals):
-                _write(_row(shown, k), observation)
+                write_tree(_row(shown, k), observation)
             observations = zeros(self._connectors.observation_space, (len(finals),))  # [K, ...]
             if finals:
-                _write(observations, self._connectors(shown))
+                write_tree(observations, self._connectors(shown))
             return at[:, 0], at[:, 1], observations
         rows, steps = np.nonzero(self._truncated)  # [K] both
         within = steps + 1 < self._steps  # [K] the next step's observation is in the row
@@ -296,6 +305,16 @@ class Sampler:
             return found
 
         return rows, steps, tree_map(after, self._last_observations, self._observations)
+
+
+def refuse_late_mask(infos: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        EnvironmentFailed: there is an action mask, which would have had to be in observations.
+    """
+    if ACTION_MASK in infos:
+        reason = "it gives an action mask in its info, but gave none at its first reset"
+        raise EnvironmentFailed("one of the environments", "step", reason)
 
 
 def _by_step(columns: Any, steps: int) -> Any:
@@ -312,10 +331,10 @@ def _row(batch: Tree, row: int) -> Tree:
     return views
 
 
-def _write(memory: Any, tree: Any) -> None:
+def write_tree(memory: Any, tree: Any) -> None:
     """Copy a tree of arrays into one of the same shapes."""
     if isinstance(memory, np.ndarray):
         memory[...] = tree
     else:
         for key, branch in memory.items():
-            _write(branch, tree[key])
+            write_tree(branch, tree[key])

@@ -24,8 +24,8 @@ class ActingSetup:
         off_policy: that algorithm can learn from what another policy did.
         row_age: the most updates by which the weights of a row's first step may be older than the
             newest ones, where rows fill at a pace of their own.
-        epsilon_exponents: by which powers of the learner's ε the module explores: one for each
-            environment, or for all of them; (): it is as it comes.
+        exploration_exponents: by which powers of the learner's number the module explores: one for
+            each environment, or for all of them; (): it is as it comes.
         digest: of what a module plays with that is not trained, and which came before this setup;
             "": it is trained, and its weights come from learners.
     """
@@ -35,7 +35,7 @@ class ActingSetup:
     algorithm: str
     off_policy: bool
     row_age: int
-    epsilon_exponents: tuple[float, ...] = ()
+    exploration_exponents: tuple[float, ...] = ()
     digest: str = ""
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from gymnasium.vector import VectorEnv
 
-from juggler.envrunner.behaviour_policy import require_log_probabilities
+from juggler.envrunner.behaviour_policy import BehaviourPolicy, require_log_probabilities
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.datasets.recorded_policy import policy_in
+from juggler.envrunner.environments.accepted_vector import tensors_on
 from juggler.envrunner.environments.seeding import seed_process
-from juggler.envrunner.evaluation import Goal, PlayedEpisodes, evaluate, load_checkpoint
+from juggler.envrunner.evaluation import Goal, PlayedEpisodes, evaluate, load_trees
+from juggler.envrunner.on_device.device_policy import DevicePolicy
+from juggler.envrunner.on_device.device_sampler import DeviceSampler, why_on_host
 from juggler.envrunner.rounds import PlayedRound, Recorded
 from juggler.envrunner.sampler import NonFinite, Sampler
 from juggler.envrunner.setup import EnvRunnerSetup
@@ -50,10 +52,24 @@ class SingleAgentStage(NoLeague):
         observation_space, action_space = env.single_observation_space, env.single_action_space
         self._parts = ActingParts.build(acting, observation_space, action_space, own_code)
         module, module_to_env = self._parts.module, self._parts.module_to_env
-        self._policy = policy_in(env, module, self._steps, seed, module_to_env)
+        connectors = self._parts.connectors
+        self._notes: list[training_pb2.Note] = []
+        device = tensors_on(env)
+        if device and (why := why_on_host(env, connectors, module_to_env, device)):
+            text = f"each step of the environments is copied from {device} to the host: {why}"
+            self._notes = [training_pb2.Note(text=text, warning=False)]
+            device = None
+        self._policy: BehaviourPolicy
+        make_sampler: type[Sampler] = Sampler
+        if device is None:
+            self._policy = policy_in(env, module, self._steps, seed, module_to_env)
+        else:
+            shape = env.num_envs, self._steps
+            self._policy = DevicePolicy(module, *shape, seed, module_to_env, device)
+            make_sampler = DeviceSampler
         require_log_probabilities(module, self._policy.knows_log_probabilities)
         seed_process(seed)  # as it is done where everything begins anew
-        self._sampler = Sampler(env, self._policy, self._steps, seed, self._parts.connectors)
+        self._sampler = make_sampler(env, self._policy, self._steps, seed, connectors)
 
     def ready(self) -> list[training_pb2.Ready.Module]:
         return [self._parts.ready(self._module_id, self._env.num_envs, self._steps)]
@@ -64,8 +80,8 @@ class SingleAgentStage(NoLeague):
     def set_connector_state(self, module_id: str, state: State) -> None:
         self._parts.connectors.set_state(state)
 
-    def load_checkpoint(self, path: Path) -> Version:
-        return load_checkpoint(path, {self._module_id: (self._policy, self._parts.connectors)})
+    def load_trees(self, trees: Mapping[str, Tree]) -> None:
+        load_trees(trees, {self._module_id: (self._policy, self._parts.connectors)})
 
     def reset(self, seed: int) -> None:
         seed_process(seed)
@@ -87,7 +103,7 @@ class SingleAgentStage(NoLeague):
             fragment.connector_delta,
             infos=fragment.infos,
         )
-        notes = self._policy.take_notes()
+        notes, self._notes = [*self._notes, *self._policy.take_notes()], []
         return PlayedRound({self._module_id: result}, fragment.seconds, notes=notes)
 
     def evaluate(

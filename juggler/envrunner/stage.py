@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -23,7 +22,7 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.acting import strip_to_acting
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.by_name import given_or_named
-from juggler.runtime.modules.q_network import EPSILON, with_own_epsilons
+from juggler.runtime.modules.exploring import exploration_of, with_own_exploration
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.spaces import space_to_message
@@ -43,11 +42,11 @@ class Stage(Protocol):
     def set_connector_state(self, module_id: str, state: State) -> None:
         """Use what the connectors of all EnvRunners have learned."""
 
-    def load_checkpoint(self, path: Path) -> Version:
-        """Load the weights and connectors of every module -> the version of the checkpoint.
+    def load_trees(self, trees: Mapping[str, Tree]) -> None:
+        """Load the weights and connectors of every module, as `playing_trees` gives them.
 
         Raises:
-            CheckpointError: there is none, or it is damaged.
+            ValueError: a module is missing.
         """
 
     def reset(self, seed: int) -> None:
@@ -123,7 +122,7 @@ class ActingParts:
         module: the module.
         observation_space: the environments'.
         action_space: the environments'.
-        epsilon_exponents: as in `ActingSetup`.
+        exploration_exponents: as in `ActingSetup`.
     """
 
     connectors: EnvToModule
@@ -131,7 +130,7 @@ class ActingParts:
     module: RLModule
     observation_space: Space[Any]
     action_space: Space[Any]
-    epsilon_exponents: tuple[float, ...]
+    exploration_exponents: tuple[float, ...]
 
     @classmethod
     def build(
@@ -163,20 +162,21 @@ class ActingParts:
             check_specs=setup.module.check_specs,
         )
         strip_to_acting(module)  # the rest is not sent here
-        if len(exponents := setup.epsilon_exponents) > 1:
-            with_own_epsilons(module, len(exponents))
+        if len(exponents := setup.exploration_exponents) > 1:
+            with_own_exploration(module, len(exponents))
         spaces = observation_space, action_space
         return cls(connectors, module_to_env, module, *spaces, exponents)
 
     def as_here(self, weights: Tree) -> Tree:
         """Weights as the module acts with them here, from those that its learner sends."""
-        if not self.epsilon_exponents:
+        if not self.exploration_exponents:
             return weights
         sent: Any = weights
-        epsilon = np.asarray(sent[EPSILON], np.float32)  # []
-        powers = np.array(self.epsilon_exponents, np.float32)  # [B], or [1]
-        shape = self.module.get_buffer(EPSILON).shape  # (B, 1), (B, 1, 1) or ()
-        return {**sent, EPSILON: (epsilon**powers).reshape(shape)}
+        name = exploration_of(self.module)
+        said = np.asarray(sent[name], np.float32)  # []
+        powers = np.array(self.exploration_exponents, np.float32)  # [B], or [1]
+        shape = self.module.get_buffer(name).shape  # (B, 1), (B, 1, 1) or ()
+        return {**sent, name: (said**powers).reshape(shape)}
 
     def ready(
         self, module_id: str, rows: int, steps: int, critic_space: Space[Any] | None = None

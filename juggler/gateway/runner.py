@@ -250,6 +250,7 @@ class GatewayRunner:
     def go_on(self) -> None:
         for module in self._modules.values():
             module.take_weights()
+            module.look_at_the_clock()
         while self._new and self._can_begin(self._new[0]):
             self._begin(self._new.popleft())
         while self._asked and self._is_over(self._asked[0]):

@@ -92,6 +92,11 @@ class ServedModule:
         if self._episodes is not None:
             self._episodes.complete()
 
+    def look_at_the_clock(self) -> None:
+        """Complete what was recorded, if it is old."""
+        if self._episodes is not None:
+            self._episodes.look_at_the_clock()
+
     @property
     def complete(self) -> int:
         """Rows that are ready for a batch."""

@@ -7,13 +7,19 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from juggler.driver.monitoring import MOST_ENV_RUNNERS
+from juggler.envrunner.program import ENVRUNNER, EVALUATOR
+from juggler.learner.process.program import LEARNER
 from juggler.runtime.actors.tls import TLS_VARIABLE
 from juggler.runtime.installing import installing
+
+#: By the role of workers, the option that says how many there are to be.
+OPTIONS = {LEARNER: "--learners", ENVRUNNER: "--env-runners", EVALUATOR: "--evaluators"}
+ROLES = tuple(OPTIONS)
 
 
 class LaunchError(RuntimeError):
@@ -61,16 +67,6 @@ class Launch:
     def plain(self) -> bool:
         """Whether several learners add up gradients without encryption."""
         return self.plain_gradients or self.insecure
-
-    @staticmethod
-    def must_allow(learners: int, env_runners: int = 1) -> None:
-        """
-        Raises:
-            LaunchError: so many learners or EnvRunners cannot take part.
-        """
-        for what, count in (("env-runners", env_runners), ("learners", learners)):
-            if not 1 <= count <= MOST_ENV_RUNNERS:
-                raise LaunchError(f"--{what} {count}: must be from 1 to {MOST_ENV_RUNNERS}")
 
     @property
     def directory(self) -> Path:
@@ -162,15 +158,31 @@ class Launch:
             raise LaunchError(f"cannot make certificates in {self.tls}: {error}") from error
 
 
-def environment_runner(driver: str, juggler: Sequence[str], index: int | str) -> list[str]:
-    """The command of an EnvRunner.
+def must_allow(numbers: Mapping[str, int | None]) -> None:
+    """
+    Args:
+        numbers: how many workers are wanted, by role; None: whatever there is.
+
+    Raises:
+        LaunchError: so many cannot take part.
+    """
+    for role, number in numbers.items():
+        least = 0 if role == EVALUATOR else 1
+        if number is not None and not least <= number <= MOST_ENV_RUNNERS:
+            what = OPTIONS[role]
+            raise LaunchError(f"{what} {number}: must be from {least} to {MOST_ENV_RUNNERS}")
+
+
+def player(role: str, driver: str, juggler: Sequence[str], index: int | str) -> list[str]:
+    """The command of an EnvRunner, or of an evaluator.
 
     Args:
+        role: which of the two.
         driver: the driver's address, or the directory of the run on a shared file system.
         juggler: the words that start Juggler.
-        index: of this EnvRunner; -1: the driver chooses.
+        index: of this worker; -1: the driver chooses.
     """
-    return [*juggler, "envrunner", "--driver", driver, "--index", str(index)]
+    return [*juggler, role, "--driver", driver, "--index", str(index)]
 
 
 def learner(
@@ -179,7 +191,7 @@ def learner(
     """The command of a learner.
 
     Args:
-        driver: as for `environment_runner`.
+        driver: as for `player`.
         juggler: the words that start Juggler.
         index: of this learner; -1: the driver chooses.
         host: by which EnvRunners dial it; "": as the host calls itself.

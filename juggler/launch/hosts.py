@@ -24,6 +24,7 @@ class Host:
         name: as `ssh` takes it: a host, an alias of ~/.ssh/config, or user@host.
         env_runners: how many EnvRunners it gets.
         learners: how many learners.
+        evaluators: how many evaluators.
         address: by which EnvRunners dial its learners; "": the name, without the user.
         directory: where its commands run; "": the home directory.
         juggler: the command there.
@@ -32,6 +33,7 @@ class Host:
     name: str
     env_runners: int = 0
     learners: int = 0
+    evaluators: int = 0
     address: str = ""
     directory: str = ""
     juggler: str = "juggler"

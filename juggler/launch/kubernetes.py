@@ -1,17 +1,19 @@
-"""A run on Kubernetes: a driver as a Job, learners as a StatefulSet, EnvRunners as a Deployment."""
+"""A run on Kubernetes: a driver as a Job, learners as a StatefulSet, EnvRunners and evaluators as
+Deployments."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from juggler.launch.commands import Launch, LaunchError
+from juggler.envrunner.program import ENVRUNNER, EVALUATOR
+from juggler.launch.commands import Launch, LaunchError, must_allow
 from juggler.launch.following import (
     DriverState,
     NoAnswer,
@@ -22,6 +24,7 @@ from juggler.launch.following import (
     wait_until_removed,
 )
 from juggler.launch.scaling import NUMBER, Wanted
+from juggler.learner.process.program import LEARNER
 from juggler.runtime.actors.tls import AUTHORITY, CERTIFICATE, KEY, TOKEN
 
 #: Parts that change the manifests, by their names.
@@ -31,6 +34,7 @@ _KINDS = (
     "job,statefulset,deployment,service,networkpolicy,poddisruptionbudget,"
     "horizontalpodautoscaler,secret,configmap"
 )
+_SCALED = {LEARNER: "statefulset", ENVRUNNER: "deployment", EVALUATOR: "deployment"}
 _SIGNALLED = 128  # exit status of a container that a signal ended, at least
 _SERVED = ["--metrics-bind=0.0.0.0:9090", "--insecure", "--health-bind=0.0.0.0:5007"]
 _ask = partial(ask, advice="install it, and have it find your cluster")
@@ -45,8 +49,7 @@ class KubernetesRun:
     def __init__(
         self,
         launch: Launch,
-        learners: int,
-        env_runners: int,
+        numbers: Mapping[str, int],
         image: str,
         namespace: str,
         components: Sequence[str],
@@ -55,8 +58,7 @@ class KubernetesRun:
         """
         Args:
             launch: the run.
-            learners: how many.
-            env_runners: how many.
+            numbers: how many workers, by role.
             image: of Juggler.
             namespace: where it runs; "": that of kubectl.
             components: parts that change the manifests: of `COMPONENTS`, or directories of
@@ -66,9 +68,9 @@ class KubernetesRun:
         Raises:
             LaunchError: a number is out of range, or there is no such part.
         """
-        launch.must_allow(learners, env_runners)
+        must_allow(numbers)
         self._launch, self._image, self._say = launch, image, say
-        self._numbers = {"learner": learners, "envrunner": env_runners}
+        self._numbers = dict(numbers)
         self._components = [_component(name) for name in components]
         self._namespace = namespace or _own_namespace()
         self._label = f"juggler/run={launch.label}"
@@ -97,7 +99,7 @@ class KubernetesRun:
         self._launch.make_certificates(names)
         try:
             written = self._write(self._launch.directory)
-            for role, kind in (("learner", "statefulset"), ("envrunner", "deployment")):
+            for role, kind in _SCALED.items():
                 target = f"{kind}/{self._name(role)}"
                 scale = ["kubectl", "scale", "-n", self._namespace, target, f"--replicas={NUMBER}"]
                 self._wanted.begin(role, self._numbers[role], scale)
@@ -170,7 +172,7 @@ class KubernetesRun:
         return made
 
     def _kustomization(self, parts: Sequence[str]) -> dict[str, Any]:
-        launch, learners = self._launch, self._numbers["learner"]
+        launch, learners = self._launch, self._numbers[LEARNER]
         driver = launch.driver_there("/runs/run", "/config/run.toml", learners, *_SERVED)
         args, about = "/spec/template/spec/containers/0/args", "/spec/metrics/0/object"
         service = f"{about}/describedObject/name"

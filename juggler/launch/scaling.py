@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from juggler.launch.commands import LaunchError
+from juggler.launch.commands import ROLES, LaunchError
 from juggler.launch.following import ask
 
 #: In a command that scales: the number that is wanted.
 NUMBER = "{number}"
-ROLES = ("learner", "envrunner")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """The numbers of workers that are wanted, in one file for each role.
+
+    A process that reads them holds a lock on one more file, so that others know whether it is
+    there.
 
     Attributes:
         directory: of the launch.
@@ -32,6 +36,43 @@ class Wanted:
     def are_there(self) -> bool:
         """Whether the run goes on."""
         return all(self.path(role).is_file() for role in ROLES)
+
+    @contextmanager
+    def read_here(self) -> Iterator[None]:
+        """This process reads the files, and removes them at the end.
+
+        Raises:
+            LaunchError: another process does, or the disk refuses.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            file = self._reader.open("w")
+        except OSError as error:
+            raise LaunchError(f"cannot write {self._reader}: {error.strerror}") from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                said = f"another `juggler launch` has started the run of {self.directory} already"
+                raise LaunchError(said) from None
+            try:
+                yield
+            finally:
+                self.forget()
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the process that should read the files is gone."""
+        try:
+            with self._reader.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:  # somebody has it; or there is none, and the engine reads the files
+            return False
+        return True
+
+    @property
+    def _reader(self) -> Path:
+        return self.directory / "reader.lock"
 
     def begin(self, role: str, number: int, scale: Sequence[str] = ()) -> None:
         """Note what a run begins with.
@@ -88,6 +129,7 @@ class Wanted:
         """Remove the files: the run is over."""
         for role in ROLES:
             self.path(role).unlink(missing_ok=True)
+        self._reader.unlink(missing_ok=True)
 
 
 def shared_out(total: int, weights: Sequence[int]) -> list[int]:

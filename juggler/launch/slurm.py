@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from juggler.launch.commands import Launch, LaunchError, environment_runner, learner
+from juggler.launch.commands import ROLES, Launch, LaunchError, learner, must_allow, player
 from juggler.launch.following import DriverState, Say, ask, taken_down
 from juggler.launch.job_scripts import DRIVER_SCRIPT, WORKER_SCRIPT
-from juggler.launch.scaling import ROLES, Wanted
+from juggler.launch.scaling import Wanted
+from juggler.learner.process.program import LEARNER
 
 _GONE_SECONDS = 20.0
 _KEEP_SECONDS = 10  # between looks at how many workers are in the queue
 _JUGGLER = [sys.executable, "-m", "juggler"]
 _ask = partial(ask, advice="launch from a host of a Slurm cluster")
+#: Minutes, minutes:seconds, hours:minutes:seconds, days-hours, and so on.
+_TIME = re.compile(
+    r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?"
+    r"|(?:(?P<h>\d+):(?=\d+:))?(?P<m>\d+)(?::(?P<s>\d+))?)"
+)
+_NO_LIMIT = ("UNLIMITED", "INFINITE")
+#: Slurm is told to send a signal so long before the limit.
+_NOTICE_SECONDS = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,17 +36,15 @@ class Jobs:
     """How many processes, and what Slurm is to know of them.
 
     Attributes:
-        env_runners: how many.
-        learners: how many.
+        numbers: how many, by role.
         partition: of all jobs; "": Slurm's default.
         time: the limit of all jobs; "": Slurm's default.
         all: further options of sbatch for all jobs.
         learner: further ones for learners.
-        envrunner: further ones for EnvRunners.
+        envrunner: further ones for EnvRunners and evaluators.
     """
 
-    env_runners: int = 1
-    learners: int = 1
+    numbers: Mapping[str, int]
     partition: str = ""
     time: str = ""
     all: Sequence[str] = ()
@@ -59,9 +67,10 @@ class SlurmRun:
             say: tells people.
 
         Raises:
-            LaunchError: a number is out of range, or several learners are not allowed.
+            LaunchError: a number is out of range, or the time limit is none.
         """
-        launch.must_allow(jobs.learners, jobs.env_runners)
+        must_allow(jobs.numbers)
+        _check_time(jobs.time)
         self._launch, self._jobs, self._say = launch, jobs, say
         self._wanted = Wanted(launch.directory)
         self._log, self._shown = launch.directory / "logs" / "driver.log", 0
@@ -70,7 +79,7 @@ class SlurmRun:
     def scripts(self) -> dict[Path, str]:
         """The scripts that are submitted, by their paths; the driver's first."""
         directory, jobs = self._launch.directory, self._jobs
-        driver = self._launch.driver("0.0.0.0:0", _JUGGLER, jobs.learners)
+        driver = self._launch.driver("0.0.0.0:0", _JUGGLER, jobs.numbers[LEARNER])
         found = {
             self._path("driver"): DRIVER_SCRIPT.format(
                 options=self._options("driver", ()),
@@ -98,8 +107,10 @@ class SlurmRun:
         }
         where = str(self._launch.run_dir)
         words = {
-            "learner": learner(where, _JUGGLER, -1, "", self._launch.plain),
-            "envrunner": environment_runner(where, _JUGGLER, -1),
+            role: learner(where, _JUGGLER, -1, "", self._launch.plain)
+            if role == LEARNER
+            else player(role, where, _JUGGLER, -1)
+            for role in ROLES
         }
         tls = (
             ""
@@ -107,7 +118,7 @@ class SlurmRun:
             else f"export JUGGLER_TLS={shlex.quote(str(self._launch.tls))}"
         )
         for role, command in words.items():
-            own = jobs.learner if role == "learner" else jobs.envrunner
+            own = jobs.learner if role == LEARNER else jobs.envrunner
             found[self._path(role)] = WORKER_SCRIPT.format(
                 options=self._options(role, own),
                 work=shlex.quote(str(Path.cwd())),
@@ -134,20 +145,18 @@ class SlurmRun:
             (self._launch.directory / "status").unlink(missing_ok=True)
             for path, script in self.scripts().items():
                 path.write_text(script)
-            for role, count in zip(
-                ROLES, (self._jobs.learners, self._jobs.env_runners), strict=True
-            ):
-                self._wanted.begin(role, count)
+            for role in ROLES:
+                self._wanted.begin(role, self._jobs.numbers[role])
         except OSError as error:
             raise LaunchError(f"cannot write {self._launch.directory}: {error}") from error
-        counts = {"driver": 0, "learner": self._jobs.learners, "envrunner": self._jobs.env_runners}
+        counts = {role: self._jobs.numbers[role] for role in ROLES if self._jobs.numbers[role]}
         with taken_down(self):
+            _ask("sbatch", "--parsable", str(self._path("driver")))
             for role, count in counts.items():
-                array = [f"--array=0-{count - 1}"] if count else []
-                _ask("sbatch", "--parsable", *array, str(self._path(role)))
+                _ask("sbatch", "--parsable", f"--array=0-{count - 1}", str(self._path(role)))
+        workers = ", ".join(f"{count} x {role}" for role, count in counts.items())
         self._say(
-            f"submitted a driver, {counts['learner']} x learner and {counts['envrunner']} x "
-            f"envrunner; logs and scripts are in {self._launch.directory}"
+            f"submitted a driver, {workers}; logs and scripts are in {self._launch.directory}"
         )
 
     def driver_state(self, ending: bool) -> DriverState:
@@ -206,7 +215,7 @@ class SlurmRun:
         log = f"{self._log.parent}/".replace("%", "%%") + name  # % begins what Slurm fills in
         found = [f"--job-name={self._name(role)}", f"--output={shlex.quote(log)}"]
         found += ["--open-mode=append"]
-        found += ["--requeue", "--signal=B:USR1@120", "--ntasks=1"]
+        found += ["--requeue", f"--signal=B:USR1@{_NOTICE_SECONDS}", "--ntasks=1"]
         found += [f"--partition={jobs.partition}"] if jobs.partition else []
         found += [f"--time={jobs.time}"] if jobs.time else []
         return "\n".join(f"#SBATCH {option}" for option in [*found, *jobs.all, *own])
@@ -214,3 +223,25 @@ class SlurmRun:
     def _queued(self) -> list[str]:
         names = ",".join(self._name(role) for role in ("driver", *ROLES))
         return _ask("squeue", "--me", "--noheader", f"--name={names}", "--format=%A").split()
+
+
+def _check_time(given: str) -> None:
+    """
+    Raises:
+        LaunchError: Slurm would not take this time limit, or it is too short to train in.
+    """
+    if not given or given.upper() in _NO_LIMIT:
+        return
+    found = _TIME.fullmatch(given)
+    if found is None:
+        raise LaunchError(
+            f"--time {given}: give minutes, or HOURS:MINUTES:SECONDS, or DAYS-HOURS:MINUTES:SECONDS"
+        )
+    part = {name: int(text or 0) for name, text in found.groupdict().items()}
+    hours = 24 * part["days"] + part["hours"] + part["h"]
+    seconds = 3600 * hours + 60 * (part["minutes"] + part["m"]) + part["seconds"] + part["s"]
+    if 0 < seconds <= _NOTICE_SECONDS:  # 0: no limit
+        raise LaunchError(
+            f"--time {given}: must be more than {_NOTICE_SECONDS // 60} minutes, since the run "
+            "writes its checkpoint so long before the limit"
+        )

@@ -16,11 +16,13 @@ from contextlib import ExitStack
 from types import FrameType
 
 from juggler.driver.signals import ending_signals
-from juggler.launch.commands import Launch, LaunchError, environment_runner, learner, shell
+from juggler.envrunner.program import EVALUATOR
+from juggler.launch.commands import ROLES, Launch, LaunchError, learner, must_allow, player, shell
 from juggler.launch.following import Say
 from juggler.launch.hosts import Host, Hosts
 from juggler.launch.kept_running import KeptRunning
-from juggler.launch.scaling import ROLES, Wanted, shared_out
+from juggler.launch.scaling import Wanted, shared_out
+from juggler.learner.process.program import LEARNER
 
 #: A host that does not answer within 15 s counts as cut off, and nobody is asked for a password.
 _SSH = [
@@ -52,11 +54,11 @@ class SshRun:
             say: tells people.
 
         Raises:
-            LaunchError: there are too many learners.
+            LaunchError: there are too many workers.
         """
         self._launch, self._hosts, self._say = launch, hosts, say
-        self._learners = sum(host.learners for host in hosts.hosts)
-        launch.must_allow(self._learners)
+        self._numbers = {role: sum(_number(role, host) for host in hosts.hosts) for role in ROLES}
+        must_allow(self._numbers)
         self._there = f'"$HOME"/.juggler/{shlex.quote(launch.tag)}'  # on the other hosts
         self._logs = launch.directory / "logs"
         self._wanted = Wanted(launch.directory)
@@ -80,14 +82,14 @@ class SshRun:
         Raises:
             LaunchError: a host cannot be reached, or has no Juggler or another version of it.
         """
-        self._launch.make_certificates(self._hosts.dialed)
-        self._prepare_all()
-        self._logs.mkdir(parents=True, exist_ok=True)
-        for role in ROLES:
-            number = sum(_number(role, host) for host in self._hosts.hosts)
-            self._wanted.begin(role, number)
-        self._say(f"what the workers print is in {self._logs}")
         with ExitStack() as last:
+            last.enter_context(self._wanted.read_here())
+            self._launch.make_certificates(self._hosts.dialed)
+            self._prepare_all()
+            self._logs.mkdir(parents=True, exist_ok=True)
+            for role, number in self._numbers.items():
+                self._wanted.begin(role, number)
+            self._say(f"what the workers print is in {self._logs}")
             last.callback(self._forget)
             last.callback(self._end)
             for number in ending_signals():
@@ -125,7 +127,7 @@ class SshRun:
                 wanted = self._wanted.read(role)
             except LaunchError:
                 continue  # somebody has removed the file, or changes it now
-            weights = [_number(role, host) for host in self._hosts.hosts]
+            weights = self._weights(role)
             for host, number in zip(self._hosts.hosts, shared_out(wanted, weights), strict=True):
                 here = self._kept.setdefault((role, host.name), {})
                 for index in sorted(here)[number:]:
@@ -135,6 +137,11 @@ class SshRun:
                     name, words = self._worker(role, host, index)
                     log = self._logs / f"{name.replace(' ', '-')}.log"
                     here[index] = KeptRunning(name, words, log, self._say)
+
+    def _weights(self, role: str) -> list[int]:
+        """The shares of all hosts in a role. Where the file gives it to none: as of EnvRunners."""
+        found = [_number(role, host) for host in self._hosts.hosts]
+        return found if any(found) else [host.env_runners for host in self._hosts.hosts]
 
     def _free(self, role: str, count: int) -> list[int]:
         """So many numbers that no worker of a role has."""
@@ -149,7 +156,6 @@ class SshRun:
 
     def _end(self) -> None:
         """Give workers time to leave, and end those that stay."""
-        self._wanted.forget()
         for each in self._all():
             each.start_no_more()
         for number, seconds in ((0, _LEAVE_SECONDS), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
@@ -165,15 +171,15 @@ class SshRun:
     # -- the commands ---------------------------------------------------------------------------
 
     def _driver(self) -> list[str]:
-        return self._launch.driver(self._hosts.driver, _JUGGLER_HERE, self._learners)
+        return self._launch.driver(self._hosts.driver, _JUGGLER_HERE, self._numbers[LEARNER])
 
     def _worker(self, role: str, host: Host, index: int) -> tuple[str, list[str]]:
         """What a worker is, and its words."""
         juggler, driver = shlex.split(host.juggler), self._hosts.driver
-        if role == "learner":
+        if role == LEARNER:
             words = learner(driver, juggler, index, host.dialed, self._launch.plain)
         else:
-            words = environment_runner(driver, juggler, index)
+            words = player(role, driver, juggler, index)
         return f"{role} {index} on {host.name}", self._at(host, words)
 
     def _at(self, host: Host, words: Sequence[str]) -> list[str]:
@@ -229,7 +235,7 @@ where it is with `juggler = ` in the file of hosts ({said})"
 
 def _number(role: str, host: Host) -> int:
     """How many workers of a role the file gives to a host."""
-    return host.learners if role == "learner" else host.env_runners
+    return {LEARNER: host.learners, EVALUATOR: host.evaluators}.get(role, host.env_runners)
 
 
 def _asked(host: Host, command: str, given: bytes = b"") -> tuple[int, str]:

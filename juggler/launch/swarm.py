@@ -1,18 +1,19 @@
-"""A run on a Docker Swarm: a stack of three services, a driver, learners and EnvRunners."""
+"""A run on a Docker Swarm: a stack with a service for the driver and each role of workers."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from juggler.launch.commands import Launch, LaunchError, environment_runner, learner
+from juggler.envrunner.program import ENVRUNNER, EVALUATOR
+from juggler.launch.commands import Launch, LaunchError, learner, must_allow, player
 from juggler.launch.following import (
     DriverState,
     NoAnswer,
@@ -23,6 +24,7 @@ from juggler.launch.following import (
     wait_until_removed,
 )
 from juggler.launch.scaling import NUMBER, Wanted
+from juggler.learner.process.program import LEARNER
 
 _STACK = resources.files("juggler.launch") / "manifests" / "swarm.yaml"
 _CONFIG = "/run.toml"  # in the driver's container
@@ -41,8 +43,7 @@ class SwarmRun:
     def __init__(
         self,
         launch: Launch,
-        learners: int,
-        env_runners: int,
+        numbers: Mapping[str, int],
         image: str,
         compose: Sequence[str],
         say: Say,
@@ -50,8 +51,7 @@ class SwarmRun:
         """
         Args:
             launch: the run.
-            learners: how many.
-            env_runners: how many.
+            numbers: how many workers, by role.
             image: of Juggler, for all nodes.
             compose: further compose files, which change the stack.
             say: tells people.
@@ -59,9 +59,9 @@ class SwarmRun:
         Raises:
             LaunchError: a number is out of range.
         """
-        launch.must_allow(learners, env_runners)
+        must_allow(numbers)
         self._launch, self._image, self._say = launch, image, say
-        self._numbers = {"learner": learners, "envrunner": env_runners}
+        self._numbers = dict(numbers)
         self._more = [word for file in compose for word in ("-c", str(Path(file).absolute()))]
         self._wanted = Wanted(launch.directory)
         self._file = launch.directory / "stack.yaml"
@@ -73,18 +73,17 @@ class SwarmRun:
         """The stack, as Docker gets it."""
         launch, juggler = self._launch, list[str]()
         run_dir = str(launch.run_dir)
-        driver = launch.driver_there(run_dir, _CONFIG, self._numbers["learner"])
+        driver = launch.driver_there(run_dir, _CONFIG, self._numbers[LEARNER])
         values: dict[str, Any] = {
             "image": self._image,
             "user": f"{os.getuid()}:{os.getgid()}",
             "uid": str(os.getuid()),
             "driver": driver,
             "learner": learner("driver:5005", juggler, -1, "", launch.plain),
-            "envrunner": environment_runner("driver:5005", juggler, -1),
+            **{role: player(role, "driver:5005", juggler, -1) for role in (ENVRUNNER, EVALUATOR)},
             "here": f"node.hostname == {socket.gethostname()}",
             "run_dir": run_dir,
-            "learners": self._numbers["learner"],
-            "env_runners": self._numbers["envrunner"],
+            **{f"{role}s": number for role, number in self._numbers.items()},
             "config": str(self._config),
             "ca": str(launch.tls / "ca.pem"),
             "cert": str(launch.tls / "cert.pem"),

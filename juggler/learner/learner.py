@@ -26,7 +26,6 @@ from juggler.learner.group.member import GroupMember
 from juggler.learner.optim.optimizers import Schedule
 from juggler.learner.updates_in_flight import UpdatesInFlight
 from juggler.runtime.checkpoints.checkpoint import PIPELINES, REPLAY
-from juggler.runtime.connectors.frame_stack import FRAMES
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline, stacked
 from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
 from juggler.runtime.modules.columns import CONNECTOR_STATES, LIVE, MODULE_STATE
@@ -87,13 +86,18 @@ class Learner(GroupMember):
         self._seed = seed
         self._data = core.data_source(seed)
         # A hook that looks at samples is to see stacks.
-        if self._data.keeps_frames and type(self).before_gradients is Learner.before_gradients:
+        keeps_once = self._data.keeps_frames or self._data.keeps_rows
+        if keeps_once and type(self).before_gradients is Learner.before_gradients:
             for pipeline in self.pipelines.values():
-                pipeline.keep_frames_once()
+                pipeline.keep_frames_once(rows_stay=self._data.keeps_rows)
+        #: Bytes of this host's memory that the algorithm will keep of samples.
+        self.kept_bytes = 0.0
         if self.device.type == "cpu":
             states, critics = self.example_states(), core.critic_spaces()
             spaces = core.batch_spaces()
-            self._data.expect(example_sample(spaces, self.pipelines, states, critics))
+            self.kept_bytes = self._data.expect(
+                example_sample(spaces, self.pipelines, states, critics)
+            )
         self._values: dict[str, float] = {}  # in the place of schedules
         self._replaced: dict[str, Callable[[Tensor], Tensor]] = {}  # by these
         self.updates = 0
@@ -117,9 +121,10 @@ class Learner(GroupMember):
                 raise ValueError("step() without a sample needs a learner with a source")
             sample = next(self.source)
         sample = self.before_gradients(to_device(sample, self.device))
-        # A sample that somebody else has made may have whole stacks.
         framed = {
-            key: each for key, each in self.pipelines.items() if FRAMES in sample.get(key, ())
+            key: each
+            for key, each in self.pipelines.items()
+            if key in sample and each.leaves_stacks_out(sample[key])
         }
         metrics = []
         for drawn in self._data.add(sample, self.sums):

@@ -24,8 +24,9 @@ def listed(directory: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str
 def test_a_run_is_told_of_with_its_best_and_its_last_return(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    summary = {"solved": True, "reason_for_stop": "solved", **line(300, 20.0)}
-    made(tmp_path / "one", [line(100, None), line(200, 30.0), line(300, 20.0)], summary)
+    last = line(300, 20.0) | {"env_steps_sampled": 340}  # with those that are under way
+    summary = {"solved": True, "reason_for_stop": "solved", **last}
+    made(tmp_path / "one", [line(100, None), line(200, 30.0), last], summary)
     (run,) = listed(tmp_path, capsys)
     assert (run["name"], run["env"], run["algorithm"]) == ("one", "CartPole-v1", "impala")
     assert (run["state"], run["return_last"], run["return_best"]) == ("solved", 20.0, 30.0)

@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from juggler.cli import driver, envrunner, launch, learner
+from juggler.cli import driver, envrunner, evaluator, launch, learner
 from juggler.cli.arguments import parse
 from juggler.driver.record.prometheus import families
 from juggler.launch.commands import Launch
@@ -25,7 +25,7 @@ DOCKER = Path(__file__).resolve().parents[2] / "docker"
 MANIFESTS = DOCKER / "kubernetes"
 BASE = MANIFESTS / "base"
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
-ROLES = {"driver": driver, "learner": learner, "envrunner": envrunner}
+ROLES = {"driver": driver, "learner": learner, "envrunner": envrunner, "evaluator": evaluator}
 
 
 def _resources() -> list[dict[str, Any]]:
@@ -79,7 +79,7 @@ def test_a_launch_has_names_of_its_own_and_the_parts_that_were_asked_for(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KUBECONFIG", "/dev/null")
     (tmp_path / "mine.toml").write_text('env = "CartPole-v1"\n')
-    numbers = ["--env-runners", "7", "--learners", "2", "--plain-gradients"]
+    numbers = ["--env-runners", "7", "--learners", "2", "--evaluators", "3", "--plain-gradients"]
     more = ["--image", "lab:5000/juggler", "--component", "gpu", "--component", "autoscale"]
     own = ["--run-dir", "a run", "--namespace", "lab", "--dry-run", "--", "--lr", "1e-3"]
     assert launch.run(["kubernetes", "mine.toml", *numbers, *more, *own]) == 0
@@ -88,6 +88,12 @@ def test_a_launch_has_names_of_its_own_and_the_parts_that_were_asked_for(
     _known(made)
     label = Launch(tmp_path / "a run", "").label
     by_kind = {each["kind"]: each for each in made}
+    replicas = {
+        each["metadata"]["name"].rpartition("-")[2]: each["spec"]["replicas"]
+        for each in made
+        if each["kind"] == "Deployment"
+    }
+    assert replicas == {"envrunner": 7, "evaluator": 3}
     for each in made:
         assert each["metadata"]["name"].startswith(f"{label}-")
         assert each["metadata"]["labels"]["juggler/run"] == label
@@ -102,7 +108,6 @@ def test_a_launch_has_names_of_its_own_and_the_parts_that_were_asked_for(
     ).arguments
     assert given.run.driver.num_learners == 2
     assert by_kind["StatefulSet"]["spec"]["replicas"] == 2
-    assert by_kind["Deployment"]["spec"]["replicas"] == 7
     assert by_kind["StatefulSet"]["spec"]["serviceName"] == f"{label}-learner"
     assert {pod["containers"][0]["image"] for pod in pods.values()} == {"lab:5000/juggler:latest"}
     assert pods[f"{label}-learner"]["containers"][0]["args"][-1] == "--insecure"

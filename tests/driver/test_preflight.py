@@ -13,6 +13,7 @@ import pytest
 
 from juggler.driver.config import RunConfig
 from juggler.driver.preflight import PreflightError, rehearse
+from juggler.runtime.actors.cores import usable_memory
 from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
 from juggler.runtime.wire.spaces import space_from_message
 
@@ -80,6 +81,16 @@ def test_one_environment_is_made_and_closed(tmp_path: Path) -> None:
 def test_simulators_that_dial_in_are_not_waited_for() -> None:
     config = RunConfig.from_flat({"env": "mine", "gateway": "127.0.0.1:0"})
     assert rehearse(config) == ()
+
+
+def test_what_learners_keep_must_fit_into_the_memory_of_their_host_together() -> None:
+    # A step of CartPole takes some 60 bytes, of which 0.7 of the free memory is for each learner.
+    keys = {"env": "CartPole-v1", "algorithm": "dqn", "num_learners": 2}
+    capacity = int(0.7 * usable_memory() / 62)
+    assert rehearse(RunConfig.from_flat({**keys, "num_learners": 1, "replay_capacity": capacity}))
+    with pytest.raises(PreflightError, match="the 2 learners on this host keep steps of"):
+        rehearse(RunConfig.from_flat({**keys, "replay_capacity": capacity}))
+    assert rehearse(RunConfig.from_flat({**keys, "replay_capacity": capacity // 2}))
 
 
 def test_an_environment_that_crashes_says_where() -> None:

@@ -90,3 +90,10 @@ def test_the_end_tells_both() -> None:
     assert conclude(summary) == (
         "solved: return 480.0 after 1k steps in 1:23 (start-up 7.5 s, training 1:15)"
     )
+
+
+def test_the_end_of_an_interrupted_run_says_how_to_go_on() -> None:
+    summary = {"reason_for_stop": "interrupted", "run_dir": "/runs/my run", "checkpoint": "/c/1"}
+    assert conclude(summary).endswith("to go on: juggler train --resume '/runs/my run'")
+    assert "--resume" not in conclude({**summary, "checkpoint": None})
+    assert "--resume" not in conclude({**summary, "reason_for_stop": "stop_steps"})

@@ -8,11 +8,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from juggler.driver.config import RunConfig
-from juggler.driver.workers.module_setups import acting_setup, epsilon_exponents
+from juggler.driver.workers.module_setups import acting_setup, exploration_exponents
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.setup import EnvRunnerSetup
 from juggler.envrunner.single_agent_stage import SingleAgentStage
@@ -22,6 +23,7 @@ from juggler.runtime.modules.stepping import weights_of
 
 RUNNERS, ENVIRONMENTS, ACTIONS = 2, 4, 5
 EPSILON, ALPHA = 0.4, 7.0
+PLACES = [i / (RUNNERS * ENVIRONMENTS - 1) for i in range(RUNNERS * ENVIRONMENTS)]
 
 
 class Still(gymnasium.Env[Any, Any]):
@@ -37,6 +39,12 @@ class Still(gymnasium.Env[Any, Any]):
         return np.ones(3, np.float32), 0.0, False, False, {}
 
 
+class Reaching(Still):
+    """Takes two numbers."""
+
+    action_space = spaces.Box(-1, 3, (2,), np.float32)
+
+
 def config_of(algorithm: str, **keys: Any) -> RunConfig:
     return RunConfig.from_flat(
         {
@@ -50,16 +58,18 @@ def config_of(algorithm: str, **keys: Any) -> RunConfig:
     )
 
 
-def stage_of(config: RunConfig, runner: int, steps: int) -> SingleAgentStage:
+def stage_of(
+    config: RunConfig, runner: int, steps: int, kind: type[Still] = Still
+) -> SingleAgentStage:
     """The environments of one EnvRunner, with weights as its learner sends them."""
-    exponents = epsilon_exponents(config, runner, ENVIRONMENTS)
-    acting = replace(acting_setup(config), epsilon_exponents=exponents)
+    exponents = exploration_exponents(config, runner, ENVIRONMENTS)
+    acting = replace(acting_setup(config), exploration_exponents=exponents)
     module = replace(acting.module, module=config.module.module)
     runner_config = EnvRunnerConfig(envs_per_runner=ENVIRONMENTS, fragment_steps=steps)
     setup = EnvRunnerSetup(
         env_runner=runner_config, modules={"default": replace(acting, module=module)}
     )
-    env = SyncVectorEnv([Still] * ENVIRONMENTS, autoreset_mode=AutoresetMode.SAME_STEP)
+    env = SyncVectorEnv([kind] * ENVIRONMENTS, autoreset_mode=AutoresetMode.SAME_STEP)
     return SingleAgentStage(setup, env, runner, OwnCode())
 
 
@@ -84,17 +94,52 @@ def test_each_environment_explores_as_much_as_the_paper_says(algorithm: str) -> 
     assert expected[-1] == pytest.approx(0.4**8)
 
 
+def test_noise_around_actions_is_less_in_some_environments() -> None:
+    config, steps = config_of("td3"), 2000
+    for runner in range(RUNNERS):
+        stage = stage_of(config, runner, steps, Reaching)
+        module = stage._parts.module
+        sent = {name: x.numpy().copy() for name, x in weights_of(module).items()}
+        sent["exploration_noise"] = np.array(EPSILON, np.float32)  # [], of the learner
+        stage.load("default", sent)
+        batch = stage.play({"default"}, {"default": Version(1, 1)}).modules["default"].batch
+        places = PLACES[runner * ENVIRONMENTS :][:ENVIRONMENTS]
+        noise = torch.tensor([EPSILON ** (1 + ALPHA * place) for place in places])  # [N]
+        seen = {"observations": torch.from_numpy(batch.observations[:, 0])}
+        with torch.no_grad():
+            inputs = module.forward_inference(seen)["action_dist_inputs"]  # [N, 4]
+            inputs[:, 2:] = noise.log()[:, None]
+            policy = module.action_distribution()(inputs[:, None].expand(-1, steps, -1))
+            logp = policy.log_prob(torch.from_numpy(batch.actions))  # [N, T]
+        np.testing.assert_allclose(batch.action_logp, logp, rtol=1e-3, atol=1e-3)
+        spread = batch.actions.std(1).mean(-1) / 2  # [N] in halves of the distance between bounds
+        # What is beyond the bounds is clipped, which takes a little off the largest.
+        np.testing.assert_allclose(spread, noise, rtol=0.06)
+
+
+def test_where_no_number_says_how_much_a_policy_explores_there_is_no_ladder() -> None:
+    for own in ({}, {"temperature": 0.1}):
+        words = "is a key of dqn and r2d2 and td3, and algorithm = 'sac': its policy is as random"
+        with pytest.raises(ValueError, match=words):
+            config_of("sac", **own)
+    with pytest.raises(ValueError, match="is a key of dqn and r2d2 and td3, and algorithm = 'iql'"):
+        config_of("iql")
+    with pytest.raises(ValueError, match=r"exploration_noise = 1.5 with exploration_ladder = 7"):
+        config_of("td3", exploration_noise=1.5)
+    assert config_of("td3", exploration_noise=1.5, exploration_ladder=0.0)
+
+
 def test_all_environments_of_an_env_runner_are_alike_where_rows_are_not_theirs() -> None:
     several = config_of("dqn", agents={"a": "default", "b": "default"})
-    assert [epsilon_exponents(several, runner, 4) for runner in (0, 1)] == [(1.0,), (8.0,)]
+    assert [exploration_exponents(several, runner, 4) for runner in (0, 1)] == [(1.0,), (8.0,)]
     gateway = config_of("dqn", gateway="localhost:0")
-    assert epsilon_exponents(gateway, 1, 4) == (8.0,)
+    assert exploration_exponents(gateway, 1, 4) == (8.0,)
     # One that was added later explores least.
-    assert epsilon_exponents(gateway, 5, 4) == (8.0,)
+    assert exploration_exponents(gateway, 5, 4) == (8.0,)
 
 
 def test_without_a_ladder_nothing_changes() -> None:
-    assert epsilon_exponents(config_of("dqn", exploration_ladder=0.0), 1, 4) == ()
-    assert epsilon_exponents(RunConfig.from_flat({"algorithm": "sac"}), 1, 4) == ()
+    assert exploration_exponents(config_of("dqn", exploration_ladder=0.0), 1, 4) == ()
+    assert exploration_exponents(RunConfig.from_flat({"algorithm": "sac"}), 1, 4) == ()
     with pytest.raises(ValueError, match="exploration_ladder = -1"):
         config_of("dqn", exploration_ladder=-1)

@@ -35,6 +35,14 @@ def test_an_environment_of_ones_own_is_learned(tmp_path: Path, run_python: RunPy
     assert evaluated(output) > -10, "a thermostat that knows nothing gets about -25"
 
 
+def test_environments_in_tensors_are_learned(tmp_path: Path, run_python: RunPython) -> None:
+    output = run_python(EXAMPLES / "tensor_environments.py")
+    summary, _ = summary_and_run(tmp_path)
+    assert summary["solved"], output
+    assert "copied from" not in output, "steps stay on the device"
+    assert evaluated(output) > -10, "a thermostat that knows nothing gets about -25"
+
+
 def test_a_module_of_ones_own_is_trained(tmp_path: Path, run_python: RunPython) -> None:
     output = run_python(EXAMPLES / "custom_module.py")
     summary, run_dir = summary_and_run(tmp_path)

@@ -16,6 +16,7 @@ driver = "10.77.0.1:5005"
 learners = 1
 [hosts.cpu1]
 env_runners = 2
+evaluators = 1
 directory = "/my data"
 """
 
@@ -40,6 +41,7 @@ def test_a_dry_run_prints_every_command_and_makes_nothing(
         "# learner 0 on me@gpu1",
         "# envrunner 0 on cpu1",
         "# envrunner 1 on cpu1",
+        "# evaluator 0 on cpu1",
     ]
     assert "juggler driver cartpole --run-dir " in printed
     assert "--lr 1e-3 --num-learners 1" in printed
@@ -51,21 +53,30 @@ def test_a_dry_run_prints_every_command_and_makes_nothing(
 def test_scripts_of_slurm_are_scripts_that_a_shell_can_read(
     hosts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["slurm", "cartpole", "--env-runners", "4", "--time", "1:00"]
+    arguments = ["slurm", "cartpole", "--env-runners", "4", "--time", "1:00:00"]
     arguments += ["--run-dir", "a %j run"]
     assert launch.run([*arguments, "--sbatch-learner=--gres=gpu:1", "--dry-run"]) == 0
     printed = capsys.readouterr().out
     scripts = printed.split("#!/bin/bash\n")[1:]
-    assert len(scripts) == 3
+    assert len(scripts) == 4
     for script in scripts:
         checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
         assert checked.returncode == 0, checked.stderr
-        assert "#SBATCH --time=1:00\n" in script
+        assert "#SBATCH --time=1:00:00\n" in script
         options = [line for line in script.splitlines() if line.startswith("#SBATCH")]
         assert {len(shlex.split(option[1:])) for option in options} == {2}, "or Slurm refuses it"
         assert "a %%j run.launch/logs/" in script
-    assert ["--gres=gpu:1" in script for script in scripts] == [False, True, False]
+    assert ["--gres=gpu:1" in script for script in scripts] == [False, True, False, False]
     assert "--bind 0.0.0.0:0" in scripts[1]
+    assert "juggler evaluator --driver " in scripts[3]
+
+
+@pytest.mark.parametrize(
+    "given", ["3", "0", "2:01", "0:2:1", "1-0", "1-2:30", "0-0:2:1", "unlimited"]
+)
+def test_time_limits_are_those_of_slurm(hosts: Path, given: str) -> None:
+    arguments = ["slurm", "cartpole", "--run-dir", "run", "--dry-run"]
+    assert launch.run([*arguments, "--time", given]) == 0
 
 
 @pytest.mark.parametrize(
@@ -81,6 +92,18 @@ def test_scripts_of_slurm_are_scripts_that_a_shell_can_read(
         (
             ["slurm", "cartpole", "--learners", "5000", "--dry-run"],
             "--learners 5000: must be from 1 to 4096",
+        ),
+        (
+            ["slurm", "cartpole", "--evaluators", "-1", "--dry-run"],
+            "--evaluators -1: must be from 0 to 4096",
+        ),
+        (
+            ["slurm", "cartpole", "--time", "4h", "--dry-run"],
+            "--time 4h: give minutes, or HOURS:MINUTES:SECONDS, or DAYS-HOURS:MINUTES:SECONDS",
+        ),
+        (
+            ["slurm", "cartpole", "--time", "0:1:59", "--dry-run"],
+            "--time 0:1:59: must be more than 2 minutes",
         ),
         (["slurm", "cartpole", "--", "--evaluation-video", "5"], "there are no evaluations"),
     ],

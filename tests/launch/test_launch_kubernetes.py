@@ -165,10 +165,13 @@ def test_a_run_of_which_nobody_waits_for_the_end_is_scaled_and_not_launched_agai
     assert scale.run(["run", "--learners", "2"]) == 0
     own = ["scale", "-n", "lab", f"statefulset/{label}-learner", "--replicas=2"]
     assert kubectl.calls[-1] == own
+    assert scale.run(["run", "--evaluators", "1"]) == 0
+    own = ["scale", "-n", "lab", f"deployment/{label}-evaluator", "--replicas=1"]
+    assert kubectl.calls[-1] == own
     assert _launched() == 1
     said = capfd.readouterr().err
     assert "is in the cluster already (job/it): end it with `kubectl -n lab delete" in said
-    assert kubectl.changes == ["apply", "scale", "scale"]
+    assert kubectl.changes == ["apply", "scale", "scale", "scale"]
 
 
 def test_what_the_cluster_refuses_is_told_and_leaves_nothing(

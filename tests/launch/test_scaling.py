@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from juggler.cli import scale
+from juggler.launch.commands import LaunchError
 from juggler.launch.scaling import Wanted, shared_out
 
 
@@ -31,12 +32,37 @@ def test_wanted_numbers_are_read_by_others_until_the_run_is_over(tmp_path: Path)
     assert not wanted.are_there
     wanted.begin("learner", 1)
     wanted.begin("envrunner", 16)
+    wanted.begin("evaluator", 0)
     other = Wanted(tmp_path)
     assert other.change("envrunner", 20) == "envrunner: 20 are wanted now, in place of 16"
     assert (wanted.read("learner"), wanted.read("envrunner")) == (1, 20)
     assert other.change("learner", 2) == "learner: 2 are wanted now, in place of 1"
     wanted.forget()
     assert not other.are_there
+
+
+def test_the_numbers_of_a_launch_that_was_killed_are_not_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = Wanted(tmp_path / "run.launch")
+    with wanted.read_here():
+        for role in ("learner", "envrunner", "evaluator"):
+            wanted.begin(role, 1)
+        assert scale.run([str(tmp_path / "run"), "--evaluators", "2"]) == 0
+        assert wanted.read("evaluator") == 2
+        again = Wanted(wanted.directory).read_here()
+        with pytest.raises(LaunchError, match="another `juggler launch` has started"), again:
+            pass
+        assert wanted.are_there
+        left = {path.name: path.read_text() for path in wanted.directory.iterdir()}
+    assert not list(wanted.directory.iterdir())
+    for name, text in left.items():  # as after SIGKILL
+        (wanted.directory / name).write_text(text)
+    capsys.readouterr()
+    assert scale.run([str(tmp_path / "run"), "--env-runners", "2"]) == 1
+    assert "was killed, so nobody starts or ends its workers" in capsys.readouterr().err
+    with wanted.read_here():
+        assert not wanted.abandoned, "a launch goes on with the run"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from juggler.cli import driver, envrunner, launch, learner
+from juggler.cli import driver, envrunner, evaluator, launch, learner
 from juggler.cli.arguments import parse
 
 COMMON = Path(__file__).resolve().parents[2] / "docker" / "common.yaml"
@@ -26,7 +26,9 @@ def test_services_have_what_the_compose_files_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    stack = _stack(capsys, "cartpole", "--image", "lab/juggler:3", "--env-runners", "7")
+    stack = _stack(
+        capsys, "cartpole", "--image", "lab/juggler:3", "--env-runners", "7", "--evaluators", "2"
+    )
     common = yaml.safe_load(COMMON.read_text())["services"]["juggler"]
     for name, service in stack["services"].items():
         assert service["image"] == "lab/juggler:3"
@@ -36,7 +38,7 @@ def test_services_have_what_the_compose_files_have(
             assert service[key] == common[key], (name, key)
     assert stack["services"]["driver"]["deploy"]["restart_policy"]["condition"] == common["restart"]
     replicas = {name: each["deploy"].get("replicas") for name, each in stack["services"].items()}
-    assert replicas == {"driver": None, "learner": 1, "envrunner": 7}
+    assert replicas == {"driver": None, "learner": 1, "envrunner": 7, "evaluator": 2}
     assert not list(tmp_path.iterdir())
 
 
@@ -54,7 +56,8 @@ def test_commands_of_the_services_are_what_juggler_takes(
     }
     assert words["driver"][:2] == ["driver", "/run.toml"]
     assert words["driver"][words["driver"].index("--run-dir") + 1] == str(tmp_path / "a $run")
-    for role, module in {"learner": learner, "envrunner": envrunner}.items():
+    workers = {"learner": learner, "envrunner": envrunner, "evaluator": evaluator}
+    for role, module in workers.items():
         assert words[role][0] == role
         assert parse(module.Arguments, words[role][1:], role).driver == "driver:5005"
     given = driver.read_arguments(["my run.toml", *words["driver"][2:]]).arguments

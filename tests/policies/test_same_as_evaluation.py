@@ -13,6 +13,7 @@ import pytest
 from support import worlds
 
 import juggler
+from juggler.driver.checkpoint.restoring import restores
 from juggler.driver.config import RunConfig
 from juggler.envrunner import stage_building
 from juggler.envrunner.environments.seeding import environment_seeds
@@ -24,7 +25,8 @@ from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.setups import to_json
 from juggler.runtime.actors.worker import Contact
 from juggler.runtime.checkpoints.checkpoint import read
-from juggler.runtime.episodes.version import DEFAULT_MODULE
+from juggler.runtime.checkpoints.frozen import playing_trees
+from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.wire.structures import from_tree, to_tree, tree_map
 from juggler.runtime.wire.trees import flatten, unflatten
 from juggler.runtime.wire.v1 import training_pb2
@@ -184,6 +186,13 @@ def test_the_evaluator_of_a_run_plays_a_checkpoint_as_it_is(
         np.testing.assert_allclose(found.episode_returns, expected.returns, rtol=1e-6)
         assert list(found.episode_lengths) == expected.lengths
         assert found.version.update == read(path).version[1]
+    # And so one on another host does, which is sent what it plays with.
+    command.version.CopyFrom(Version(*read(path).version).message())
+    for module_id, tree in playing_trees(read(path)).items():
+        for part in restores(module_id, tree, {}):
+            evaluator._restore(2, part)
+    sent = evaluator._evaluate(3, command)
+    assert sent == found
     evaluator.close()
 
 

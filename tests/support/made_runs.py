@@ -16,7 +16,8 @@ def line(
 ) -> dict[str, Any]:
     """A line of metrics."""
     wall = steps / 100 if wall_time is None else wall_time
-    return {"env_steps_sampled": steps, "wall_time": wall, "episode_return_mean": mean, **more}
+    told = {"env_steps_sampled": steps, "env_steps_trained": steps, "wall_time": wall}
+    return {**told, "episode_return_mean": mean, **more}
 
 
 def append(run_dir: Path, *lines: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from google.protobuf import any_pb2
 
 from juggler.driver.checkpoint.snapshots import SnapshotWritten
 from juggler.runtime.wire.frames import encode_frame
+from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 from support.worker_events_world import WorkersWorld
 
@@ -39,22 +41,26 @@ def play_a_round(world: WorkersWorld, **said: Any) -> None:
     world.reply(world.learner, command_id, done)
 
 
-def answer_the_snapshot(world: WorkersWorld, module_id: str = "default") -> None:
+def answer_the_snapshot(
+    world: WorkersWorld, module_id: str = "default", state: Mapping[str, Tree] | None = None
+) -> None:
     command_id, _ = world.asked(world.learner, training_pb2.Snapshot)[-1]
     update = world.parts.core.updates
     header = training_pb2.StateHeader(
         module_id=module_id, version={"generation": 1, "update": update}, extra="{}"
     )
-    (chunk,) = encode_frame(header, {"a": np.zeros(3)}, digest=True)
+    (chunk,) = encode_frame(header, state or {"a": np.zeros(3)}, digest=True)
     world.reply(world.learner, command_id, any_pb2.Any(value=chunk))
 
 
-def begin_an_evaluation(world: WorkersWorld, module_id: str = "default") -> SnapshotWritten:
+def begin_an_evaluation(
+    world: WorkersWorld, module_id: str = "default", state: Mapping[str, Tree] | None = None
+) -> SnapshotWritten:
     """One is due, and an evaluator, who is there, has the checkpoint to play."""
     evaluations = world.parts.evaluations
     evaluations.want()
     evaluations.begin()
-    answer_the_snapshot(world, module_id)
+    answer_the_snapshot(world, module_id, state)
     (written,) = world.written.gather(timeout=30)
     world.snapshots.done(written)
     evaluations.written(written)

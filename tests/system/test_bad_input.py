@@ -61,6 +61,7 @@ def test_a_wrong_configuration_names_the_key_and_what_is_right(
         (("status", "nowhere"), "nowhere is neither a directory nor an address"),
         (("train", "nowhere.toml"), "cannot read nowhere.toml"),
         (("trian",), "Did you mean 'juggler train'?"),
+        (("resume", "runs/demo"), "Did you mean 'juggler train --resume RUN'?"),
         (("train", "--resume", "nowhere"), "nowhere"),
         (("train", "cartpole", "--resume", "nowhere"), "not both"),
         (("driver", "cartpole", "--resume", "nowhere"), "not both"),

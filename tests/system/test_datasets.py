@@ -178,6 +178,9 @@ def test_what_cannot_be_learned_from_is_told_before_the_run_has_a_directory(plac
     line = other.output.strip().splitlines()[-1]
     assert "has observations in Box(-10.0, 10.0, (3,), float32), and the environment" in line
     assert "CartPole-v1 has them in Box([-4.8" in other.output
+    unplayed = place.run(*options, "--env", "CartPole-v1")  # evaluations may come later
+    assert unplayed.status == 2, unplayed.output
+    assert "the environment CartPole-v1 has them in Box([-4.8" in " ".join(unplayed.output.split())
     metadata = written / "data" / "metadata.json"
     spaces = json.loads(metadata.read_text())
     metadata.write_text(json.dumps({**spaces, "total_episodes": 0}))

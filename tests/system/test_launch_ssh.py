@@ -70,10 +70,11 @@ def test_a_run_over_ssh_outlives_a_worker_and_a_cut_network_and_ends_with_ctrl_c
     place: Place, far_host: tuple[list[str], list[str]]
 ) -> None:
     first, second = far_host
-    _hosts(place, "learners = 1\nenv_runners = 2\n")
+    _hosts(place, "learners = 1\nenv_runners = 2\nevaluators = 1\n")
     run_dir = place.path / "run"
     command = ["launch", "ssh", "cartpole", "--hosts", "hosts.toml", "--run-dir", "run", "--"]
     options = ["--stop-return", "501", "--checkpoint-seconds", "2", "--progress", "plain"]
+    options += ["--evaluation-seconds", "2"]
     path = f"{place.path}:/usr/sbin:/usr/bin:/bin"
     launch = place.start_program(
         [*first, sys.executable, "-m", "juggler", *command, *options], PATH=path
@@ -101,6 +102,10 @@ def test_a_run_over_ssh_outlives_a_worker_and_a_cut_network_and_ends_with_ctrl_c
     subprocess.run([*second, "ip", "link", "set", cable, "up"], check=True)
     before = trained_steps(run_dir)
     eventually(lambda: trained_steps(run_dir) > before + 20_000, 120, lambda: launch.output)
+
+    assert place.run("scale", "run", "--evaluators", "2").status == 0
+    eventually(lambda: len(workers_in(place.path, "evaluator")) == 2, 60, lambda: launch.output)
+    eventually(lambda: list((run_dir / "best").glob("0*")), 60, lambda: launch.output)
 
     launch.interrupt()
     assert launch.wait(90) == 130, launch.output

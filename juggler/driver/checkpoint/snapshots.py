@@ -26,6 +26,7 @@ from juggler.runtime.checkpoints.checkpoint import (
     CheckpointError,
     newest_good,
 )
+from juggler.runtime.checkpoints.frozen import playing_trees
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.frames import FrameReader, Limits
@@ -45,6 +46,8 @@ class SnapshotWritten:
             is one of the checkpoints.
         update: that its weights have.
         steps: that the run had trained on.
+        generation: of the weights.
+        playing: of one that lies aside, as `playing_trees` gives it.
     """
 
     path: Path | None
@@ -52,6 +55,8 @@ class SnapshotWritten:
     aside: str = ""
     update: int = 0
     steps: int = 0
+    generation: int = 0
+    playing: Mapping[str, Mapping[str, Tree]] = field(default_factory=dict)
 
     @property
     def place(self) -> str:
@@ -273,8 +278,10 @@ class SnapshotWriter:
             self._events.put(SnapshotWritten(None, f"no checkpoint: {error!r}", aside))
             raise
         else:
-            update, steps = checkpoint.version[1], checkpoint.counters["trained"]
-            self._events.put(SnapshotWritten(path, "", aside, update, steps))
+            (generation, update), steps = checkpoint.version, checkpoint.counters["trained"]
+            playing = playing_trees(checkpoint) if aside else {}
+            written = SnapshotWritten(path, "", aside, update, steps, generation, playing)
+            self._events.put(written)
 
 
 def _extra(text: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -117,6 +118,10 @@ def conclude(summary: Mapping[str, Any]) -> str:
             lines.append(f"{name}: {here(summary[key])}")
     if best := best_checkpoint(summary):
         lines.append(f"best: {best}")
+    if summary.get("reason_for_stop") in ("interrupted", "terminated") and summary.get(
+        "checkpoint"
+    ):
+        lines.append(f"to go on: juggler train --resume {shlex.quote(here(summary['run_dir']))}")
     return "\n".join(lines)
 
 

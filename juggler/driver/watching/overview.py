@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from juggler.driver.record.line_file import LineFile
-from juggler.driver.record.metrics_file import STEPS, TIME
+from juggler.driver.record.metrics_file import TIME
 from juggler.driver.record.run_directory import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -25,6 +25,7 @@ from juggler.driver.record.run_state import RunState, last_summary, state_of
 from juggler.driver.record.wording import algorithms
 from juggler.runtime.checkpoints.checkpoint import DIRECTORY
 
+_STEPS: Final = "env_steps_trained"
 _DEEPEST: Final = 3  # directories between the one that is given and a run
 _MOST_LOOKED_AT: Final = 20_000  # directories
 #: Most runs that are told of, the newest.
@@ -44,7 +45,7 @@ class Overview:
         reason: for its end, as the summary has it; "": none.
         return_last: the mean over the last 100 episodes; None: none has ended.
         return_best: the highest of these means.
-        env_steps: sampled.
+        env_steps: trained on.
         wall_time: in seconds.
         checkpoints: the newest first, by the update that each was written after.
         written: when the run wrote last, in seconds since 1970.
@@ -70,7 +71,7 @@ class Overview:
 class _Line(msgspec.Struct, gc=False):
     """What is read of a line of metrics: to read it all takes five times as long."""
 
-    env_steps_sampled: float
+    env_steps_trained: float
     wall_time: float
     episode_return_mean: float | None = None
 
@@ -110,7 +111,7 @@ class Overseer:
             reason=str(summary.get("reason_for_stop") or ""),
             return_last=_number(summary.get("episode_return_mean"), last.episode_return_mean),
             return_best=self._best,
-            env_steps=int(_number(summary.get(STEPS), last.env_steps_sampled) or 0),
+            env_steps=int(_number(summary.get(_STEPS), last.env_steps_trained) or 0),
             wall_time=_number(summary.get(TIME), last.wall_time) or 0.0,
             checkpoints=checkpoint_updates(self._run_dir),
             written=_written(self._run_dir),

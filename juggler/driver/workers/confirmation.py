@@ -93,7 +93,8 @@ class Confirmation:
 
     @property
     def wants_evaluator(self) -> bool:
-        return bool(self._goals) and not self._why_not
+        """The driver is to start one."""
+        return bool(self._goals) and not self._why_not and self._evaluators.only_local
 
     @property
     def under_way(self) -> bool:
@@ -111,8 +112,8 @@ class Confirmation:
         proposed = self._goals.proposed(self._metrics)
         if not proposed:
             return False
-        if self._why_not:
-            self.outcome = {"confirmed": False, "why_not": self._why_not}
+        if why_not := self._why_not or self._evaluators.why_nobody_comes():
+            self.outcome = {"confirmed": False, "why_not": why_not}
             return True
         if self._checkpointing.begin(CANDIDATE):
             self._candidate = _Candidate(proposed, self._metrics.episodes)
@@ -143,8 +144,7 @@ class Confirmation:
             goal = training_pb2.Evaluate.Goal(mean=self._goals.by_name[EPISODE], best=best)
         candidate.player = self._evaluators.ask_one(
             self._metrics.candidates.episodes,
-            candidate.cut.update,
-            checkpoint=candidate.cut.place,
+            candidate.cut,
             goal=goal,
         )
 
@@ -225,6 +225,9 @@ class Confirmation:
         before, self._waited_for = self._waited_for, self._candidate
         if self._plays or not self.under_way or before is not self._candidate:
             return ""
+        if why := self._evaluators.why_nobody_comes():
+            self.give_up()
+            return f"nobody confirms what a candidate has learned: {why}"
         return f"a candidate waits for {EVALUATOR}-0, which is to confirm it: is it stuck?"
 
     @property

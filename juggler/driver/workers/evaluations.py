@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 from juggler.driver.callbacks import Callbacks, Evaluation
 from juggler.driver.checkpoint.best import BestCheckpoint
 from juggler.driver.checkpoint.checkpointing import Checkpointing
+from juggler.driver.checkpoint.restoring import restores
 from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
@@ -19,11 +21,13 @@ from juggler.driver.record.metrics import Metrics
 from juggler.driver.record.progress import Progress
 from juggler.driver.workers.command_sender import CommandSender
 from juggler.driver.workers.connector_state import ConnectorState, everything
+from juggler.driver.workers.frozen_parts import FrozenParts
 from juggler.driver.workers.registry import WorkerRegistry
 from juggler.envrunner.agent_returns import AgentReturns, from_messages
 from juggler.envrunner.program import EVALUATOR
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.checkpoints.checkpoint import EVALUATED
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
 
 #: In the directory of a run.
@@ -31,11 +35,29 @@ VIDEOS: Final = "videos"
 
 
 class Evaluators:
-    """The workers that play whole episodes."""
+    """The workers that play whole episodes.
 
-    def __init__(self, registry: WorkerRegistry, commands: CommandSender, metrics: Metrics) -> None:
+    Args:
+        registry: who is here.
+        commands: sends them what to play.
+        parts: sends what a checkpoint plays with to those that dial in.
+        metrics: of the run.
+        only_local: they are processes of this host, which read checkpoints.
+    """
+
+    def __init__(
+        self,
+        registry: WorkerRegistry,
+        commands: CommandSender,
+        parts: FrozenParts,
+        metrics: Metrics,
+        *,
+        only_local: bool,
+    ) -> None:
+        self.only_local = only_local
         self._registry = registry
         self._commands = commands
+        self._parts = parts
         self._metrics = metrics
 
     @property
@@ -43,12 +65,16 @@ class Evaluators:
         """Somebody can be asked."""
         return bool(self._registry.of_role(EVALUATOR))
 
-    def ask_one(self, episodes: int, update: int, **what: Any) -> Worker | None:
+    def why_nobody_comes(self) -> str:
+        """Why nobody is to be expected who plays; "": somebody is here, or is started."""
+        return "" if self.only_local or self.there else "no `juggler evaluator` is here"
+
+    def ask_one(self, episodes: int, cut: SnapshotWritten, **what: Any) -> Worker | None:
         """Have one of them play.
 
         Args:
             episodes: how many.
-            update: of the weights that it is to play.
+            cut: the checkpoint that it is to play.
             what: more fields of an `Evaluate`.
 
         Returns:
@@ -57,17 +83,18 @@ class Evaluators:
         evaluators = self._registry.of_role(EVALUATOR)
         if not evaluators:
             return None
-        self._send(evaluators[0], episodes, update, what)
+        self._send(evaluators[0], episodes, cut.update, cut, what)
         return evaluators[0]
 
     def ask_all(
-        self, episodes: int, update: int, video: str, **what: Any
+        self, episodes: int, update: int, cut: SnapshotWritten | None, video: str, **what: Any
     ) -> dict[Worker, training_pb2.Evaluate]:
         """Have each of them play its share of the episodes.
 
         Args:
             episodes: as in `ask_one`.
-            update: likewise.
+            update: of the weights that they are to play.
+            cut: the checkpoint with these; None: they play the newest weights.
             video: where the first one records one more episode; "": nowhere.
             what: as in `ask_one`.
 
@@ -78,21 +105,37 @@ class Evaluators:
         share, more = divmod(episodes, len(evaluators) or 1)
         return {
             each: self._send(
-                each, share + (place < more), update, {**what, "video": "" if place else video}
+                each,
+                share + (place < more),
+                update,
+                cut,
+                {**what, "video": "" if place else video},
             )
             for place, each in enumerate(evaluators)
         }
 
     def _send(
-        self, evaluator: Worker, episodes: int, update: int, what: Mapping[str, Any]
+        self,
+        evaluator: Worker,
+        episodes: int,
+        update: int,
+        cut: SnapshotWritten | None,
+        what: Mapping[str, Any],
     ) -> training_pb2.Evaluate:
         command = training_pb2.Evaluate(
             episodes=episodes,
             seed=self._registry.seed(evaluator, update),
             most_steps=most_steps(self._metrics.lengths),
+            checkpoint="" if cut is None else cut.place,
             **what,
         )
-        self._commands.send(evaluator, command)
+        if cut is None or self.only_local:
+            self._commands.send(evaluator, command)
+        else:
+            command.version.CopyFrom(Version(cut.generation, cut.update).message())
+            parts = (restores(module_id, tree, {}) for module_id, tree in cut.playing.items())
+            messages = chain(chain.from_iterable(parts), [command])
+            self._parts.append(evaluator, messages, self._commands.send)
         return command
 
 
@@ -134,8 +177,8 @@ class Evaluations:
     """How well the weights play, every now and then.
 
     A checkpoint is written for each evaluation, and the evaluators play that: so that the best one
-    can be kept. Meanwhile it lies aside. Those who play a league change while it goes on, and
-    evaluators on other hosts cannot read it: these play the newest weights, and none is kept.
+    can be kept. Meanwhile it lies aside. Those who play a league change while it goes on: there the
+    evaluators play the newest weights, and none is kept.
 
     Attributes:
         best: the checkpoint of the best evaluation.
@@ -153,14 +196,11 @@ class Evaluations:
         best: BestCheckpoint,
         callbacks: Callbacks,
         progress: Progress,
-        *,
-        only_local: bool,
     ) -> None:
         self.best = best
         self._episodes = config.driver.evaluation_episodes
         self._video_every, self._begun = config.driver.evaluation_video, 0
-        self._only_local = only_local
-        self._keeps_best = only_local and not config.agents.league
+        self._keeps_best = not config.agents.league
         self._evaluators = evaluators
         self._core = core
         self._connectors = connectors
@@ -213,7 +253,7 @@ class Evaluations:
             self._wanted = False
             self._let_go()
         else:
-            self._play(event.path, event.update, event.steps)
+            self._play(event, event.update, event.steps)
 
     def left(self, worker: Worker) -> None:
         """An evaluator is gone, or could not play. What the others play counts."""
@@ -268,7 +308,7 @@ class Evaluations:
 
     def _tell_that_nobody_is_there(self) -> None:
         """Once, in a run whose evaluators dial in."""
-        if not self._only_local and not self._told:
+        if not self._evaluators.only_local and not self._told:
             self._told = True
             self._progress.message(
                 "there are no evaluations while no evaluator is here: start `juggler evaluator` on "
@@ -276,14 +316,14 @@ class Evaluations:
                 "warning",
             )
 
-    def _play(self, path: Path | None, update: int, steps: int) -> None:
+    def _play(self, cut: SnapshotWritten | None, update: int, steps: int) -> None:
         self._wanted = self._told = False
-        learned = everything(self._connectors)
-        what = {"checkpoint": str(path.resolve())} if path else {"connector_state": learned}
+        path = cut.path if cut else None
+        learned = {} if cut else {"connector_state": everything(self._connectors)}
         video = ""
         if path and self._video_every and self._begun % self._video_every == 0:
             video = str(path.resolve().parent.parent / VIDEOS / f"update-{update:09}")
-        players = self._evaluators.ask_all(self._episodes, update, video, **what)
+        players = self._evaluators.ask_all(self._episodes, update, cut, video, **learned)
         if not players:
             return self._let_go()
         self._begun += 1

@@ -9,7 +9,7 @@ from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.config import RunConfig
 from juggler.driver.learner_group.placement import Hosting
 from juggler.driver.record.candidates import CONFIRMING_EPISODES
-from juggler.driver.workers.module_setups import acting_setup, add_module, epsilon_exponents
+from juggler.driver.workers.module_setups import acting_setup, add_module, exploration_exponents
 from juggler.driver.workers.module_spaces import Spaces
 from juggler.envrunner.agent_names import MOST_AGENTS
 from juggler.envrunner.config import EnvRunnerConfig
@@ -265,8 +265,8 @@ class WorkerRegistry:
         """As `acting_setup`, for one EnvRunner: some explore less than others."""
         config = self.config.of(self.trained[module_id])
         rows = self._environments(worker.role)
-        exponents = epsilon_exponents(config, worker.index, rows)
-        return replace(self.acting_setup(module_id), epsilon_exponents=exponents)
+        exponents = exploration_exponents(config, worker.index, rows)
+        return replace(self.acting_setup(module_id), exploration_exponents=exponents)
 
     def _see_the_same(self, one: str, other: str) -> bool:
         """Whether batches of these modules of the configuration have the same spaces."""

@@ -133,9 +133,11 @@ class WorkerEvents:
                     parts.evaluations.answered(worker, request, evaluation)
                 elif parts.confirmation.evaluated(request, evaluation):
                     parts.end.stop("solved")
+                if request.HasField("version"):
+                    self._send_next_part(worker)
 
     def _send_next_part(self, worker: Worker) -> None:
-        """Of what modules play with that are not trained."""
+        """Of what modules play with, or what is to follow it."""
         if (part := self._parts.frozen_parts.next(worker)) is not None:
             self._parts.commands.send(worker, part)
 

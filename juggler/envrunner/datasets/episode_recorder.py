@@ -17,6 +17,10 @@ from juggler.runtime.wire.trees import Tree, flatten
 
 #: An episode that takes more bytes is cut: some environments never end one.
 MOST_BYTES = 256 * 1024 * 1024
+#: So is the longest one when all that are under way take more together.
+MOST_TOGETHER = 4 * MOST_BYTES
+#: What Python takes for each array of a step beside its numbers, and for what holds them.
+BESIDE = 256
 
 
 @dataclass(slots=True)
@@ -24,13 +28,17 @@ class _Running:
     """The steps of an episode so far.
 
     Attributes:
-        most: the most steps.
+        step_bytes: what a step takes.
     """
 
-    most: int
+    step_bytes: int
     observations: list[Tree] = field(default_factory=list)
     actions: list[Tree] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        return self.step_bytes * len(self.rewards)
 
 
 class EpisodesUnderWay:
@@ -38,15 +46,21 @@ class EpisodesUnderWay:
 
     Args:
         take: gets each episode when it ends.
-        most_bytes: an episode with as many is cut there, as if it were truncated; its next step
-            begins another one.
+        most_bytes: an episode with more is cut before its last step, as if it were truncated; that
+            step begins another one.
+        most_together: so is the longest episode when all of them have more. Those with a single
+            step stay.
     """
 
     def __init__(
-        self, take: Callable[[RecordedEpisode], None], most_bytes: int = MOST_BYTES
+        self,
+        take: Callable[[RecordedEpisode], None],
+        most_bytes: int = MOST_BYTES,
+        most_together: int = MOST_TOGETHER,
     ) -> None:
-        self._take, self._most_bytes = take, most_bytes
+        self._take, self._most_bytes, self._most_together = take, most_bytes, most_together
         self._running: dict[int, _Running] = {}
+        self._bytes = 0  # of all of them
 
     def step(self, place: int, observation: Tree, action: Tree, reward: float) -> None:
         """Add a step. Nothing else may write to its arrays.
@@ -57,16 +71,11 @@ class EpisodesUnderWay:
             action: [...]
             reward: of the step.
         """
-        running = self._running.get(place)
-        if running is not None and len(running.rewards) == running.most:
-            self.end(place, observation, terminated=False)
-            running = None
-        if running is None:
-            each = _bytes_of(observation) + _bytes_of(action)
-            running = self._running[place] = _Running(max(1, self._most_bytes // max(1, each)))
-        running.observations.append(observation)
-        running.actions.append(action)
-        running.rewards.append(reward)
+        self._add(place, observation, action, reward)
+        if self._running[place].nbytes > self._most_bytes:
+            self._cut(place)
+        if self._bytes > self._most_together:
+            self._cut(max(self._running, key=lambda each: self._running[each].nbytes))
 
     def end(self, place: int, observation: Tree | None, *, terminated: bool) -> None:
         """End the episode at a place, if it has steps.
@@ -77,7 +86,7 @@ class EpisodesUnderWay:
                 where an episode terminated.
             terminated: the environment ended it; otherwise it was cut off.
         """
-        running = self._running.pop(place, None)
+        running = self.drop(place)
         if running is None:
             return
         last = running.observations[-1] if observation is None else observation
@@ -89,9 +98,31 @@ class EpisodesUnderWay:
         )
         self._take(episode)
 
-    def drop(self, place: int) -> None:
+    def drop(self, place: int) -> _Running | None:
         """Forget the episode at a place, if there is one."""
-        self._running.pop(place, None)
+        running = self._running.pop(place, None)
+        self._bytes -= running.nbytes if running else 0
+        return running
+
+    def _add(self, place: int, observation: Tree, action: Tree, reward: float) -> None:
+        running = self._running.get(place)
+        if running is None:
+            each = _bytes_of(observation) + _bytes_of(action)
+            running = self._running[place] = _Running(each)
+        running.observations.append(observation)
+        running.actions.append(action)
+        running.rewards.append(reward)
+        self._bytes += running.step_bytes
+
+    def _cut(self, place: int) -> None:
+        """Begin another episode with the last step of this one, unless it is the only one."""
+        running = self._running[place]
+        if len(running.rewards) < 2:
+            return
+        last = running.observations.pop(), running.actions.pop(), running.rewards.pop()
+        self._bytes -= running.step_bytes
+        self.end(place, last[0], terminated=False)
+        self._add(place, *last)
 
 
 class EpisodeRecorder:
@@ -164,7 +195,7 @@ def row_of(batch: Tree, row: int) -> Tree:
 
 
 def _bytes_of(tree: Tree) -> int:
-    return sum(leaf.nbytes for _, leaf in flatten(tree))
+    return sum(leaf.nbytes + BESIDE for _, leaf in flatten(tree))
 
 
 def _over_steps(*leaves: NDArray[Any]) -> NDArray[Any]:

@@ -44,7 +44,7 @@ class SampledEpisodes:
         action_space: of the environments.
         env_spec: of the environments, if Gymnasium can make them again.
         tell: people, that nothing more is recorded, and why.
-        part_seconds: the age at which a part is complete.
+        part_seconds: the age at which a part is complete, from its first episode on.
 
     Raises:
         DatasetError: the package minari is missing.
@@ -69,7 +69,8 @@ class SampledEpisodes:
         self._bytes = float(sum(file.stat().st_size for file in before))  # of all parts
         self._part = ExitStack()
         self._writer: DatasetWriter | None = None
-        self._began, self._part_bytes = 0.0, 0
+        self._began: float | None = None  # of the part's first episode, written or not
+        self._part_bytes = 0
         self._waiting: list[RecordedEpisode] = []
         self._waiting_bytes = 0
         self._ended = False
@@ -85,18 +86,23 @@ class SampledEpisodes:
         self._bytes += size
         self._waiting.append(episode)
         self._waiting_bytes += size
+        if self._began is None:
+            self._began = time.monotonic()
         if len(self._waiting) >= _TOGETHER or self._waiting_bytes >= _TOGETHER_BYTES:
             self._write()
-        if self._writer is not None and (
-            self._part_bytes >= _PART_BYTES or time.monotonic() - self._began >= self._part_seconds
-        ):
+        if self._part_bytes >= _PART_BYTES:
+            self.complete()
+
+    def look_at_the_clock(self) -> None:
+        """Complete the part if it is old, whether or not episodes still come."""
+        if self._began is not None and time.monotonic() - self._began >= self._part_seconds:
             self.complete()
 
     def complete(self) -> None:
         """Complete the part that is being written; the next episode begins another one."""
         self._write()
         self._attempt(self._part.close)
-        self._writer, self._part_bytes = None, 0
+        self._writer, self._part_bytes, self._began = None, 0, None
 
     def _write(self) -> None:
         """Write what waits."""
@@ -113,7 +119,6 @@ class SampledEpisodes:
             about = {"algorithm_name": "juggler", "description": "what a run sampled in training"}
             part = writing(self._directory / name, name, *self._about, about)
             self._writer = self._part.enter_context(part)
-            self._began = time.monotonic()
         return self._writer
 
     def _next_number(self) -> int:
@@ -172,6 +177,7 @@ class RecordedWhilePlayed(VectorWrapper):
         if self._next_step:
             self._resets = (terminated | truncated) & recorded  # [N]
         self._recorder.sees(observations)
+        self._episodes.look_at_the_clock()
         return result
 
     def close(self, **kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from juggler.runtime.datasets.dataset import RecordedEpisode
-from juggler.runtime.datasets.finding import DATA, DatasetError, must_be_installed
+from juggler.runtime.datasets.finding import DATA, DatasetError, must_be_installed, partial_of
 from juggler.runtime.wire.structures import from_tree
 
 #: What writing to a full disk has been seen to raise.
@@ -162,7 +162,7 @@ def _refusals(place: Path) -> Iterator[None]:
 
 def _remove_of_dead(place: Path) -> None:
     """Remove what killed processes have left of this data set."""
-    for left in place.parent.glob(f".{place.name}.partial-*"):
+    for left in place.parent.glob(partial_of(place.name)):
         if not Path("/proc", left.name.rpartition("-")[2]).exists():
             shutil.rmtree(left, ignore_errors=True)
 

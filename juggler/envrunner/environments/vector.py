@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import warnings
 from collections.abc import Callable
 from types import FrameType
@@ -11,16 +12,11 @@ from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import (
-    AsyncVectorEnv,
-    AutoresetMode,
-    SyncVectorEnv,
-    VectorEnv,
-    VectorWrapper,
-)
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.dm_env_rpc.options import SCHEME
+from juggler.envrunner.environments.accepted_vector import AcceptedVector
 from juggler.envrunner.environments.action_masks import observe_masks
 from juggler.envrunner.environments.autoreset import autoreset_mode
 from juggler.envrunner.environments.environment_processes import (
@@ -38,7 +34,7 @@ from juggler.envrunner.environments.naming import (
 )
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.environments.wrappers import add_wrappers, wrapper_specs
-from juggler.envrunner.failures import ReportsFailures, failures_of
+from juggler.envrunner.failures import failures_of
 
 _AUTORESET = {
     "auto": AutoresetMode.SAME_STEP,
@@ -162,8 +158,11 @@ def _from_callable(
     config: EnvRunnerConfig, factory: EnvironmentFactory, just_one: bool
 ) -> VectorEnvironment:
     name = getattr(factory, "__qualname__", type(factory).__name__)
+    env_kwargs = config.env_kwargs
+    if _makes_several(factory):
+        env_kwargs = {"num_envs": config.envs_per_runner, **env_kwargs}
     with failures_of(f"environment 0 ({name})", "constructor"):
-        first = factory(**config.env_kwargs)
+        first = factory(**env_kwargs)
     if isinstance(first, VectorEnv):
         if config.vectorize in ("sync", "async"):
             first.close()
@@ -187,13 +186,21 @@ def _from_callable(
     return _from_single(config, factory, factory, name, just_one, first)
 
 
+def _makes_several(factory: EnvironmentFactory) -> bool:
+    """Whether it has a parameter for the number of environments in its vector."""
+    try:
+        return "num_envs" in inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # of something written in C
+        return False
+
+
 def _accept_vector(config: EnvRunnerConfig, env: VectorEnvironment, name: str) -> VectorEnvironment:
     """Check a vector that steps and resets its environments in its own way."""
     if env.num_envs != config.envs_per_runner:
         env.close()
         raise ValueError(
             f"{name} makes {env.num_envs} environments, and envs_per_runner is "
-            f"{config.envs_per_runner}: make them equal"
+            f"{config.envs_per_runner}: make them equal, or let it have a parameter num_envs"
         )
     mode = autoreset_mode(env)
     if config.autoreset != "auto" and mode != _AUTORESET[config.autoreset]:
@@ -202,7 +209,7 @@ def _accept_vector(config: EnvRunnerConfig, env: VectorEnvironment, name: str) -
             f"its own way ({mode.name.lower()})",
             stacklevel=4,
         )
-    return _ReportingVector(env, f"one of {env.num_envs} environments ({name})")
+    return AcceptedVector(env, f"one of {env.num_envs} environments ({name})")
 
 
 def _from_single(
@@ -224,12 +231,6 @@ def _from_single(
     if separate:
         return EnvironmentProcesses(functions, mode, config.step_deadline_seconds, name)
     return EnvironmentsInTurn(functions, mode, name)
-
-
-class _ReportingVector(ReportsFailures, VectorWrapper):
-    def __init__(self, env: VectorEnvironment, where: str) -> None:
-        super().__init__(env)
-        self.where = where
 
 
 def _about_agents(factory: Callable[..., Any], made: Any) -> str:

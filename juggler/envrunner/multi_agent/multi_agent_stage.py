@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from juggler.envrunner.environments.seeding import module_seeds, seed_process
-from juggler.envrunner.evaluation import Goal, PlayedEpisodes, load_checkpoint
+from juggler.envrunner.evaluation import Goal, PlayedEpisodes, load_trees
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.multi_agent.assigned_line_ups import AssignedLineUps, Match
 from juggler.envrunner.multi_agent.casting import Role, cast, random_roles
@@ -116,12 +115,12 @@ class MultiAgentStage:
     def set_connector_state(self, module_id: str, state: State) -> None:
         self._modules[module_id].connectors.set_state(state)
 
-    def load_checkpoint(self, path: Path) -> Version:
+    def load_trees(self, trees: Mapping[str, Tree]) -> None:
         into = {
             module_id: (policy, self._modules[module_id].connectors)
             for module_id, policy in self._policies.items()
         }
-        return load_checkpoint(path, into, may_lack=self._league is not None)
+        load_trees(trees, into, may_lack=self._league is not None)
 
     def reset(self, seed: int) -> None:
         seed_process(seed)

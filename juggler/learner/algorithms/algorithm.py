@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import gymnasium
@@ -44,3 +45,6 @@ class Algorithm:
     offline: ClassVar[bool] = False
     """Whether it learns from a data set, of whose actions nobody knows the log-probabilities: it
     needs the key `dataset`, which other algorithms cannot have."""
+
+    lacks: ClassVar[Mapping[str, str]] = {}
+    """Keys that others have, and that somebody may look for here, with why it has none."""

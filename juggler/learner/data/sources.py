@@ -38,9 +38,12 @@ class DataSource(Protocol):
     Attributes:
         keeps_frames: whether samples may come with each frame of a stack once, as
             `FrameStack.numbered` makes them; it gives frames [..., k, ...] in place of stacks.
+        keeps_rows: whether it gives whole rows of episodes as they came. Then samples come without
+            stacks, which are made of what it gives.
     """
 
     keeps_frames: bool = False
+    keeps_rows: bool = False
 
     def add(self, sample: Sample, sums: Sums = alone) -> Iterable[Sample]:
         """Take a sample; give the samples to learn from now, in order. There may be none yet.
@@ -50,13 +53,14 @@ class DataSource(Protocol):
             sums: adds up numbers over the learners of a group, which all call it as often.
         """
 
-    def expect(self, sample: Sample) -> None:
-        """Hear, before anything arrives, of what samples will look like.
+    def expect(self, sample: Sample) -> float:
+        """Hear, before anything arrives, of what samples will look like -> the bytes of this host's
+        memory that will be kept of them.
 
         Raises:
-            ValueError: what would be kept of them does not fit into memory.
+            ValueError: they do not fit.
         """
-        return
+        return 0.0
 
     def learned(self, priorities: Mapping[str, Tensor] | None) -> None:
         """Hear of the step that was made of the last sample given: by module id, the priorities [B]

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint, CheckpointError, read
-from juggler.runtime.checkpoints.weights import weights_of
+from juggler.runtime.checkpoints.weights import acting_arrays, weights_of
 from juggler.runtime.wire.trees import Tree, leaves
 
 #: Keys of the table of such a module.
@@ -45,6 +45,20 @@ def playing_tree(checkpoint: Checkpoint, module_id: str) -> dict[str, Tree]:
         where = checkpoint.path or Path("in memory")
         raise CheckpointError(where, f"has no weights of module {module_id!r}")
     return {WEIGHTS: dict(weights), CONNECTORS: checkpoint.learned_of(module_id)}
+
+
+def playing_trees(checkpoint: Checkpoint) -> dict[str, dict[str, Tree]]:
+    """By module id, all that the modules which are trained play with. Those that have no weights by
+    name are left out."""
+    states = {module_id: checkpoint.tree.get(module_id) for module_id in checkpoint.module_ids}
+    return {
+        module_id: {
+            WEIGHTS: acting_arrays(state),
+            CONNECTORS: checkpoint.learned_of(module_id),
+        }
+        for module_id, state in states.items()
+        if isinstance(state, Mapping) and isinstance(state.get("parameters"), Mapping)
+    }
 
 
 def place_and_module(text: str) -> tuple[Path, str | None] | None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from juggler.runtime.connectors.connector import ActionConnector, Space
-from juggler.runtime.connectors.leaves import LeafFunctions, space_with
+from juggler.runtime.connectors.leaves import LeafFunctions, beside, space_with
 from juggler.runtime.wire.structures import space_leaves
 
 
@@ -79,7 +79,7 @@ class _Clip:
 
     def __call__(self, actions: Any) -> Any:
         if isinstance(actions, Tensor):
-            low, high = torch.from_numpy(self._low), torch.from_numpy(self._high)  # [...] both
+            low, high = beside(actions, self._low), beside(actions, self._high)  # [...] both
             return torch.minimum(torch.maximum(actions.to(low.dtype), low), high)  # [N, ...]
         # Compute in the dtype of the bounds: a float64 bound, rounded to float32, may lie outside
         # itself.
@@ -105,7 +105,8 @@ class _Rescale:
 
     def __call__(self, actions: Any) -> Any:
         if isinstance(actions, Tensor):
-            half, middle = torch.from_numpy(self._half_width), torch.from_numpy(self._middle)
+            half = beside(actions, self._half_width)  # [...]
+            middle = beside(actions, self._middle)  # [...]
             return self._fit(actions.to(half.dtype) * half + middle)  # [N, ...]
         scaled = np.multiply(actions, self._half_width, dtype=self._half_width.dtype)  # [N, ...]
         scaled += self._middle

@@ -17,6 +17,7 @@ from juggler.runtime.connectors.leaves import (
     OBSERVATION,
     LeafFunctions,
     at,
+    beside,
     holds_masks,
     joined,
     observed_leaves,
@@ -110,9 +111,9 @@ class _OneHot:
 
     def __call__(self, numbers: Any) -> Any:
         if isinstance(numbers, Tensor):
-            offsets = torch.from_numpy(self._offsets)  # [k]
+            offsets = beside(numbers, self._offsets)  # [k]
             chosen = numbers.reshape(-1, len(self._offsets)).long() + offsets  # [B, k]
-            ones = torch.zeros(chosen.shape[0], self.size)  # [B, n]
+            ones = torch.zeros(chosen.shape[0], self.size, device=numbers.device)  # [B, n]
             return ones.scatter(-1, chosen, 1.0)  # [B, n]
         places = numbers.reshape(len(numbers), len(self._offsets)) + self._offsets  # [B, k]
         vectors = np.zeros((len(numbers), self.size), np.float32)  # [B, n]

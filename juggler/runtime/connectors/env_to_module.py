@@ -24,6 +24,7 @@ class EnvToModule:
         observation_space: of the observations in batches.
         stored: connectors that make the observations in batches, in order.
         module_observation_space: of the module's observations.
+        learns: whether a connector learns from what is watched.
         rewrites: whether batches hold anything other than the environment's own observations.
         contexts: context connectors by name, in order.
     """
@@ -39,6 +40,7 @@ class EnvToModule:
             name: each for name, each in stored.items() if isinstance(each, MergeableConnector)
         }
         self.contexts = dict(contexts)
+        self.learns = bool(self._mergeable)
         self.rewrites = bool(stored)
         self.observation_space = self.stored[-1].observation_space if stored else observation_space
         self.module_observation_space = self.observation_space

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -60,6 +61,7 @@ class FrameStack(ContextConnector):
         self._k = k
         self._paths = list(boxes)
         self._channels = {path: _channel_axis(leaf.shape) for path, leaf in boxes.items()}
+        self._frame_shape = boxes[self._paths[0]].shape
         leaves = {path: _stacked_box(leaf, k, self._channels[path]) for path, leaf in boxes.items()}
         super().__init__(space_with(observation_space, leaves), action_space)
 
@@ -120,6 +122,11 @@ class FrameStack(ContextConnector):
             for name, each in numbers.items()
         }
         return columns | named | {FRAMES: _tree(frames)}
+
+    def is_without(self, columns: Mapping[str, Any]) -> bool:
+        """Whether observations [N, T, ...] are single frames, and no stacks of them."""
+        shape: tuple[int, ...] = tuple(at(columns[c.OBSERVATIONS], self._paths[0]).shape)
+        return shape[2:] == self._frame_shape
 
     def stacked(self, columns: Columns) -> Columns:
         """The batch with stacks in place of the frames [..., k, ...] of its observations."""

@@ -14,7 +14,7 @@ from juggler.runtime.connectors.connector import (
     LearnerConnector,
     Space,
 )
-from juggler.runtime.connectors.frame_stack import FrameStack
+from juggler.runtime.connectors.frame_stack import FRAMES, FrameStack
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map, zeros
 from juggler.runtime.wire.trees import Tree
@@ -28,7 +28,7 @@ class LearnerPipeline:
         observation_space: of the module's observations.
         contexts: context connectors by name, in order.
         frames_once: whether batches come out with each frame once, for a source of data that keeps
-            them; `stacked` makes stacks of them, as the module sees them.
+            them; `stacked` makes stacks of what it gives, as the module sees them.
     """
 
     def __init__(
@@ -45,15 +45,33 @@ class LearnerPipeline:
             self.observation_space = context.observation_space
         self._stack = _only_stack(self.contexts, self._connectors)
         self.frames_once = False
+        self._rows_stay = False
 
-    def keep_frames_once(self) -> None:
+    def keep_frames_once(self, *, rows_stay: bool = False) -> None:
         """Let batches come out with each frame once, if stacking frames is all that this pipeline
-        does with observations."""
-        self.frames_once = self._stack is not None
+        does with observations.
+
+        Args:
+            rows_stay: the source of data gives whole rows as they came. Then these come out without
+                stacks; otherwise as `FrameStack.numbered` makes them.
+        """
+        self.frames_once, self._rows_stay = self._stack is not None, rows_stay
+
+    def leaves_stacks_out(self, columns: Mapping[str, Any]) -> bool:
+        """Whether columns that came out of this pipeline are still to be `stacked`. Those that
+        somebody else has made may have whole stacks."""
+        if self._stack is None or not self.frames_once:
+            return False
+        return self._stack.is_without(columns) if self._rows_stay else FRAMES in columns
 
     def stacked(self, columns: Columns) -> Columns:
-        """Columns as the module sees them, of those whose observations are frames [..., k, ...]."""
-        return self._stack.stacked(columns) if self.frames_once and self._stack else columns
+        """Columns as the module sees them, of what a source gives: rows as they came, or columns
+        whose observations are frames [..., k, ...]."""
+        if self._stack is None or not self.frames_once:
+            return columns
+        if not self._rows_stay:
+            return self._stack.stacked(columns)
+        return self._stack.over_rows(columns, self._context(columns, self._stack))
 
     def __call__(self, columns: Columns) -> Columns:
         """New columns for those of a collated batch on its device, which stay as they are."""
@@ -64,13 +82,18 @@ class LearnerPipeline:
 
     def in_context(self, columns: Columns) -> Columns:
         """The same after the context connectors alone."""
-        for name, context in self.contexts.items():
-            state = columns[c.STATES][c.CONNECTOR_STATES][name]
-            if self.frames_once and context is self._stack:
-                columns = self._stack.numbered(columns, state)
-            else:
+        for context in self.contexts.values():
+            state = self._context(columns, context)
+            if not self.frames_once or context is not self._stack:
                 columns = context.over_rows(columns, state)
+            elif not self._rows_stay:
+                columns = self._stack.numbered(columns, state)
         return columns
+
+    def _context(self, columns: Columns, of: ContextConnector) -> Any:
+        """A connector's context at the start of each row [N, ...]."""
+        (name,) = (name for name, each in self.contexts.items() if each is of)
+        return columns[c.STATES][c.CONNECTOR_STATES][name]
 
     def without_batch(self, device: torch.device) -> None:
         """Take part in an update of a group to which this learner brings no batch."""
@@ -114,7 +137,7 @@ def stacked(
     sample: Mapping[str, Mapping[str, Any]], pipelines: Mapping[str, LearnerPipeline]
 ) -> Mapping[str, Mapping[str, Any]]:
     """A sample as modules see it, by module id, of what came out of their pipelines."""
-    if not any(pipeline.frames_once for pipeline in pipelines.values()):
+    if not pipelines:
         return sample
     return {
         key: pipelines[key].stacked(dict(columns)) if key in pipelines else columns

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from gymnasium import Space, spaces
+from numpy.typing import NDArray
 from torch import Tensor
 
 from juggler.runtime.modules.columns import ACTION_MASK
@@ -87,6 +88,11 @@ def in_dtype(values: Any, dtype: Any) -> Any:
     if isinstance(values, Tensor):
         return values.to(torch.from_numpy(np.empty(0, dtype)).dtype)
     return np.asarray(values, dtype)
+
+
+def beside(tensor: Tensor, array: NDArray[Any]) -> Tensor:
+    """An array [...] as a tensor [...] on the device of another one."""
+    return torch.from_numpy(array).to(tensor.device)
 
 
 def joined(parts: Sequence[Any], axis: int) -> Any:

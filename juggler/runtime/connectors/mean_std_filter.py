@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
@@ -15,6 +14,7 @@ from juggler.runtime.connectors.connector import MergeableConnector, NotFinite, 
 from juggler.runtime.connectors.leaves import (
     LeafFunctions,
     at,
+    beside,
     observed_leaves,
     replaced,
     space_with,
@@ -124,7 +124,7 @@ class _Filter:
 
     def __call__(self, numbers: Any) -> Any:
         if isinstance(numbers, Tensor):
-            mean, scale = torch.from_numpy(self.mean), torch.from_numpy(self.scale)  # [...] both
+            mean, scale = beside(numbers, self.mean), beside(numbers, self.scale)  # [...] both
             return self.of_tensors(numbers, mean, scale)
         x = np.subtract(numbers, self.mean, dtype=self._dtype)  # [B, ...]
         x *= self.scale

@@ -54,12 +54,14 @@ def find_dataset(name: str) -> list[Path]:
     if path.exists():
         raise DatasetError(
             f"{name} is no Minari data set: it has no file {DATA}/{METADATA}, and no parts that a "
-            "run with record = ... has completed"
+            f"run with record = ... has completed{_unfinished(path, PARTS)}"
         )
     near = closest(name, _names_in(kept))
     raise DatasetError(
         f"there is no data set {name!r}, neither as a directory nor among those of Minari in "
-        f"{kept}: " + (f"did you mean {near!r}?" if near else "give the path of its directory")
+        f"{kept}: "
+        + (f"did you mean {near!r}?" if near else "give the path of its directory")
+        + _unfinished(path.parent, path.name)
     )
 
 
@@ -100,6 +102,23 @@ def environment_of(name: str) -> dict[str, Any]:
     except (TypeError, ValueError, AttributeError) as error:
         raise DatasetError(f"{data / METADATA} is damaged: env_spec: {error}") from error
     return {"env": env, "env_kwargs": kwargs} if env else {}
+
+
+def partial_of(name: str) -> str:
+    """A pattern of the directories in which processes write a data set, until it is complete."""
+    return f".{name}.partial-*"
+
+
+def _unfinished(directory: Path, name: str) -> str:
+    """What is to be said of data sets in a directory that nobody has completed; or ""."""
+    found = sorted(each.name for each in directory.glob(partial_of(name)))
+    if not found:
+        return ""
+    others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return (
+        f". {directory / found[0]}{others} cannot be read: it is being written, or was when its "
+        "process was killed"
+    )
 
 
 def _minari_directory() -> Path:

@@ -65,7 +65,8 @@ class DeterministicActorCritic(RLModule):
 
     def _forward(self, batch: Batch) -> dict[str, Any]:
         chosen = self.policy_head(self.encoder(batch[OBSERVATIONS]))  # [B, M] before tanh
-        noise = self.exploration_noise.clamp(min=_SMALLEST_NOISE).log().to(chosen.dtype)  # []
+        # The noise is [], or has a number for each row: see `with_own_exploration`.
+        noise = self.exploration_noise.clamp(min=_SMALLEST_NOISE).log().to(chosen.dtype)
         return {ACTION_DIST_INPUTS: torch.cat([chosen, noise.expand_as(chosen)], -1)}  # [B, 2 M]
 
     def _forward_train(self, batch: Batch) -> dict[str, Any]:

@@ -108,16 +108,9 @@ class QNetwork(RLModule):
             legal = batch[OBSERVATIONS][ACTION_MASK].to(values.dtype).view_as(values)
         best = nn.functional.one_hot(values.argmax(-1), values.shape[-1])  # [B, n]
         any_action = legal / legal.sum(-1, keepdim=True).clamp(min=1)  # [B, n]
-        # ε is [], or has a number for each row: see `with_own_epsilons`.
+        # ε is [], or has a number for each row: see `with_own_exploration`.
         shares = self.epsilon * any_action + (1 - self.epsilon) * best  # [B, n]
         return {**outputs, ACTION_DIST_INPUTS: shares.clamp(min=1e-8).log()}
-
-
-def with_own_epsilons(module: RLModule, rows: int) -> None:
-    """Let each of B rows that a module acts for have an ε of its own."""
-    # A module with a state has a dimension of time in all that it returns.
-    shape = (rows, 1, 1) if module.get_initial_state() else (rows, 1)
-    module.register_buffer(EPSILON, torch.ones(shape))  # [B, 1] or [B, 1, 1]
 
 
 def must_explore(algorithm: str, module_id: str, module: RLModule) -> None:

@@ -100,12 +100,15 @@ def test_runs_are_told_of_and_their_lines_come_as_they_are_written(runs: Path) -
         ]
         two = ids(url)["two"]
         first = told(f"{url}/api/run", id=two, detail="1")
-        assert first["curves"]["rows"] == [[100, 1.0, 3.0, 0]]
+        assert first["curves"]["rows"] == [[100, 1.0, 100, 3.0, 0]]
         assert first["config"]["stop_return"] == 475.0
         assert first["events"][0]["message"] == "<b>learner-0 left</b>"
         append(runs / "two", line(200, 4.0))
         after = told(f"{url}/api/run", id=two, seen=first["curves"]["seen"])
-        assert (after["curves"]["rows"], after["curves"]["all"]) == ([[200, 2.0, 4.0, 0]], False)
+        assert (after["curves"]["rows"], after["curves"]["all"]) == (
+            [[200, 2.0, 200, 4.0, 0]],
+            False,
+        )
         assert "events" not in after, "only of the run that is looked at"
         beside = told(f"{url}/api/run", id=two)
         assert len(beside["curves"]["rows"]) == 2, "another watcher has all of them"

@@ -260,7 +260,7 @@ def test_a_checkpoint_of_before_there_were_candidates_can_be_resumed(tmp_path: P
         ({"confirm": False}, True, "confirm = false"),
         ({"gateway": "127.0.0.1:0"}, True, "simulators alone"),
         ({"env": "dm_env_rpc://localhost:1"}, True, "simulators of its own"),
-        ({}, False, "among workers that dial in nobody evaluates"),
+        ({}, False, "no `juggler evaluator` is here"),
     ],
 )
 def test_where_nobody_can_confirm_it_the_run_is_solved_and_says_why_not(
@@ -275,6 +275,28 @@ def test_where_nobody_can_confirm_it_the_run_is_solved_and_says_why_not(
     assert outcome["confirmed"] is False
     assert why in outcome["why_not"]
     assert snapshots(world) == 0
+
+
+def test_an_evaluator_that_dials_in_confirms_as_long_as_it_is_here(tmp_path: Path) -> None:
+    world = WorkersWorld(tmp_path / "checkpoints", stop_return=GOAL, batch_size=1000)
+    confirmation = world.parts.confirmation
+    assert not confirmation.wants_evaluator, "the driver starts none"
+    player = evaluator(world)
+    train(world)
+    assert world.parts.end.reason == ""
+    cut(world)
+    (_, command) = asked(world, player)[-1]
+    assert (command.episodes, command.HasField("version")) == (100, True)
+    world.leave(player)
+    assert confirmation.overdue() == ""
+    assert "no `juggler evaluator` is here" in confirmation.overdue()
+    assert not confirmation.under_way
+    train(world)
+    assert world.parts.end.reason == "solved"
+    assert confirmation.outcome == {
+        "confirmed": False,
+        "why_not": "no `juggler evaluator` is here",
+    }
 
 
 def test_simulators_that_evaluations_were_asked_of_confirm_too(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.synchronous_rounds import answer_the_snapshot, begin_an_evaluation, play_a_round
 from support.synchronous_rounds import synchronous as synchronous_world
@@ -14,9 +15,10 @@ from support.worker_events_world import WorkersWorld
 import juggler
 from juggler.driver.checkpoint.best import BestCheckpoint
 from juggler.driver.checkpoint.snapshots import SnapshotWritten
+from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
-from juggler.runtime.wire.v1 import training_pb2
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 
 class Heard(juggler.Callback):
@@ -223,7 +225,9 @@ def test_a_video_is_asked_of_the_first_evaluator_every_so_many_evaluations(tmp_p
     assert not any(command.video for _, command in asked(world, players[1]))
 
 
-def test_evaluators_that_dial_in_play_the_newest_weights_and_none_is_kept(tmp_path: Path) -> None:
+def test_evaluators_that_dial_in_are_sent_the_checkpoint_and_the_best_is_kept(
+    tmp_path: Path,
+) -> None:
     heard = Heard()
     world = WorkersWorld(tmp_path / "run", evaluation_seconds=1000.0)
     world.parts.callbacks.callbacks = (heard,)
@@ -234,15 +238,25 @@ def test_evaluators_that_dial_in_play_the_newest_weights_and_none_is_kept(tmp_pa
     told = [each for each in world.told.messages if "start `juggler evaluator`" in each]
     assert len(told) == 1
     player = evaluator(world)
-    evaluations.want()
-    evaluations.begin()
+    state = {"default": {"parameters": {"w": np.arange(3.0)}, "buffers": {}}, "optimizer": {}}
+    written = begin_an_evaluation(world, state=state)
+    assert written.path is not None
+    assert asked(world, player) == [], "what it plays with comes first"
+    parts = FrozenWeights()
+    for command_id, part in world.asked(player, training_pb2.Restore):
+        parts.take(part)
+        world.reply(player, command_id, attach_pb2.Done())
+    trees: Any = parts.take_all()
+    assert list(trees) == ["default"]
+    assert list(trees["default"]["weights"]["w"]) == [0.0, 1.0, 2.0]
     ((_, command),) = asked(world, player)
-    assert command.checkpoint == ""
-    assert not world.asked(world.learner, training_pb2.Snapshot)
+    assert (command.version.generation, command.version.update) == (1, 0)
     answer(world, player, 1.0)
     world.parts.callbacks.tell()
     (evaluation,) = heard.evaluations
-    assert (evaluation.returns, evaluation.is_best) == ([1.0], False)
+    assert (evaluation.returns, evaluation.is_best) == ([1.0], True)
+    assert world.parts.evaluations.best.summary is not None
+    assert not written.path.parent.exists()
 
 
 def test_a_state_that_the_disk_refuses_is_not_tried_again_at_once(world: WorkersWorld) -> None:

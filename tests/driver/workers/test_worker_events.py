@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from google.protobuf import any_pb2
 from support.ready import ready_message
+from support.synchronous_rounds import begin_an_evaluation
 from support.worker_events_world import ROWS, SPACE, STEPS, WorkersWorld
 
 from juggler.runtime.actors.requests import RequestPool
@@ -160,8 +161,7 @@ def test_an_update_that_failed_is_not_waited_for(world: WorkersWorld) -> None:
 def test_an_evaluation_that_failed_is_not_waited_for(world: WorkersWorld) -> None:
     evaluator = world.join("evaluator")
     world.get_ready(evaluator)
-    world.parts.evaluations.want()
-    world.parts.evaluations.begin()
+    begin_an_evaluation(world)
     assert world.parts.evaluations.under_way
     world.fail(evaluator, world.asked(evaluator, training_pb2.Evaluate)[0][0])
     assert not world.parts.evaluations.under_way

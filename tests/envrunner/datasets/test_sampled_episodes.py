@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from support.datasets import CHOICES, VECTOR, random_episodes, write
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.datasets.episode_recorder import EpisodesUnderWay
+from juggler.envrunner.datasets import sampled_episodes
+from juggler.envrunner.datasets.episode_recorder import BESIDE, EpisodesUnderWay
 from juggler.envrunner.datasets.sampled_episodes import RecordedWhilePlayed, SampledEpisodes
 from juggler.runtime.datasets.dataset import Dataset, RecordedEpisode
 from juggler.runtime.datasets.finding import DatasetError
@@ -138,13 +139,55 @@ def test_parts_of_several_env_runners_are_one_data_set(tmp_path: Path) -> None:
     assert told == []
 
 
-def test_a_part_is_complete_when_it_is_old(tmp_path: Path) -> None:
-    episodes = recorder(tmp_path, [], part_seconds=0)
-    for episode in random_episodes([2] * 130):
+def test_a_part_is_complete_when_its_first_episode_is_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(sampled_episodes.time, "monotonic", lambda: now)
+    episodes = recorder(tmp_path, [])
+    for count in (1, 66):  # they are written 64 at a time, and one or two wait
+        for episode in random_episodes([2] * count):
+            episodes.add(episode)
+            now += 0.5
+        episodes.look_at_the_clock()
+        parts = len(list(tmp_path.iterdir()))
+        now += 59.4 - 0.5 * count
+        episodes.look_at_the_clock()
+        assert len(list(tmp_path.iterdir())) == parts
+        now += 0.7
+        episodes.look_at_the_clock()
+        episodes.look_at_the_clock()
+    assert len(lengths_in(tmp_path)) == 67
+    assert sorted(each.name for each in tmp_path.iterdir())[-1] == "envrunner-0-part-2-v0"
+
+
+def test_the_clock_is_looked_at_with_every_step_also_if_no_episode_ends(tmp_path: Path) -> None:
+    vector = SyncVectorEnv([lambda: Diary(0, [])])
+    both = vector.single_observation_space, vector.single_action_space
+    config = EnvRunnerConfig(record=str(tmp_path))
+    episodes = SampledEpisodes(config, "envrunner-0", *both, None, print, part_seconds=0)
+    envs = RecordedWhilePlayed(vector, episodes)
+    envs.reset(seed=0)
+    envs.step(vector.action_space.sample())  # the whole of the first one
+    assert lengths_in(tmp_path) == [1]
+
+
+def test_parts_that_nobody_has_completed_are_told(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"and no parts that a run .* has completed$"):
+        Dataset(str(tmp_path))
+    episodes = recorder(tmp_path, [])
+    for episode in random_episodes([2] * 64):
         episodes.add(episode)
-    assert len(lengths_in(tmp_path)) == 128  # they are written 64 at a time
+    words = (
+        r"completed\. .*/\.envrunner-0-part-1-v0\.partial-\d+ cannot be read: it is being written"
+    )
+    with pytest.raises(DatasetError, match=words):
+        Dataset(str(tmp_path))
+    (tmp_path / ".mine.partial-77").mkdir()
+    with pytest.raises(DatasetError, match=r"no data set .*\.mine\.partial-77 cannot be read"):
+        Dataset(str(tmp_path / "mine"))
     episodes.complete()
-    assert len(lengths_in(tmp_path)) == 130
+    assert len(lengths_in(tmp_path)) == 64
 
 
 def test_no_more_is_recorded_than_was_asked_for(tmp_path: Path) -> None:
@@ -178,7 +221,7 @@ def test_a_disk_that_refuses_a_part_ends_the_recording_and_nothing_else(tmp_path
 
 def test_an_episode_without_an_end_is_cut_where_it_takes_too_much_memory() -> None:
     cut: list[RecordedEpisode] = []
-    under_way = EpisodesUnderWay(cut.append, most_bytes=4 * (12 + 8))
+    under_way = EpisodesUnderWay(cut.append, most_bytes=4 * (12 + 8 + 2 * BESIDE))
     seen = np.arange(30, dtype=np.float32).reshape(10, 3)
     for step in range(9):
         under_way.step(5, seen[step], np.array(step), float(step))
@@ -190,6 +233,35 @@ def test_an_episode_without_an_end_is_cut_where_it_takes_too_much_memory() -> No
     np.testing.assert_array_equal(cut[2].observations, seen[8:])
     under_way.end(5, seen[9], terminated=True)  # there is none any more
     assert len(cut) == 3
+
+
+@pytest.mark.parametrize("width", [0, 3], ids=["empty observations", "vectors"])
+def test_all_episodes_together_take_no_more_memory_than_they_may(width: int) -> None:
+    step_bytes, steps, rng = 4 * width + 8 + 2 * BESIDE, 3000, np.random.default_rng(0)
+    found: list[RecordedEpisode] = []
+    most = 50 * step_bytes
+    under_way = EpisodesUnderWay(found.append, 15 * step_bytes, most)
+    played = [0] * 20
+    for step in range(steps):
+        place = int(rng.integers(20)) if step % 2 else 7  # one plays much more than the others
+        seen = np.full(width, step, np.float32)
+        under_way.step(place, seen, np.array(step), float(step))
+        played[place] += 1
+        held = sum(len(each.rewards) for each in under_way._running.values())
+        assert held * step_bytes == under_way._bytes <= most
+        if step == 2000:
+            played[3] -= len(under_way._running[3].rewards)
+            under_way.drop(3)
+    for place in range(20):
+        under_way.end(place, np.zeros(width, np.float32), terminated=True)
+    assert under_way._bytes == 0
+    assert sum(map(len, found)) == sum(played), "no step is lost or there twice"
+    assert max(map(len, found)) == 15
+    for each in found:
+        np.testing.assert_array_equal(each.actions, each.rewards)
+        if width:
+            np.testing.assert_array_equal(each.observations[:-1, 0], each.rewards)
+        assert each.terminated or not width or each.observations[-1, 0] > each.rewards[-1]
 
 
 def test_parts_of_other_environments_are_told(tmp_path: Path) -> None:

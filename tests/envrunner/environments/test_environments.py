@@ -137,6 +137,16 @@ def test_a_vector_must_have_as_many_environments_as_the_config_says() -> None:
         make_vector_env(config(envs_per_runner=3), make_native)
 
 
+def test_a_vector_with_a_parameter_for_their_number_gets_it() -> None:
+    def make(length: int, num_envs: int = 7) -> NativeScripted:
+        return NativeScripted([((length, "truncated"),)] * num_envs, AutoresetMode.NEXT_STEP)
+
+    assert make_vector_env(config(envs_per_runner=3, env_kwargs={"length": 4}), make).num_envs == 3
+    told = {"length": 4, "num_envs": 7}
+    with pytest.raises(ValueError, match="7 environments, and envs_per_runner is 3"):
+        make_vector_env(config(envs_per_runner=3, env_kwargs=told), make)
+
+
 def test_a_factory_makes_each_environment_once() -> None:
     made: list[Scripted] = []
 

@@ -59,4 +59,4 @@ def test_a_checkpoint_that_lacks_a_module_is_refused(
     path = write(tmp_path, saved, keep=1)
     world.driver.tell(training_pb2.Evaluate(episodes=4, checkpoint=str(path)))
     failure = world.driver._answers.get(timeout=PATIENCE)
-    assert "has no module 'blues'" in str(failure)
+    assert "has no weights of module 'blues'" in str(failure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,30 @@ def test_learners_repeat_themselves_and_go_on_from_what_they_saved(
 
 
 @pytest.mark.parametrize("kind", [Impala, Appo])
+@pytest.mark.parametrize("saved", [True, False])
+def test_old_rows_that_are_saved_are_learned_from_after_a_resume(
+    make_batch: MakeBatch, kind: Any, saved: bool, tmp_path: Path
+) -> None:
+    keys: dict[str, Any] = {"replay_capacity": 40, "save_replay": saved}
+    keys["replay_directory"] = str(tmp_path)
+    one, other = (Learner(make_core(kind, **keys), seed=seed) for seed in (0, 1))
+    for seed in range(6):
+        one.update_from_episodes([make_batch(3, 6 + seed % 2, seed=seed)])
+    one.forget()
+    other.restore(*one.save())
+    for seed in range(6, 10):
+        found = [
+            fetch_metrics(learner.update_from_episodes([make_batch(3, 6, seed=seed)]))["default"]
+            for learner in (one, other)
+        ]
+        assert found[0] == found[1]
+        if seed == 6:
+            assert bool(found[0]["replayed_steps"]) == saved
+    np.testing.assert_equal(one.get_weights(), other.get_weights())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [Impala, Appo])
 def test_learners_of_a_group_keep_rows_of_their_own_and_equal_weights(
     make_batch: MakeBatch, kind: Any
 ) -> None:
@@ -214,7 +239,8 @@ def test_a_wrong_key_is_named(config: Any) -> None:
     for value in (-0.1, 1, 1.5):
         with pytest.raises(ValueError, match=f"replay_share = {value}: must be"):
             config(replay_share=value).validate()
-    with pytest.raises(ValueError, match="replay_capacity = 0: must be at least 1"):
-        config(replay_capacity=0).validate()
+    for key in ("replay_capacity", "replay_memory"):
+        with pytest.raises(ValueError, match=f"{key} = 0: must be"):
+            config(**{key: 0}).validate()
     with pytest.raises(ValueError, match="must be at least fragment_steps = 64"):
         config(replay_share=0.5, replay_capacity=63).validate_rows(64)

@@ -17,7 +17,6 @@ from juggler.learner.algorithms.r2d2.config import R2d2Config
 from juggler.learner.algorithms.r2d2.core import R2d2, scaled, unscaled
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.collate import collate
-from juggler.learner.data.replay.episode_rows import rows_of_episodes
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS
 from juggler.learner.data.sources import NEW_STEPS
 from juggler.learner.learner import Learner
@@ -142,9 +141,8 @@ def slow_targets(batch: EpisodeBatch, own: Played, target: Played) -> dict[tuple
 
 
 @pytest.mark.parametrize("burn_in", [0, 2])
-@pytest.mark.parametrize("from_table", [True, False])
 def test_loss_gradient_and_priorities_are_those_of_episodes_played_step_by_step(
-    make_batch: MakeBatch, burn_in: int, from_table: bool
+    make_batch: MakeBatch, burn_in: int
 ) -> None:
     core, batch = make_core(burn_in=burn_in), batch_of(make_batch, seed=3)
     assert (batch.segment_offsets > 0).any()
@@ -171,8 +169,7 @@ def test_loss_gradient_and_priorities_are_those_of_episodes_played_step_by_step(
     priorities = [0.9 * max(row) + 0.1 * np.mean(row) for row in rows]
 
     columns = collate([batch])
-    drawn = rows_of_episodes(columns) if from_table else columns
-    sample = {"default": {**drawn, IMPORTANCE_WEIGHTS: torch.from_numpy(weights).float()}}
+    sample = {"default": {**columns, IMPORTANCE_WEIGHTS: torch.from_numpy(weights).float()}}
     grads, aux = core.grads(state, sample)
     found = aux[group_id]
     assert float(found.metrics["default"]["value_loss"]) == pytest.approx(
@@ -187,9 +184,9 @@ def test_micro_batches_have_the_gradient_of_the_whole(make_batch: MakeBatch) -> 
     columns = collate([batch_of(make_batch, seed=2)])
     whole, parts = make_core(), make_core(micro_batches=3)
     state = whole.init(0)
-    for sample in ({"default": columns}, {"default": rows_of_episodes(columns)}):
-        (one,), (other,) = (core.grads(state, sample)[0].values() for core in (whole, parts))
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    sample = {"default": columns}
+    (one,), (other,) = (core.grads(state, sample)[0].values() for core in (whole, parts))
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 def test_scaling_is_undone_over_all_sizes() -> None:

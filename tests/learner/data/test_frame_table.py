@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,19 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from juggler.learner.core.transitions import rows_of_transitions
+from juggler.learner.algorithms.registry import build_learner
+from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.sequences import all_observations
+from juggler.learner.core.transitions import rows_of_transitions, transitions
 from juggler.learner.data.collate import collate
+from juggler.learner.data.replay.episode_rows import episodes_of_rows, living_rows
+from juggler.learner.data.replay.episode_table import EpisodeTable
 from juggler.learner.data.replay.frame_table import FrameTable
-from juggler.learner.data.replay.memory_columns import bytes_of_step
+from juggler.learner.data.replay.mix_in import MixInReplay
 from juggler.learner.data.replay.replay import Replay
+from juggler.learner.data.replay.room import bytes_of_step
+from juggler.learner.data.sources import DataSource, Queue
+from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.frame_stack import FRAMES, FrameStack
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
 from juggler.runtime.connectors.rewards import ClipRewards
@@ -76,7 +85,7 @@ def replay_of(**changes: Any) -> Replay:
     return Replay(rows, **given)
 
 
-def drawn_from(replay: Replay, pipeline: LearnerPipeline, batch: EpisodeBatch) -> list[Any]:
+def drawn_from(replay: DataSource, pipeline: LearnerPipeline, batch: EpisodeBatch) -> list[Any]:
     found = []
     for sample in replay.add({"default": pipeline(collate([batch]))}):
         found.append(pipeline.stacked(dict(sample["default"])))
@@ -124,6 +133,111 @@ def test_stacks_of_frames_that_are_kept_once_are_those_that_were_kept_whole(
     table = replays[1]._modules["default"].table
     assert isinstance(table, FrameTable)
     assert count > 20
+
+
+def rows_kept(rules: dict[str, Any]) -> Replay:
+    """A replay of whole rows, as R2D2 has it."""
+    given = {"size": 5, "ratio": 3.0, "seed": 5, **rules}
+    return Replay(living_rows, columns=episodes_of_rows, table=EpisodeTable, **given)
+
+
+def mixed_in(rules: dict[str, Any]) -> MixInReplay:
+    """Old rows beside new ones, as IMPALA has them."""
+    return MixInReplay(Queue(), share=0.7, capacity=rules["capacity"], saved=True, seed=5)
+
+
+def assert_the_same_is_learned(one: Any, other: Any) -> None:
+    """All columns are the same, and so is what was observed before and after each live step."""
+    seen = []
+    for columns in (one, other):
+        live, after = columns["live"], transitions(columns, 1, 0.9).after
+        everything = all_observations(columns)
+        before = tree_map(lambda x, m=live: x[m], columns["observations"])
+        seen.append(
+            {"before": before, "after": tree_map(lambda x, i=after[live]: x[i], everything)}
+        )
+    assert_same(*seen)
+    names = one.keys() - {"observations", "last_observations"}
+    assert_same(*({name: columns[name] for name in names} for columns in (one, other)))
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("make", [rows_kept, mixed_in])
+@pytest.mark.parametrize(
+    "rules",
+    [{"capacity": 1000}, {"capacity": 60}, {"capacity": 60, "priority_exponent": 0.6}],
+    ids=str,
+)
+def test_rows_whose_frames_are_stacked_when_they_are_drawn_are_those_that_were_kept_whole(
+    make_batch: MakeBatch, space: str, make: Any, rules: dict[str, Any]
+) -> None:
+    whole, once = (pipeline_of(SPACES[space]) for _ in range(2))
+    once.keep_frames_once(rows_stay=True)
+    sources = make(rules), make(rules)
+    assert sources[1].keeps_rows
+    count = ends = longest = 0
+    for seed in range(25):
+        batch = batch_of(make_batch, SPACES[space], seed, steps=5 + seed % 4)
+        expected, found = (
+            drawn_from(source, pipeline, batch)
+            for source, pipeline in zip(sources, (whole, once), strict=True)
+        )
+        assert len(expected) == len(found)
+        for one, other in zip(expected, found, strict=True):
+            assert_the_same_is_learned(one, other)
+            count, ends = count + 1, ends + len(one["final_rows"])
+            longest = max(longest, one["live"].shape[1])
+        if seed == 12:  # it goes on from its saved state
+            state = sources[1].state()
+            sources = sources[0], make(rules)
+            sources[1].restore(state, CPU)
+    assert count > 20
+    assert ends > 20, "truncated episodes, with observations of their own"
+    assert longest == 8, "shorter rows were padded"
+
+
+@pytest.mark.parametrize("algorithm", ["r2d2", "impala", "appo"])
+def test_learners_learn_the_same_from_frames_that_are_kept_once(
+    make_batch: MakeBatch, algorithm: str
+) -> None:
+    keys: dict[str, Any] = {"algorithm": algorithm, "replay_capacity": 80}
+    keys |= (
+        {"replay_begin": 10, "replay_batch_size": 4}
+        if algorithm == "r2d2"
+        else {"replay_share": 0.6}
+    )
+    model = {"hidden_sizes": [8], "recurrent": "lstm" if algorithm == "r2d2" else "none"}
+    once, whole = (
+        build_learner(
+            keys,
+            None,
+            PLACE,
+            spaces.Discrete(2),
+            model,
+            connectors=ConnectorsConfig(env_to_module=[{"use": "frame_stack", "k": K}]),
+        )
+        for _ in range(2)
+    )
+    whole.pipelines["default"].frames_once = False
+    for seed in range(8):
+        batch = batch_of(make_batch, PLACE, seed, steps=5 + seed % 3)
+        states: Any = {"connectors": {"frame_stack": batch.states["connectors"]["stack"]}}
+        if algorithm == "r2d2":
+            size = once.example_states()["default"]["module"]["hidden"].shape  # type: ignore[index,call-overload,union-attr]
+            states["module"] = {
+                name: np.ones((3, *size), np.float32) for name in ("hidden", "cell")
+            }
+        found = [
+            fetch_metrics(learner.update_from_episodes([replace(batch, states=states)]))
+            for learner in (once, whole)
+        ]
+        assert found[0] == found[1]
+    np.testing.assert_equal(once.get_weights(), whole.get_weights())
+    shapes = [
+        learner._data._modules["default"].table._columns._columns[0].shape  # type: ignore[attr-defined]
+        for learner in (once, whole)
+    ]
+    assert shapes[0][-1] * K == shapes[1][-1]
 
 
 def test_frames_that_no_row_has_are_let_go_and_their_slots_used_again(

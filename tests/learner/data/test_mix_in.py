@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from juggler.learner.data.replay.episode_rows import (
     size_of,
 )
 from juggler.learner.data.replay.mix_in import MixInReplay
+from juggler.learner.data.replay.room import bytes_of_step
 from juggler.learner.data.sources import NEW_STEPS, CircularBuffer, Columns, Queue
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.structures import tree_map
@@ -186,3 +188,65 @@ def test_samples_of_members_of_a_population_are_refused(make_batch: MakeBatch) -
     columns = tree_map(lambda x: torch.stack([x, x]), numbered(make_batch, 0, 2))
     with pytest.raises(ValueError, match="replay_share: old rows cannot be mixed into samples"):
         next(make().add({"default": columns}))
+
+
+def test_a_saved_table_goes_on_as_it_was(make_batch: MakeBatch) -> None:
+    one, other = (make(capacity=60, share=0.7, saved=True, seed=seed) for seed in (3, 4))
+    for k in range(9):
+        given(one, numbered(make_batch, 10 * k, 3, steps=4 + k % 3))
+    other.restore(one.state(), torch.device("cpu"))
+    one.clear()  # what is saved stays
+    for k in range(9, 30):
+        columns = numbered(make_batch, 10 * k, 3, steps=4 + k % 4)
+        assert given(one, columns) == given(other, columns)
+        assert one.metrics() == other.metrics()
+
+
+def test_a_table_that_goes_on_with_more_room_keeps_the_newest(make_batch: MakeBatch) -> None:
+    before = make(capacity=20, saved=True)
+    for k in range(7):
+        given(before, numbered(make_batch, k, 1))
+    after = make(capacity=32, saved=True)
+    after.restore(before.state(), torch.device("cpu"))
+    for k in range(7, 11):
+        given(after, numbered(make_batch, k, 1))
+    kept = after._modules["default"].table
+    rows = kept.rows(kept.oldest_first())
+    assert rows["rewards"][:, 0].tolist() == [3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0]
+    with pytest.raises(ValueError, match="has 5 rows, and cannot go on in one of 2"):
+        make(capacity=8, saved=True).restore(before.state(), torch.device("cpu"))
+
+
+def test_a_table_that_was_not_saved_is_begun_anew(make_batch: MakeBatch) -> None:
+    saved, unsaved = make(saved=True), make()
+    given(unsaved, numbered(make_batch, 0, 3))
+    saved.restore(unsaved.state(), torch.device("cpu"))
+    assert given(saved, numbered(make_batch, 5, 3)) == [5, 6, 7]
+    with pytest.raises(ValueError, match="holds no table of old rows"):
+        saved.restore({"seed": np.array(1), "modules": {}}, torch.device("cpu"))
+
+
+def test_memory_and_disk_limit_old_rows_as_those_of_any_replay(
+    make_batch: MakeBatch, tmp_path: Path
+) -> None:
+    columns = numbered(make_batch, 0, 5)
+    rows = rows_of_episodes(columns)
+    each = bytes_of_step(rows)
+    limited = make(memory=8 * each / 1e9)
+    given(limited, columns)
+    assert limited._modules["default"].table.size == 2, "two rows of four steps"
+    assert limited.expect({"default": columns}) == 8 * each
+    with pytest.raises(ValueError, match=r"replay_memory = .*: 3 steps of .* a row has 4; set"):
+        make(memory=3 * each / 1e9).expect({"default": columns})
+    with pytest.raises(ValueError, match="replay_capacity = 1000000000000: so many kept steps"):
+        make(capacity=10**12).expect({"default": columns})
+    with pytest.raises(ValueError, match=r"replay_directory = .*there is no room for"):
+        make(capacity=10**12, directory=str(tmp_path)).expect({"default": columns})
+    with pytest.raises(ValueError, match="No such file or directory; name another directory"):
+        make(directory=str(tmp_path / "nowhere")).expect({"default": columns})
+    one, other = make(directory=str(tmp_path)), make()
+    assert one.expect({"default": columns}) == 0
+    for k in range(9):
+        columns = numbered(make_batch, 10 * k, 3, steps=4 + k % 3)
+        assert given(one, columns) == given(other, columns)
+    assert list(tmp_path.iterdir()) == []

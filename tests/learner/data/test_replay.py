@@ -77,6 +77,13 @@ def test_a_limited_memory_holds_fewer_rows_also_after_a_restore() -> None:
     lower = make(memory=16e-9 * 30, capacity=20)
     with pytest.raises(ValueError, match="has 30 rows, and cannot go on in one of 20"):
         lower.restore(replay.state(), CPU)
+    for room, kept in ((45, 45), (1000, 100)):  # more memory than before makes more room
+        more = make(memory=16e-9 * room)
+        more.restore(replay.state(), CPU)
+        list(more.add(numbered(50, 200)))
+        assert more._modules["default"].table.size == kept
+    with pytest.raises(ValueError, match="cannot go on in one of 20: set replay_capacity and rep"):
+        make(memory=16e-9 * 20).restore(replay.state(), CPU)
     unlimited = make(memory=1.0)
     list(unlimited.add(numbered(0, 50)))
     assert unlimited._modules["default"].table.capacity == 100
@@ -211,6 +218,30 @@ def test_a_priority_for_a_row_that_was_written_over_is_ignored_and_counted() -> 
     del sample, later
 
 
+def test_priorities_of_rows_that_left_with_their_last_draw_are_not_counted_as_late() -> None:
+    replay = make(capacity=8, size=4, ratio=2.0, priority_exponent=1.0, max_times_sampled=2)
+    samples = replay.add(numbered(0, 4))
+    next(samples)
+    kept = replay._modules["default"]
+    last = kept.drawn.generations == 0
+    weights = kept.selection._weights
+    replay.learned({"default": torch.full((4,), 7.0)})
+    assert replay.stale_priorities == 0
+    given = weights[kept.drawn.slots]
+    np.testing.assert_array_equal(given, np.where(last, 0.0, 7.0))
+    for _ in samples:
+        replay.learned({"default": torch.full((4,), 9.0)})
+    for first in range(4, 400, 4):
+        for _ in replay.add(numbered(first, 4)):
+            replay.learned({"default": torch.rand(4) + 0.1})
+    assert replay.stale_priorities == 0, "nobody has replaced a row between draw and priority"
+    # Freed slots hold no row, and get no weight by a priority that comes late.
+    table = kept.table
+    empty = np.flatnonzero(table.generations == 0)
+    assert len(empty) > 0
+    assert not weights[empty].any()
+
+
 def test_a_priority_that_is_no_number_changes_nothing() -> None:
     replay = make(priority_exponent=1.0)
     for _ in replay.add(numbered(0, 4)):
@@ -250,22 +281,22 @@ def test_a_table_that_is_not_saved_begins_anew_and_one_that_is_stays() -> None:
 def test_a_saved_table_that_is_larger_than_this_one_is_refused() -> None:
     replay = make(capacity=50)
     list(replay.add(numbered(0, 50)))
-    with pytest.raises(ValueError, match="set replay_capacity as it was, or save_replay = false"):
+    with pytest.raises(ValueError, match="replay_memory as they were, or save_replay = false"):
         make(capacity=20).restore(replay.state(), CPU)
 
 
 def test_a_damaged_state_is_refused() -> None:
     with pytest.raises(ValueError, match="holds no replay table"):
-        make().restore({"format": np.array(2), "modules": {}}, CPU)
+        make().restore({"format": np.array(3), "modules": {}}, CPU)
 
 
 def test_a_state_of_another_format_is_refused_with_what_to_do() -> None:
     replay = make()
     list(replay.add(numbered(0, 8)))
-    for told in ({"format": np.array(3)}, {}):
+    for told in ({"format": np.array(4)}, {}):
         state = {**replay.state(), **told}
         if not told:
             del state["format"]
-        found = 3 if told else 1
+        found = 4 if told else 1
         with pytest.raises(ValueError, match=f"is of format {found}.*save_replay = false"):
             make().restore(state, CPU)

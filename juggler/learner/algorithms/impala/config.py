@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
+from juggler.learner.algorithms.off_policy.kept_config import KeptConfig
 
 
 @dataclass(kw_only=True)
-class ImpalaConfig(ActorCriticConfig):
+class ImpalaConfig(ActorCriticConfig, KeptConfig):
     """Importance-weighted actor-learner: V-trace on steps that an older policy sampled."""
 
     algorithm: str = "impala"
@@ -32,7 +33,12 @@ class ImpalaConfig(ActorCriticConfig):
     from first, once; batch_size and max_staleness are about these alone."""
 
     replay_capacity: int = 20_000
-    """Steps that each learner keeps, the newest ones, if replay_share is above 0."""
+    """Steps that each learner keeps, the newest ones, if replay_share is above 0. Each takes the
+    memory of one observation."""
+
+    save_replay: bool = False
+    """Whether checkpoints hold the old steps of replay_share. Without them a run that is resumed
+    begins with none, and so does a synchronous run after each checkpoint."""
 
     def numbers_of_losses(self) -> list[str]:
         # One source of data draws for all members of a population.
@@ -61,7 +67,6 @@ class ImpalaConfig(ActorCriticConfig):
         super().validate()
         self.check_within("lambda_", self.lambda_, 0, 1)
         self.check_within("replay_share", self.replay_share, 0, 1, below=True)
-        self.check_at_least("replay_capacity", 1)
         for key in ("rho_bar", "rho_bar_pg", "c_bar"):
             self.check_above(key, 0)
         if self.rho_bar < self.c_bar:

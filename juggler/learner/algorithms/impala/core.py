@@ -42,8 +42,15 @@ class Impala(ActorCriticCore):
         config, source = self.config, self.source_of_new()
         if not config.replay_share:
             return source
-        share, capacity = config.replay_share, config.replay_capacity
-        return MixInReplay(source, share=share, capacity=capacity, seed=seed)
+        return MixInReplay(
+            source,
+            share=config.replay_share,
+            capacity=config.replay_capacity,
+            saved=config.save_replay,
+            seed=seed,
+            directory=config.replay_directory,
+            memory=config.replay_memory,
+        )
 
     def source_of_new(self) -> DataSource:
         """Which samples are learned from, without the old rows that `replay_share` adds."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from juggler.learner.config import LearnerConfig
+from juggler.learner.algorithms.off_policy.kept_config import KeptConfig
 from juggler.learner.data.replay.rules import Remover, Rules, Selector
 
 
 @dataclass(kw_only=True)
-class OffPolicyConfig(LearnerConfig):
+class OffPolicyConfig(KeptConfig):
     """The keys of every algorithm that keeps steps and draws them again and again."""
 
     grad_clip: float | None = None
@@ -19,18 +19,6 @@ class OffPolicyConfig(LearnerConfig):
 
     batch_size: int = 32
     """Live environment steps that arrive for one update, over all learners of the group."""
-
-    replay_capacity: int = 100_000
-    """Steps that each learner keeps, the newest ones. Each takes the memory of two observations; of
-    frames that are stacked, of one."""
-
-    replay_memory: float | None = None
-    """Largest size of the kept steps of each learner, in gigabytes, if replay_capacity steps take
-    more; none: no limit. What does not fit into a host's memory is told when a run starts."""
-
-    replay_directory: str = ""
-    """Directory in which each learner keeps steps on disk, in a file without a name that ends with
-    it; without it, they are kept in memory."""
 
     replay_selector: Selector = "random"
     """Which kept steps are drawn: random ones, alike or by priority_exponent; the oldest ones first
@@ -46,10 +34,6 @@ class OffPolicyConfig(LearnerConfig):
 
     replay_begin: int = 1000
     """Steps that are sampled before learning begins."""
-
-    save_replay: bool = True
-    """Whether checkpoints hold the kept steps. Without them a run that is resumed begins with none,
-    and so does a synchronous run after each checkpoint."""
 
     replay_batch_size: int = 256
     """Kept steps that are drawn for one optimizer step, by each learner of a group."""
@@ -84,9 +68,7 @@ class OffPolicyConfig(LearnerConfig):
         self.check_one_of("replay_selector", get_args(Selector))
         self.check_one_of("replay_remover", get_args(Remover))
         self.check_at_least("max_times_sampled", 0)
-        if self.replay_memory is not None:
-            self.check_above("replay_memory", 0)
-        for key in ("replay_capacity", "replay_batch_size", "n_step", "target_period"):
+        for key in ("replay_batch_size", "n_step", "target_period"):
             self.check_at_least(key, 1)
         self.check_above("replay_ratio", 0)
         self.check_at_least("replay_begin", 0)

@@ -58,6 +58,7 @@ class TargetNetworkCore(GradientCore, ABC):
         rows: Callable[[Columns], dict[str, Any]],
         seed: int,
         table: MakeTable = Table,
+        columns: Callable[[dict[str, Any]], dict[str, Any]] = dict,
     ) -> Replay:
         """A replay of such rows, by the keys of the config; the arguments are those of `Replay`."""
         config = self.config
@@ -72,6 +73,7 @@ class TargetNetworkCore(GradientCore, ABC):
             saved=config.save_replay,
             seed=seed,
             table=table,
+            columns=columns,
             directory=config.replay_directory,
             memory=config.replay_memory,
         )

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
+from juggler.learner.algorithms.off_policy.ladder_config import LadderConfig
 from juggler.learner.optim.config import Scheduled
 
 
 @dataclass(kw_only=True)
-class EpsilonGreedyConfig(OffPolicyConfig):
+class EpsilonGreedyConfig(LadderConfig):
     """The keys of algorithms that learn values of actions from kept steps."""
 
     target_share: float = 0.02
@@ -23,15 +23,6 @@ class EpsilonGreedyConfig(OffPolicyConfig):
     exploration_epsilon: Scheduled = field(default_factory=lambda: [(0.0, 1.0), (1e4, 0.05)])
     """Share ε of training actions that are drawn at random: a number, or a schedule as for lr."""
 
-    exploration_ladder: float = 0.0
-    """How much less some environments explore than others (α of Ape-X): of N environments in all
-    EnvRunners, the i-th from 0 has ε^(1 + α i / (N - 1)). 0: all have ε. With ε = 0.4, 7 is
-    usual."""
-
-    def numbers_of_losses(self) -> list[str]:
-        return [key for key in super().numbers_of_losses() if key != "exploration_ladder"]
-
     def validate(self) -> None:
         super().validate()
         self.check_share("exploration_epsilon")
-        self.check_at_least("exploration_ladder", 0)

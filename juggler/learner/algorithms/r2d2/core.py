@@ -42,7 +42,7 @@ from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.transitions import transitions
 from juggler.learner.core.unrolling import Unrolled, unrolled
-from juggler.learner.data.replay.episode_rows import episodes_of_rows, is_of_rows, living_rows
+from juggler.learner.data.replay.episode_rows import episodes_of_rows, living_rows
 from juggler.learner.data.replay.episode_table import EpisodeTable
 from juggler.learner.data.sources import DataSource
 from juggler.learner.optim.optimizers import Schedule
@@ -72,15 +72,13 @@ class R2d2(TargetNetworkCore):
                 )
 
     def data_source(self, seed: int = 0) -> DataSource:
-        return self.replay(living_rows, seed, EpisodeTable)
+        return self.replay(living_rows, seed, EpisodeTable, episodes_of_rows)
 
     def acting_parameters(self, state: ParameterGroupState) -> Tensor:
         return state["extra"]["target"] if self.config.target_acts else state["parameters"]  # [P]
 
     def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
         weights = importance_weights(columns, columns[c.REWARDS])  # [N, 1]
-        if is_of_rows(columns):
-            columns = episodes_of_rows(columns)
         own = unrolled(forward, columns, self.config.burn_in)
         space = forward.module.action_space
         assert isinstance(space, Discrete)  # QNetwork requires it

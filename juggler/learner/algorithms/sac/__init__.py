@@ -1,5 +1,7 @@
 """SAC: its configuration and its loss."""
 
+from typing import ClassVar
+
 from gymnasium.spaces import Box, Discrete
 
 from juggler.learner.algorithms.algorithm import Algorithm
@@ -12,3 +14,7 @@ class SacAlgorithm(Algorithm):
     module = "juggler.runtime.modules.soft_actor_critic:SoftActorCritic"
     action_spaces = (Box, Discrete)
     off_policy = True
+    lacks: ClassVar = {
+        "exploration_ladder": "its policy is as random as the temperature lets it be, and explores "
+        "by that; leave it out, or set temperature or target_entropy for all environments"
+    }

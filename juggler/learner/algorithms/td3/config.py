@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
+from juggler.learner.algorithms.off_policy.ladder_config import LadderConfig
 from juggler.learner.optim.config import Scheduled
 
 
 @dataclass(kw_only=True)
-class Td3Config(OffPolicyConfig):
+class Td3Config(LadderConfig):
     """Twin delayed deep deterministic policy gradient: a policy that chooses one action for each
     observation, learned from steps that are kept and drawn again and again. For Box actions."""
 
@@ -41,5 +41,12 @@ class Td3Config(OffPolicyConfig):
         super().validate()
         self.check_at_least("policy_period", 1)
         self.check_schedule("exploration_noise")
+        noise = self.exploration_noise
+        most = max(each for _, each in noise) if isinstance(noise, list) else noise
+        if self.exploration_ladder and most > 1:
+            raise ValueError(
+                f"exploration_noise = {noise} with exploration_ladder = {self.exploration_ladder}: "
+                "powers of noise above 1 are larger, and are to be smaller; set it to 1 or less"
+            )
         self.check_at_least("target_noise", 0)
         self.check_at_least("target_noise_clip", 0)

@@ -69,11 +69,6 @@ def living_rows(columns: Columns) -> dict[str, Any]:
     return tree_map(lambda x: x[living], rows) if len(living) else {}
 
 
-def is_of_rows(columns: Columns) -> bool:
-    """Whether these are rows of a table, and not columns as `collate` makes them."""
-    return next(iter(_ENTRIES.values()))[0] in columns
-
-
 def episodes_of_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of `rows_of_episodes`; entries are in the order of their rows."""
     counted = {counts for counts, _ in _ENTRIES.values()}

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from juggler.learner.data.replay.episode_rows import Size, resized, size_of
 from juggler.learner.data.replay.table import Leaving, Table
 
+_AT_ONCE = 64  # rows that are copied together
+
 
 class EpisodeTable(Table):
     """Keeps the newest rows of episodes, as `rows_of_episodes` makes them.
@@ -40,12 +42,22 @@ class EpisodeTable(Table):
         too_many = self.size - max(1, self._all_steps // size.steps)
         if too_many > 0:
             self._leave(leaving(too_many) if leaving else self.oldest_first()[:too_many])
-        kept, came = self.oldest_first(), self._came  # [n]
-        held = self.rows(kept) if len(kept) else {}
+        return self._begin_again(size)
+
+    def put_in_order(self) -> NDArray[np.intp]:
+        """Have the rows one behind the other as they came, as in a new table -> the slots [n] in
+        which they were."""
+        return self._begin_again(self._size)
+
+    def _begin_again(self, size: Size) -> NDArray[np.intp]:
+        """Have room for so much in each row -> the slots [n] of the rows, which are in slots
+        0..n-1 from now on."""
+        kept, came, before = self.oldest_first(), self._came, self._columns  # [n]
         self._begin(size)
         self._came = came  # what was drawn before is in no slot any more
-        if held:
-            self.put(held)
+        if before is not None:  # a table on disk may be larger than the memory
+            for first in range(0, len(kept), _AT_ONCE):
+                self.put(before.take(kept[first : first + _AT_ONCE]))
         return kept
 
     def put(self, rows: dict[str, Any], leaving: Leaving | None = None) -> NDArray[np.intp]:

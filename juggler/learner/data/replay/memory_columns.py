@@ -14,9 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from juggler.runtime.actors.cores import usable_memory
-from juggler.runtime.connectors.frame_stack import FRAMES
-from juggler.runtime.modules.columns import LIVE
 from juggler.runtime.wire.structures import tree_leaves, tree_map
 
 #: Rows that go into successive slots: the first row, the one behind the last, the first slot.
@@ -108,36 +105,11 @@ class MemoryColumns:
         return found
 
 
-def must_fit(steps: int, each: float) -> None:
-    """Raises:
-    ValueError: so many steps, each of so many bytes, do not fit into the memory that is free.
-    """
-    room = usable_memory()
-    if room and steps * each > room:
-        raise ValueError(
-            f"replay_capacity = {steps}: so many kept steps, of {each:.0f} bytes each, take "
-            f"{steps * each / 1e9:.1f} GB, and {room / 1e9:.1f} GB of this host's memory are free. "
-            f"Set it to {int(room * 0.9 / each)} or less, or keep the steps on disk with "
-            "replay_directory"
-        )
-
-
 def any_leaf(rows: Mapping[str, Any]) -> Tensor:
     """Any of the tensors in a tree."""
     first = next(iter(rows.values()))
     found: Tensor = first if isinstance(first, Tensor) else next(tree_leaves(rows))[1]
     return found
-
-
-def bytes_of_step(rows: Mapping[str, Any]) -> float:
-    """The memory that each step of some rows [n, ...] takes, whose live steps, [n, T], tell T; rows
-    without them are a step each. FRAMES [P, ...] are those of all n rows."""
-    rest = {name: column for name, column in rows.items() if name != FRAMES}
-    count = len(rest[LIVE] if LIVE in rest else any_leaf(rest))
-    size: float = sum(prod(x.shape[1:]) * x.element_size() for _, x in tree_leaves(rest))
-    frames = [x for _, x in tree_leaves(rows.get(FRAMES, {}))]
-    size += sum(x.numel() * x.element_size() for x in frames) / max(1, count)
-    return size / max(1, rest[LIVE].shape[1] if LIVE in rest else 1)
 
 
 class _Column(Protocol):
@@ -236,7 +208,12 @@ def _on_disk(directory: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ND
             os.posix_fallocate(file.fileno(), 0, size)  # else writing to a full disk kills
             return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
     except OSError as error:
-        raise ValueError(
-            f"replay_directory = {directory!r}: there is no room for {size / 1e9:.1f} GB of kept "
-            f"steps: {error.strerror or error}. Lower replay_capacity, or name another directory"
-        ) from error
+        raise no_room_on_disk(directory, size, error.strerror or str(error)) from error
+
+
+def no_room_on_disk(directory: str, size: float, why: str) -> ValueError:
+    """An error that says that so many bytes of kept steps have no room there."""
+    return ValueError(
+        f"replay_directory = {directory!r}: there is no room for {size / 1e9:.1f} GB of kept "
+        f"steps: {why}. Lower replay_capacity, or name another directory"
+    )

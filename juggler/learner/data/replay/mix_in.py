@@ -19,7 +19,8 @@ from juggler.learner.data.replay.episode_rows import (
     size_of,
 )
 from juggler.learner.data.replay.episode_table import EpisodeTable
-from juggler.learner.data.replay.memory_columns import bytes_of_step, must_fit
+from juggler.learner.data.replay.generators import go_on_from, words_of
+from juggler.learner.data.replay.room import Room, bytes_of_step, steps_of_row
 from juggler.learner.data.sources import NEW_STEPS, Columns, DataSource, Sample, Sums, alone
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.trees import Tree
@@ -39,14 +40,31 @@ class MixInReplay(DataSource):
     Replay", section 3; Espeholt et al. 2018, "IMPALA", section 5.2.2).
 
     Args:
-        source: decides which samples are learned from, and when.
+        source: decides which samples are learned from, and when. It keeps none of them in a
+            checkpoint.
         share: of old steps among all steps of a sample, from 0 to below 1.
         capacity: the most steps of a module that are kept.
+        saved: whether `state` holds the table. Else whoever restores it begins with an empty one.
         seed: of the draws.
+        directory: where kept rows lie on disk; "": in memory.
+        memory: the most gigabytes that kept rows take, of a module; none: what `capacity` takes.
     """
 
-    def __init__(self, source: DataSource, *, share: float, capacity: int, seed: int = 0) -> None:
-        self._source, self._capacity, self._seed = source, capacity, seed
+    keeps_rows = True
+
+    def __init__(
+        self,
+        source: DataSource,
+        *,
+        share: float,
+        capacity: int,
+        saved: bool = False,
+        seed: int = 0,
+        directory: str = "",
+        memory: float | None = None,
+    ) -> None:
+        self._source, self._saved, self._seed = source, saved, seed
+        self._room = Room(capacity, memory, directory)
         self._old_per_new = share / (1 - share)
         self._start()
 
@@ -64,28 +82,40 @@ class MixInReplay(DataSource):
                 self._kept(module_id).put(rows, self._arrived)
         self._arrived += 1
 
-    def expect(self, sample: Sample) -> None:
-        self._source.expect(sample)
-        for columns in sample.values():
-            must_fit(self._capacity, bytes_of_step(rows_of_episodes(columns)))
+    def expect(self, sample: Sample) -> float:
+        rows = [rows_of_episodes(columns) for columns in sample.values()]
+        return self._source.expect(sample) + sum(map(self._room.taken_by, rows))
 
     def metrics(self) -> Mapping[str, Mapping[str, float]]:
         return self._told
 
     def clear(self) -> None:
         self._source.clear()
-        self._start()
+        if not self._saved:
+            self._start()
 
     def state(self) -> dict[str, Tree]:
-        """Of the table nothing: who goes on from here fills one anew, with the same draws."""
-        return {"seed": np.array(self._seed)}
+        """Without the table, who goes on from here fills one anew, with the same draws."""
+        state: dict[str, Tree] = {"seed": np.array(self._seed)}
+        if self._saved:
+            state["generator"] = words_of(self._generator)
+            state["arrived"] = np.array(self._arrived)
+            state["modules"] = {key: kept.state() for key, kept in self._modules.items()}
+        return state
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
+        self._source.clear()
         try:
             self._seed = int(state.get("seed", self._seed))
-        except TypeError as error:
-            raise ValueError(f"the checkpoint holds no seed of old rows: {error}") from None
-        self.clear()
+            self._start()
+            if not self._saved or "modules" not in state:
+                return
+            go_on_from(self._generator, state["generator"])
+            self._arrived = int(state["arrived"])
+            for module_id, own in state["modules"].items():
+                self._kept(module_id).restore(own, device)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"the checkpoint holds no table of old rows: {error!r}") from None
 
     def _start(self) -> None:
         self._modules: dict[str, _Kept] = {}
@@ -95,7 +125,7 @@ class MixInReplay(DataSource):
 
     def _kept(self, module_id: str) -> _Kept:
         if module_id not in self._modules:
-            self._modules[module_id] = _Kept(self._capacity)
+            self._modules[module_id] = _Kept(self._room)
         return self._modules[module_id]
 
     def _mixed(self, module_id: str, columns: Columns) -> dict[str, Any]:
@@ -134,19 +164,20 @@ class _Kept:
     steps: NDArray[np.int64]
     arrived: NDArray[np.int64]
 
-    def __init__(self, capacity: int) -> None:
-        self.table = EpisodeTable(capacity)
-        self.steps = self.arrived = np.zeros(self.table.capacity, np.int64)  # [C]
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._begin(0, 0.0)  # the first rows tell how many there may be
         self.due = 0.0
 
     def put(self, rows: dict[str, Any], arrived: int) -> None:
         """Keep some rows that each have a live step."""
+        if not self.table.steps:
+            self._room.taken_by(rows)
+            each = bytes_of_step(rows)
+            self._begin(self._room.steps_of(each, steps_of_row(rows)), each)
         moved = self.table.make_room(rows)
         if moved is not None:
-            self.steps, self.arrived = (
-                self._moved(self.steps, moved),
-                self._moved(self.arrived, moved),
-            )
+            self._follow(moved)
         slots = self.table.put(rows)  # [n]
         self.steps[slots] = rows[c.LIVE].sum(1)[-len(slots) :].cpu().numpy()
         self.arrived[slots] = arrived
@@ -163,6 +194,44 @@ class _Kept:
             return slots
         self.due -= int(sums[count - 1])
         return slots[:count]
+
+    def state(self) -> dict[str, Tree]:
+        used = self.table.used
+        return {
+            "table": self.table.state(),
+            "step_bytes": np.array(self._step_bytes),
+            "steps": self.steps[:used].copy(),  # [u]
+            "arrived": self.arrived[:used].copy(),  # [u]
+            "due": np.array(self.due),
+        }
+
+    def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Go on from a saved state.
+
+        Raises:
+            ValueError: it is not the state of such rows, or has more of them than have room.
+        """
+        self.due = float(state["due"])
+        if not (step_bytes := float(state["step_bytes"])):
+            return
+        self._begin(self._room.steps_of(step_bytes), step_bytes)
+        self.table.restore(state["table"], device)
+        self.steps, self.arrived = (
+            np.zeros(self.table.capacity, np.int64) for _ in range(2)
+        )  # [C] both
+        self.steps[: self.table.used] = state["steps"]
+        self.arrived[: self.table.used] = state["arrived"]
+        if not self.table.is_ring:  # there is more room than there was
+            self._follow(self.table.put_in_order())
+
+    def _begin(self, steps: int, step_bytes: float) -> None:
+        """Keep rows in an empty table of so many steps, each of so many bytes."""
+        self.table, self._step_bytes = EpisodeTable(steps, self._room.directory), step_bytes
+        self.steps = self.arrived = np.zeros(self.table.capacity, np.int64)  # [C]
+
+    def _follow(self, slots: NDArray[np.intp]) -> None:
+        """The table has moved the rows in slots [n] to 0..n-1."""
+        self.steps, self.arrived = self._moved(self.steps, slots), self._moved(self.arrived, slots)
 
     def _moved(self, numbers: NDArray[np.int64], slots: NDArray[np.intp]) -> NDArray[np.int64]:
         """Numbers of rows [C] after those in slots [n] have moved to slots 0..n-1."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from math import ceil, inf
+from math import inf
 from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from juggler.learner.data.replay.frame_table import FrameTable
-from juggler.learner.data.replay.memory_columns import any_leaf, bytes_of_step, must_fit
+from juggler.learner.data.replay.generators import go_on_from, words_of
+from juggler.learner.data.replay.memory_columns import any_leaf
+from juggler.learner.data.replay.room import Room, bytes_of_step, steps_of_row
 from juggler.learner.data.replay.rules import Remover, Rules, Selector
 from juggler.learner.data.replay.selection import Drawn, Selection
 from juggler.learner.data.replay.table import Table
@@ -24,7 +25,7 @@ from juggler.runtime.wire.trees import Tree
 #: A column of a drawn sample: the weight of each row in a loss [B].
 IMPORTANCE_WEIGHTS: Final = "importance_weights"
 
-_FORMAT = 2  # of `state`
+_FORMAT = 3  # of `state`
 
 
 class MakeTable(Protocol):
@@ -71,7 +72,7 @@ class Replay(DataSource):
         memory: the most gigabytes that kept rows take, of a module; none: what `capacity` takes.
 
     Attributes:
-        stale_priorities: how many priorities came too late, for rows that had left.
+        stale_priorities: how many priorities came too late, for rows that others had replaced.
     """
 
     def __init__(
@@ -96,11 +97,10 @@ class Replay(DataSource):
     ) -> None:
         self._rules = Rules(selector, remover, max_times_sampled, priority_exponent)
         self._rules.check()
-        self._rows, self._columns = rows, columns
-        self._make_table, self._directory = table, directory
-        self.keeps_frames = table is Table
-        self._capacity, self._memory = capacity, memory
-        self._size, self._ratio, self._begin = size, ratio, begin
+        self._rows, self._columns, self._make_table = rows, columns, table
+        self.keeps_frames, self.keeps_rows = table is Table, columns is not dict
+        self._room = Room(capacity, memory, directory, begin)
+        self._size, self._ratio = size, ratio
         self._beta = importance_exponent
         self._saved, self._seed = saved, seed
         self._ones = torch.ones(size)  # [B]
@@ -114,8 +114,8 @@ class Replay(DataSource):
             kept = self._kept(module_id)
             count = len(rows[c.LIVE] if c.LIVE in rows else any_leaf(rows)) if rows else 0
             if count and not kept.table.capacity:
-                self._must_fit(rows)
-                kept.begin(*self._made(self._steps_of(rows), FRAMES in rows))
+                self._room.taken_by(rows)
+                self._begin(kept, bytes_of_step(rows), FRAMES in rows, steps_of_row(rows))
             if count:
                 kept.selection.put(rows)
             steps = np.count_nonzero(rows[c.LIVE].cpu().numpy()) if c.LIVE in rows else count
@@ -131,7 +131,7 @@ class Replay(DataSource):
                     "of the optimizer together; set it to 0, or num_learners = 1"
                 )
             # None draws before all can.
-            begin = self._begin if filled == learners else inf
+            begin = self._room.begin if filled == learners else inf
             kept.arrived(arrived / learners, round(live), begin, self._ratio)
         while drawn := {
             module_id: self._draw(self._modules[module_id])
@@ -140,9 +140,8 @@ class Replay(DataSource):
         }:
             yield drawn
 
-    def expect(self, sample: Sample) -> None:
-        for columns in sample.values():
-            self._must_fit(self._rows_of(columns))
+    def expect(self, sample: Sample) -> float:
+        return sum(self._room.taken_by(self._rows_of(columns)) for columns in sample.values())
 
     def learned(self, priorities: Mapping[str, Tensor] | None) -> None:
         """Take the priorities [B] of the rows drawn last. Those of rows that have left since are
@@ -165,7 +164,7 @@ class Replay(DataSource):
             return {}
         return {
             "format": np.array(_FORMAT),
-            "generator": _words_of(self._generator),
+            "generator": words_of(self._generator),
             "modules": {key: kept.state() for key, kept in self._modules.items()},
         }
 
@@ -181,14 +180,11 @@ class Replay(DataSource):
                     f"Juggler reads format {_FORMAT}: resume with save_replay = false, which "
                     "begins with an empty one"
                 )
-            self._generator.bit_generator.state = _state_of(state["generator"])
+            go_on_from(self._generator, state["generator"])
             for module_id, own in state["modules"].items():
                 kept = self._kept(module_id)
-                if steps := int(own["capacity"]):
-                    # That of a limited memory depends on what came first.
-                    most = self._capacity
-                    steps = most if self._memory is None else min(most, steps)
-                    kept.begin(*self._made(steps, FRAMES in own["table"]))
+                if step_bytes := float(own["step_bytes"]):
+                    self._begin(kept, step_bytes, FRAMES in own["table"])
                 kept.restore(own, device)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"the checkpoint holds no replay table: {error!r}") from None
@@ -213,39 +209,18 @@ class Replay(DataSource):
         rows = self._rows(rest)
         return {**rows, FRAMES: columns[FRAMES]} if rows else {}
 
-    def _made(self, steps: int, frames: bool) -> tuple[Table, Selection]:
-        """An empty table of so many steps, perhaps for rows with frames."""
-        table = (FrameTable if frames else self._make_table)(steps, directory=self._directory)
-        return table, Selection(table, self._rules, self._generator)
-
-    def _must_fit(self, rows: Mapping[str, Any]) -> None:
-        """As `DataSource.expect`, for such rows."""
-        if not self._directory and rows and any_leaf(rows).device.type == "cpu":
-            must_fit(self._steps_of(rows), bytes_of_step(rows))
-
-    def _steps_of(self, rows: Mapping[str, Any]) -> int:
-        """How many steps are kept, in rows like these.
-
-        Raises:
-            ValueError: in so little memory, fewer than have to be there before the first draw.
-        """
-        if self._memory is None:
-            return self._capacity
-        each = bytes_of_step(rows)
-        steps = min(self._capacity, int(self._memory * 1e9 / each))
-        if steps < self._begin:
-            enough = ceil(self._begin * each / 1e7) / 100  # gigabytes
-            raise ValueError(
-                f"replay_memory = {self._memory:g}: {steps} steps of {each:.0f} bytes have room, "
-                f"and learning begins with replay_begin = {self._begin}; set replay_memory to "
-                f"{enough:g} or more, or replay_begin to less"
-            )
-        return steps
+    def _begin(self, kept: _Kept, step_bytes: float, frames: bool, row_steps: int = 1) -> None:
+        """Give a module an empty table for rows whose steps take so many bytes, perhaps with
+        frames."""
+        steps = self._room.steps_of(step_bytes, row_steps)
+        make = FrameTable if frames else self._make_table
+        table = make(steps, directory=self._room.directory)
+        kept.begin(table, Selection(table, self._rules, self._generator), step_bytes)
 
     def _draw(self, kept: _Kept) -> dict[str, Any]:
-        drawn = kept.drawn = kept.selection.draw(self._size)
+        drawn = kept.selection.draw(self._size)
         rows = self._columns(kept.table.rows(drawn.slots))
-        kept.selection.let_go(drawn)
+        kept.drawn = kept.selection.let_go(drawn)
         kept.took(self._size)
         device = any_leaf(rows).device
         if drawn.shares is None:
@@ -263,7 +238,7 @@ class _Kept:
     """What is kept of one module's rows."""
 
     def __init__(self, table: Table, selection: Selection) -> None:
-        self.table, self.selection = table, selection
+        self.table, self.selection, self._step_bytes = table, selection, 0.0
         self.due = 0.0  # rows that are still to be drawn for those that arrived
         self.new_steps = 0  # at all learners, that no draw has told of
         self.drawn = Drawn(np.zeros(0, np.intp))
@@ -272,9 +247,9 @@ class _Kept:
         # of a group; steps that arrived at all of them; rows drawn, and samples.
         self._counts = [0.0] * 4
 
-    def begin(self, table: Table, selection: Selection) -> None:
-        """Keep rows in this table, which is empty, by this selection."""
-        self.table, self.selection = table, selection
+    def begin(self, table: Table, selection: Selection, step_bytes: float) -> None:
+        """Keep rows in this table, which is empty, by this selection. Each step takes so much."""
+        self.table, self.selection, self._step_bytes = table, selection, step_bytes
 
     def arrived(self, rows: float, steps: int, begin: float, ratio: float) -> None:
         """Note how many rows arrived, as this learner's share of those at all learners, and how
@@ -313,7 +288,7 @@ class _Kept:
     def state(self) -> dict[str, Tree]:
         return {
             "table": self.table.state(),
-            "capacity": np.array(self.table.steps),
+            "step_bytes": np.array(self._step_bytes),
             "selection": self.selection.state(),
             "counts": np.array([self.due, self.new_steps, self._waiting, *self._counts]),  # [7]
         }
@@ -323,24 +298,3 @@ class _Kept:
         self.selection.restore(state["selection"])
         self.due, new_steps, waiting, *self._counts = state["counts"].tolist()
         self.new_steps, self._waiting = int(new_steps), int(waiting)
-
-
-_WORD = (1 << 64) - 1
-
-
-def _words_of(generator: np.random.Generator) -> NDArray[np.uint64]:
-    """The state of a PCG64 as numbers [6]."""
-    told: Any = generator.bit_generator.state
-    state, increment = told["state"]["state"], told["state"]["inc"]
-    words = [state & _WORD, state >> 64, increment & _WORD, increment >> 64]
-    return np.array([*words, told["has_uint32"], told["uinteger"]], np.uint64)
-
-
-def _state_of(words: NDArray[np.uint64]) -> dict[str, Any]:
-    low, high, increment_low, increment_high, has_uint32, uinteger = map(int, words)
-    return {
-        "bit_generator": "PCG64",
-        "state": {"state": high << 64 | low, "inc": increment_high << 64 | increment_low},
-        "has_uint32": has_uint32,
-        "uinteger": uinteger,
-    }

@@ -31,7 +31,8 @@ class Drawn(NamedTuple):
 
     Attributes:
         slots: [B]
-        generations: [B] of these slots; none without priorities.
+        generations: [B] of these slots; 0: the row left with this draw, its last one. None without
+            priorities.
         shares: [B] how likely each was to be drawn, up to a factor; none: all were alike.
     """
 
@@ -99,30 +100,37 @@ class Selection:
             return Drawn(slots)
         return Drawn(slots, self._table.generations[slots], shares)
 
-    def let_go(self, drawn: Drawn) -> None:
-        """Let those of the rows go that were drawn as often as they may."""
+    def let_go(self, drawn: Drawn) -> Drawn:
+        """Let those of the rows go that were drawn as often as they may -> the same rows; those
+        that are gone have no generation any more."""
         if not self._most:
-            return
-        slots = np.unique(drawn.slots[self.times[drawn.slots] >= self._most])  # [n]
+            return drawn
+        gone = self.times[drawn.slots] >= self._most  # [B]
+        slots = np.unique(drawn.slots[gone])  # [n]
         self._table.free(slots)
         if self._weights is not None:
             self._weights[slots] = 0.0
         for order in self._orders.values():
             order[slots] = np.inf
+        if drawn.generations is None:
+            return drawn
+        return drawn._replace(generations=np.where(gone, 0, drawn.generations))
 
     def prioritize(self, drawn: Drawn, priorities: NDArray[np.float64]) -> int:
         """Give drawn rows priorities [B]. Those that are no numbers are ignored, as are those of
-        rows that have left since, of which this returns how many there were."""
+        rows that have left. Of the latter, this returns how many left since they were drawn, and
+        not by being drawn."""
         if drawn.generations is None:
             return 0
-        here = self._table.generations[drawn.slots] == drawn.generations  # [B]
+        stayed = drawn.generations > 0  # [B]
+        here = stayed & (self._table.generations[drawn.slots] == drawn.generations)  # [B]
         usable = here & np.isfinite(priorities)  # [B]
         slots = drawn.slots[usable]  # [b]
         if len(slots):
             values = np.maximum(priorities[usable], _LEAST_PRIORITY)  # [b]
             self._highest = max(self._highest, float(values.max()))
             self._set(slots, values**self._alpha)
-        return int((~here).sum())
+        return int((stayed & ~here).sum())
 
     def state(self) -> dict[str, Tree]:
         """What `restore` needs beside the state of the table."""

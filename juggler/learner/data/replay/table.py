@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from juggler.learner.data.replay.memory_columns import (
     MemoryColumns,
     any_leaf,
-    bytes_of_step,
-    must_fit,
     runs_of,
 )
+from juggler.learner.data.replay.room import bytes_of_step, must_fit
 from juggler.runtime.wire.structures import tree_leaves, tree_map
 from juggler.runtime.wire.trees import Tree
 
@@ -168,7 +167,8 @@ class Table:
         if not whole:
             raise ValueError(
                 f"the checkpoint's replay table has {used} rows, and cannot go on in one of "
-                f"{self.capacity}: set replay_capacity as it was, or save_replay = false"
+                f"{self.capacity}: set replay_capacity and replay_memory as they were, or "
+                "save_replay = false"
             )
         self.clear()
         self._columns = None
@@ -210,6 +210,7 @@ class Table:
 
     def _made(self, rows: dict[str, Any]) -> MemoryColumns:
         """Columns for rows like these."""
-        if not self._directory and any_leaf(rows).device.type == "cpu":
+        is_new = not self._came  # else it has memory, of which there was enough
+        if is_new and not self._directory and any_leaf(rows).device.type == "cpu":
             must_fit(self.capacity * self._row_steps, bytes_of_step(rows))
         return MemoryColumns(rows, self.capacity, self._directory)

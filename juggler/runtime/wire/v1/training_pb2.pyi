@@ -492,7 +492,7 @@ class Restore(_message.Message):
     def __init__(self, module_id: _Optional[str] = ..., chunk: _Optional[bytes] = ..., last: bool = ..., state_bytes: _Optional[int] = ..., weights: bool = ..., whole: bool = ..., source: _Optional[str] = ...) -> None: ...
 
 class Evaluate(_message.Message):
-    __slots__ = ("episodes", "seed", "connector_state", "checkpoint", "most_steps", "goal", "video")
+    __slots__ = ("episodes", "seed", "connector_state", "checkpoint", "version", "most_steps", "goal", "video")
     class Goal(_message.Message):
         __slots__ = ("mean", "best")
         MEAN_FIELD_NUMBER: _ClassVar[int]
@@ -504,6 +504,7 @@ class Evaluate(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     CONNECTOR_STATE_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     MOST_STEPS_FIELD_NUMBER: _ClassVar[int]
     GOAL_FIELD_NUMBER: _ClassVar[int]
     VIDEO_FIELD_NUMBER: _ClassVar[int]
@@ -511,10 +512,11 @@ class Evaluate(_message.Message):
     seed: int
     connector_state: bytes
     checkpoint: str
+    version: WeightsVersion
     most_steps: int
     goal: Evaluate.Goal
     video: str
-    def __init__(self, episodes: _Optional[int] = ..., seed: _Optional[int] = ..., connector_state: _Optional[bytes] = ..., checkpoint: _Optional[str] = ..., most_steps: _Optional[int] = ..., goal: _Optional[_Union[Evaluate.Goal, _Mapping]] = ..., video: _Optional[str] = ...) -> None: ...
+    def __init__(self, episodes: _Optional[int] = ..., seed: _Optional[int] = ..., connector_state: _Optional[bytes] = ..., checkpoint: _Optional[str] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., most_steps: _Optional[int] = ..., goal: _Optional[_Union[Evaluate.Goal, _Mapping]] = ..., video: _Optional[str] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("version", "episode_returns", "episode_lengths", "agent_returns")

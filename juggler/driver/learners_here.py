@@ -1,0 +1,57 @@
+"""What a run's learners need of this host together, and what only a single one of them can do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.learner_group.placement import Hosting
+from juggler.runtime.actors.cores import usable_memory
+
+
+def must_be_alone(config: RunConfig) -> None:
+    """
+    Raises:
+        ConfigError: a module has several learners, and a key that allows one.
+    """
+    hosting = Hosting(config, config.module_ids)
+    for module_id in config.module_ids:
+        most: int = getattr(config.of(module_id).learner, "max_times_sampled", 0)
+        learners = hosting.processes_of(module_id)
+        if most and learners > 1:
+            where = f"modules.{module_id}: " if config.played_by else ""
+            raise ConfigError(
+                f"{where}max_times_sampled = {most} with {learners} learners: they would run out "
+                "of steps at different times, and make every step of the optimizer together; set "
+                "it to 0, or num_learners to 1"
+            )
+
+
+def must_fit_together(
+    config: RunConfig, kept: Mapping[str, float], on_host: Sequence[bool]
+) -> None:
+    """
+    Args:
+        config: of a run whose learners are on this host.
+        kept: bytes of steps that each learner of a module keeps, by module id.
+        on_host: which learner processes keep them in the memory of this host, and not in that of a
+            GPU.
+
+    Raises:
+        ConfigError: they do not all fit into it.
+    """
+    hosting, room = Hosting(config, config.module_ids), usable_memory()
+    of_processes = [
+        sum(kept[module_id] for module_id in hosting.modules_of(index))
+        for index, is_here in enumerate(on_host)
+        if is_here
+    ]
+    total = sum(of_processes)
+    if room and total > room:
+        each = ", ".join(f"{size / 1e9:.1f}" for size in of_processes)
+        raise ConfigError(
+            f"replay_capacity: the {len(of_processes)} learners on this host keep steps of "
+            f"{total / 1e9:.1f} GB in all ({each}), and {room / 1e9:.1f} GB of its memory are "
+            "free. Lower it, limit each replay with replay_memory, or keep the steps on disk with "
+            "replay_directory"
+        )

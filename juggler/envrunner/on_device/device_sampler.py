@@ -1,0 +1,275 @@
+"""Samples batches of episodes on the device of their environments."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from copy import copy
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import NDArray
+from torch import Tensor
+
+from juggler.envrunner.environments.accepted_vector import AcceptedVector, on_device, on_host
+from juggler.envrunner.environments.autoreset import autoreset_mode, final_observation
+from juggler.envrunner.on_device.device_policy import DevicePolicy
+from juggler.envrunner.sampler import Sampler, refuse_late_mask, write_tree
+from juggler.runtime.connectors.connector import ContextConnector
+from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
+from juggler.runtime.connectors.module_to_env import ModuleToEnv
+from juggler.runtime.wire.structures import to_tree, tree_leaves, tree_map, zeros
+from juggler.runtime.wire.trees import Tree
+
+
+def why_on_host(
+    env: VectorEnv[Any, Any, Any],
+    connectors: EnvToModule,
+    module_to_env: ModuleToEnv,
+    device: torch.device,
+) -> str:
+    """Why each step of environments on a device goes through the host; "" if none has to.
+
+    Args:
+        env: the environments.
+        connectors: from the environments to the module.
+        module_to_env: from the module to the environments.
+        device: of the tensors that a reset gave.
+    """
+    if not isinstance(env, AcceptedVector):
+        return "every step is recorded, or has an action mask in its info"
+    if autoreset_mode(env) is AutoresetMode.DISABLED:
+        return 'metadata["autoreset_mode"] is DISABLED: let the environments reset themselves'
+    around = [*connectors.stored, *connectors.contexts.values(), *module_to_env.connectors]
+    for each in around:
+        acts_with_context = isinstance(each, ContextConnector) and each.for_acting
+        works_there = isinstance(each, ContextConnector) or each.takes_tensors
+        if acts_with_context or not works_there:
+            return f"the connector {type(each).__name__} works on the host"
+    blank: Any = zeros(env.single_observation_space, (1,))  # [1, ...]
+    try:
+        connectors.with_numbers(on_device(blank, device), _numbers(connectors, device))
+    except Exception as error:  # of somebody's own connector
+        return f"connectors fail there: {type(error).__name__}: {error}".partition("\n")[0]
+    return ""
+
+
+class DeviceSampler(Sampler):
+    """A `Sampler` whose fragment stays on a device until it is whole.
+
+    Nothing in a step waits for the device. Columns come to the host once in a fragment.
+
+    Args:
+        env: N environments on a device, for which `why_on_host` has no reason.
+        policy: acts there.
+        steps: T.
+        seed: of the environments and of the policy's noise.
+        connectors: between the environments and the policy; what they learn, they learn from a
+            whole fragment on the host.
+    """
+
+    _env: AcceptedVector
+    _policy: DevicePolicy
+    _columns: _Columns | None = None
+
+    def reset(self, seed: int) -> None:
+        """See `Sampler`."""
+        super().reset(seed)
+        self._policy.restart()
+
+    def _step_through(self, seconds: dict[str, float]) -> list[tuple[int, int, Any]]:
+        device, policy, clock = self._policy.device, self._policy, time.perf_counter
+        observation, self._observation = self._observation, None
+        if self._columns is None:
+            self._columns = _Columns(self._rows, self._steps, device)
+            shape, connectors = (self._rows, self._steps), self._connectors
+            self._plain_steps = _Observations(zeros(self._space, shape), device)
+            rewritten = zeros(connectors.observation_space, shape)
+            self._kept_steps = (
+                _Observations(rewritten, device) if connectors.rewrites else self._plain_steps
+            )
+        columns, next_step = self._columns, self._autoreset is AutoresetMode.NEXT_STEP
+        over = torch.as_tensor(self._resetting, device=device)  # [N]
+        first = torch.as_tensor(self._first, device=device)  # [N]
+        infos: list[dict[str, Any]] = []  # T
+        firsts: list[Tensor] = []  # T x [N]
+        before, environment = clock(), 0.0
+        policy.begin()
+        numbers = _numbers(self._connectors, device)
+        inference = clock() - before
+        for t in range(self._steps):
+            seen = self._plain_steps.keep(t, to_tree(self._space, observation))  # [N, ...]
+            if self._connectors.rewrites:
+                seen = self._kept_steps.keep(t, self._connectors.with_numbers(seen, numbers))
+            before = clock()
+            actions = policy.act(seen, t, first)  # [N, ...]
+            between = clock()
+            observation, *results, given = self._env.step(actions)
+            environment += clock() - between
+            inference += between - before
+            done = columns.write(t, *results)  # [N]
+            firsts.append(first)
+            first, over = (over, done) if next_step else (done, over)
+            refuse_late_mask(given)
+            infos.append(_kept(given, self._rows))
+        waiting = clock()
+        self._kept_steps.copy_to(self._observations)
+        columns.copy_to(self._rewards, self._terminated, self._truncated)
+        last = on_host(to_tree(self._space, observation))  # [N, ...]
+        write_tree(self._last_observations, self._connectors(last))
+        seconds.update(environment=environment + clock() - waiting, inference=inference)
+        self._observation = observation
+        self._firsts = torch.stack(firsts).cpu().numpy()  # [T, N]
+        self._first = first.cpu().numpy()
+        self._learn(infos)
+        return self._finals_of(infos) if self._autoreset is AutoresetMode.SAME_STEP else []
+
+    def _learn(self, infos: list[dict[str, Any]]) -> None:
+        """Watch the fragment, now that it is on the host."""
+        done = self._terminated | self._truncated  # [N, T]
+        for t, given in enumerate(_numbers_on_host(infos)):
+            if given:
+                self._infos.see(given, t, done[:, t])
+        if self._connectors.learns:
+            plain: Any = zeros(self._space, (self._rows, self._steps))  # [N, T, ...]
+            self._plain_steps.copy_to(plain)
+            for t in range(self._steps):
+                self._connectors.watch(tree_map(itemgetter((slice(None), t)), plain))  # [N, ...]
+
+    def _contexts_of_rows(self, contexts: Contexts, actions: Tree) -> dict[str, Tree]:
+        """See `Sampler`; no context is needed before the fragment is on the host."""
+        rows: dict[str, Tree] = {}
+        for t in range(self._steps):
+            step = itemgetter((slice(None), t))  # of [N, T, ...]
+            contexts.see(tree_map(step, self._observations), self._firsts[t])
+            rows = rows or contexts.states()
+            contexts.acted(tree_map(step, actions), self._rewards[:, t])
+        return rows
+
+    def _finals_of(self, given: list[dict[str, Any]]) -> list[tuple[int, int, Any]]:
+        """Row, step and last observation [...] of each truncated episode, from the T infos."""
+        finals: list[tuple[int, int, Any]] = []
+        for t, infos in enumerate(given):
+            rows = np.flatnonzero(self._truncated[:, t] & ~self._terminated[:, t]).tolist()
+            if not rows:
+                continue
+            final = {"final_obs": on_host(infos.get("final_obs"))}
+            finals += [(row, t, final_observation(self._space, final, row)) for row in rows]
+        return finals
+
+
+class _Observations:
+    """The observations of one fragment on a device, whose memory the next one has again.
+
+    Args:
+        like: [N, T, ...], a tree of arrays.
+        device: of the environments.
+    """
+
+    def __init__(self, like: Any, device: torch.device) -> None:
+        def empty(leaf: NDArray[Any]) -> Tensor:
+            rows, steps, *shape = leaf.shape
+            dtype = torch.from_numpy(leaf[:0]).dtype
+            return torch.empty((steps, rows, *shape), dtype=dtype, device=device)
+
+        self._device = device
+        self._whole = tree_map(empty, like)  # [T, N, ...]
+        first = next(tree_leaves(like))[1]
+        self._steps = [tree_map(itemgetter(t), self._whole) for t in range(first.shape[1])]
+
+    def keep(self, t: int, observation: Any) -> Any:
+        """Keep observations [N, ...] of step t, and return them as they are kept."""
+        tree_map(self._copy, self._steps[t], observation)
+        return self._steps[t]
+
+    def copy_to(self, arrays: Any) -> None:
+        """Copy the fragment into arrays [N, T, ...]."""
+        tree_map(_copy_over, arrays, self._whole)
+
+    def _copy(self, into: Tensor, given: Any) -> None:
+        into.copy_(torch.as_tensor(given, device=self._device))
+
+
+class _Columns:
+    """What the steps of one fragment give, on a device, whose memory the next one has again.
+
+    Args:
+        rows: N, environments.
+        steps: T.
+        device: of the environments.
+    """
+
+    def __init__(self, rows: int, steps: int, device: torch.device) -> None:
+        self._device = device
+        self._rewards = torch.empty((steps, rows), device=device)
+        self._terminated = torch.empty((steps, rows), dtype=torch.bool, device=device)
+        self._truncated = torch.empty((steps, rows), dtype=torch.bool, device=device)
+
+    def write(self, t: int, *given: Any) -> Tensor:
+        """Keep rewards, terminated and truncated [N] of step t, and tell which episodes it ended
+        [N]."""
+        columns = (self._rewards, self._terminated, self._truncated)
+        for column, each in zip(columns, given, strict=True):
+            column[t].copy_(torch.as_tensor(each, device=self._device))
+        return self._terminated[t] | self._truncated[t]
+
+    def copy_to(self, rewards: Any, terminated: Any, truncated: Any) -> None:
+        """Copy the fragment into arrays [N, T]."""
+        _copy_over(rewards, self._rewards)
+        _copy_over(terminated, self._terminated)
+        _copy_over(truncated, self._truncated)
+
+
+def _numbers(connectors: EnvToModule, device: torch.device) -> dict[str, Tensor]:
+    """What connectors have learned, on the device."""
+    return {name: torch.from_numpy(x).to(device) for name, x in connectors.numbers().items()}
+
+
+def _copy_over(column: NDArray[Any], by_step: Tensor) -> None:
+    """Copy a tensor [T, N, ...] into an array [N, T, ...]."""
+    torch.from_numpy(column).copy_(by_step.transpose(0, 1))
+
+
+def _kept(infos: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    """What is of use in the infos of a step, as copies: numbers [N] of each environment, and the
+    last observations of episodes."""
+    kept: dict[str, Any] = {}
+    for name, given in infos.items():
+        if name == "final_obs":
+            kept[name] = _copied(given)
+        elif name == "final_info" and isinstance(given, Mapping):
+            kept[name] = _kept(given, rows)
+        elif isinstance(given, Tensor) and given.shape == (rows,):
+            kept[name] = given.clone()  # [N]
+    return kept
+
+
+def _copied(given: Any) -> Any:
+    if isinstance(given, Mapping):
+        return {key: _copied(each) for key, each in given.items()}
+    if isinstance(given, tuple):
+        return tuple(map(_copied, given))
+    return given.clone() if isinstance(given, Tensor) else copy(given)
+
+
+def _numbers_on_host(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The T infos with arrays in place of tensors, each name of which is copied once for all
+    steps. Last observations are left out."""
+    found: dict[tuple[str, ...], list[tuple[int, Tensor]]] = defaultdict(list)
+    for t, infos in enumerate(given):
+        for path, value in tree_leaves(infos):
+            if path[0] != "final_obs":
+                found[path].append((t, value))
+    numbers: list[dict[str, Any]] = [{} for _ in given]
+    for (*within, name), values in found.items():
+        arrays = torch.stack([value for _, value in values]).cpu().numpy()  # [T', N]
+        for (t, _), array in zip(values, arrays, strict=True):
+            inner = numbers[t]
+            for key in within:
+                inner = inner.setdefault(key, {})
+            inner[name] = array
+    return numbers

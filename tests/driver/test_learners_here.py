@@ -1,0 +1,52 @@
+"""What learners of one host need together, and what only one of them can do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from juggler.driver import learners_here
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.learners_here import must_be_alone, must_fit_together
+
+QUEUE = {"algorithm": "dqn", "max_times_sampled": 1, "replay_ratio": 1.0}
+
+
+def config_of(**keys: Any) -> RunConfig:
+    return RunConfig.from_flat(keys)
+
+
+def test_steps_that_are_drawn_so_often_are_for_one_learner_of_a_module() -> None:
+    must_be_alone(config_of(**QUEUE))
+    must_be_alone(config_of(algorithm="dqn", num_learners=2))
+    with pytest.raises(ConfigError, match=r"^max_times_sampled = 1 with 2 learners: .* set it"):
+        must_be_alone(config_of(**QUEUE, num_learners=2))
+    two: dict[str, Any] = {"agents": {"a": "one", "b": "two"}}
+    must_be_alone(config_of(**QUEUE, **two, num_learners=2))  # one for each
+    with pytest.raises(ConfigError, match=r"^modules.one: max_times_sampled = 1 with 2 learners"):
+        must_be_alone(config_of(**QUEUE, **two, num_learners=3))
+    tables = {"one": {"algorithm": "dqn", "max_times_sampled": 3, "replay_ratio": 2.0}}
+    with pytest.raises(ConfigError, match=r"^modules.one: max_times_sampled = 3 with 2 learners"):
+        must_be_alone(config_of(**two, modules=tables, num_learners=4))
+
+
+def test_the_replays_of_all_learners_of_a_host_are_added_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(learners_here, "usable_memory", lambda: 10 * 10**9)
+    one = config_of(num_learners=3)
+    must_fit_together(one, {"default": 3e9}, [True] * 3)
+    with pytest.raises(
+        ConfigError,
+        match=r"3 learners .* steps of 12.0 GB in all \(4.0, 4.0, 4.0\), and 10.0 GB",
+    ):
+        must_fit_together(one, {"default": 4e9}, [True] * 3)
+    must_fit_together(one, {"default": 4e9}, [True, False, True])  # one is on a GPU
+    several = config_of(agents={"a": "one", "b": "two", "c": "three"}, num_learners=2)
+    kept = {"one": 4e9, "two": 1e9, "three": 5e9}
+    must_fit_together(several, kept, [True] * 2)
+    with pytest.raises(ConfigError, match=r"in all \(10.0, 1.0\)"):
+        must_fit_together(several, {**kept, "three": 6e9}, [True] * 2)
+    monkeypatch.setattr(learners_here, "usable_memory", lambda: 0)  # the system does not say
+    must_fit_together(one, {"default": 1e15}, [True] * 3)

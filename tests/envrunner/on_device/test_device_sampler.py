@@ -1,0 +1,306 @@
+"""Environments that are tensors on a device: what comes to the host, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+from support.fake_device import DEVICE, FakeDevice
+from support.recording import assert_recorded
+from support.scripted_environments import NativeScripted, scripted_trees
+from support.scripted_modules import LinearPolicy, Summing
+from support.tensor_vectors import TensorVector, on_cpu, on_fake_device
+from support.vectors import seeds_of
+
+from juggler.envrunner.behaviour_policy import BehaviourPolicy
+from juggler.envrunner.environments.accepted_vector import AcceptedVector, tensors_on
+from juggler.envrunner.evaluation import evaluate
+from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.on_device.device_policy import DevicePolicy
+from juggler.envrunner.on_device.device_sampler import DeviceSampler, why_on_host
+from juggler.envrunner.sampler import NonFinite, Sampler
+from juggler.runtime.connectors.actions import ClipActions
+from juggler.runtime.connectors.encoding import OneHot
+from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.connectors.frame_stack import FrameStack
+from juggler.runtime.connectors.mean_std_filter import MeanStdFilter
+from juggler.runtime.connectors.module_to_env import ModuleToEnv
+from juggler.runtime.connectors.moments import Moments
+from juggler.runtime.connectors.rewards import DiscountedReturns
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.modules.rl_module import RLModule
+
+STEPS = 4
+# Over 12 fragments of 4 steps, every kind of end falls on the first, a middle and the last step.
+SCRIPTS = [
+    ((4, "truncated"), (4, "terminated"), (4, "both")),
+    ((5, "truncated"), (3, "terminated"), (1, "both"), (1, "truncated"), (1, "terminated")),
+    ((30, "truncated"),),
+]
+MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
+
+
+@pytest.fixture
+def device() -> Iterator[FakeDevice]:
+    with FakeDevice() as device:
+        yield device
+
+
+def policy_parts(env, make_module=LinearPolicy):
+    spaces = env.single_observation_space, env.single_action_space
+    return make_module(*spaces), ModuleToEnv([ClipActions(*spaces)], spaces[1], spaces[1])
+
+
+def on_device(env, steps: int = STEPS, make_module=LinearPolicy, connectors=None) -> DeviceSampler:
+    module, to_env = policy_parts(env, make_module)
+    policy = DevicePolicy(module, env.num_envs, steps, 0, to_env, DEVICE)
+    return DeviceSampler(env, policy, steps, 5, connectors)
+
+
+def on_host(env, steps: int = STEPS, make_module=LinearPolicy, connectors=None) -> Sampler:
+    module, to_env = policy_parts(env, make_module)
+    policy = BehaviourPolicy(module, env.num_envs, steps, 0, to_env)
+    return Sampler(env, policy, steps, 5, connectors)
+
+
+def vector(mode: AutoresetMode, box: bool = False, tensor=on_fake_device, **own) -> AcceptedVector:
+    return AcceptedVector(TensorVector(NativeScripted(SCRIPTS, mode, box), tensor, **own), "it")
+
+
+def assert_equal(batch: EpisodeBatch, other: EpisodeBatch) -> None:
+    ours, theirs = batch.to_tree(), other.to_tree()
+    _assert_equal(ours, theirs)
+
+
+def _assert_equal(ours, theirs) -> None:
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys()
+        for key in ours:
+            _assert_equal(ours[key], theirs[key])
+    else:
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("box", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_fragments_hold_what_a_slow_loop_over_single_environments_records(
+    device, mode, box
+) -> None:
+    sampler = on_device(vector(mode, box))
+    fragments = [sampler.sample((3, f)) for f in range(12)]
+    seeds = seeds_of("native", 5, len(SCRIPTS))
+    seen = assert_recorded(fragments, SCRIPTS, seeds, box)
+    ends, places = ("terminated", "truncated", "both"), ("first", "middle", "last")
+    assert seen == {(end, place) for end in ends for place in places}
+
+
+@pytest.mark.parametrize("make_module", [LinearPolicy, Summing])
+@pytest.mark.parametrize("mode", MODES)
+def test_batches_are_those_of_the_same_environments_in_arrays(device, mode, make_module) -> None:
+    ours = on_device(vector(mode), make_module=make_module)
+    theirs = on_host(NativeScripted(SCRIPTS, mode), make_module=make_module)
+    for update in range(9):
+        a, b = ours.sample((0, update)), theirs.sample((0, update))
+        np.testing.assert_allclose(a.batch.action_logp, b.batch.action_logp, rtol=1e-5)
+        a.batch.action_logp[:] = b.batch.action_logp
+        assert_equal(a.batch, b.batch)
+        assert a.episode_returns == b.episode_returns
+
+
+def test_trees_of_observations_and_actions_stay_on_the_device(device) -> None:
+    def vector_of(tensor=None):
+        functions = [partial(scripted_trees, script) for script in SCRIPTS]
+        env = SyncVectorEnv(functions, autoreset_mode=AutoresetMode.NEXT_STEP)
+        return AcceptedVector(env if tensor is None else TensorVector(env, tensor), "it")
+
+    a, b = on_device(vector_of(on_fake_device)), on_host(vector_of())
+    for update in range(5):
+        assert_equal(a.sample((0, update)).batch, b.sample((0, update)).batch)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_columns_are_copied_once_in_a_fragment_however_many_steps_it_has(device, mode) -> None:
+    def copies(steps: int) -> list[tuple[int, int]]:
+        script = [((1000, "terminated"),)] * 3
+        env = AcceptedVector(TensorVector(NativeScripted(script, mode), on_fake_device), "it")
+        sampler = on_device(env, steps)
+        counts = []
+        for _ in range(3):
+            before = device.to_host, device.to_device
+            sampler.sample((0, 0))
+            counts.append((device.to_host - before[0], device.to_device - before[1]))
+        return counts
+
+    assert copies(4) == copies(64)
+
+
+def test_numbers_in_infos_are_summed_up_over_episodes(device) -> None:
+    ticks = iter(range(1000))
+
+    def numbers() -> dict[str, np.ndarray]:
+        return {"tick": np.full(len(SCRIPTS), next(ticks), np.float32), "other": np.zeros((3, 2))}
+
+    sampler = on_device(vector(AutoresetMode.NEXT_STEP, infos=numbers))
+    fragments = [sampler.sample((0, 0)) for _ in range(2)]
+    # Row 0 ends after 4 steps, row 1 after 5; row 2 goes on.
+    first, second = [dict(each.infos)["tick"] for each in fragments]
+    assert [tuple(each) for each in first] == [(1.5, 0, 3)]
+    assert (2.0, 0, 4) in [tuple(each) for each in second]
+
+
+def test_new_weights_act_from_the_next_fragment_on(device) -> None:
+    sampler = on_device(vector(AutoresetMode.NEXT_STEP))
+    policy = sampler._policy
+    weights = {"weight": policy._module.weights()["weight"].copy()}
+    assert sampler.sample((0, 0)).batch.action_logp.std() > 0.01
+    policy.load({"weight": np.zeros_like(weights["weight"])})
+    logp = sampler.sample((0, 1)).batch.action_logp
+    np.testing.assert_allclose(logp, np.log(1 / 3), rtol=1e-6)
+    policy.load(weights)
+    assert sampler.sample((0, 2)).batch.action_logp.std() > 0.01
+
+
+def test_a_truncated_episode_without_its_last_observation_is_told(device) -> None:
+    class Lacks(NativeScripted):
+        def step(self, actions):
+            *results, _ = super().step(actions)
+            return *results, {}
+
+    env = TensorVector(Lacks(SCRIPTS, AutoresetMode.SAME_STEP), on_fake_device)
+    sampler = on_device(AcceptedVector(env, "it"))
+    with pytest.raises(EnvironmentFailed, match=r"without infos\['final_obs'\]"):
+        sampler.sample((0, 0))
+    sampler.reset(5)
+
+
+def test_a_number_that_is_not_finite_is_told(device) -> None:
+    class Odd(NativeScripted):
+        def step(self, actions):
+            observations, rewards, *rest = super().step(actions)
+            rewards[1] = np.nan
+            return observations, rewards, *rest
+
+    env = AcceptedVector(TensorVector(Odd(SCRIPTS, MODES[0]), on_fake_device), "it")
+    with pytest.raises(NonFinite) as caught:
+        on_device(env).sample((0, 0))
+    assert (caught.value.environment, caught.value.column) == (1, "rewards")
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("tensor", [on_fake_device, on_cpu])
+def test_whoever_acts_with_arrays_gets_arrays(device, mode, tensor) -> None:
+    sampler = on_host(vector(mode, tensor=tensor))
+    fragments = [sampler.sample((3, f)) for f in range(12)]
+    assert_recorded(fragments, SCRIPTS, seeds_of("native", 5, len(SCRIPTS)))
+
+
+def test_evaluations_are_those_of_the_same_environments_in_arrays(device) -> None:
+    results = []
+    for env in (vector(MODES[0]), NativeScripted(SCRIPTS, MODES[0])):
+        module, to_env = policy_parts(env)
+        policy = BehaviourPolicy(module, env.num_envs, STEPS, 0, to_env)
+        results.append(evaluate(env, policy, 7, 3))
+    assert results[0] == results[1]
+
+
+def filters(env) -> EnvToModule:
+    made = MeanStdFilter(*_spaces(env))
+    return EnvToModule({"filter": made}, {}, env.single_observation_space)
+
+
+def _spaces(env):
+    return env.single_observation_space, env.single_action_space
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_observations_are_filtered_on_the_device_and_learned_from_on_the_host(device, mode) -> None:
+    ours, theirs = vector(mode), NativeScripted(SCRIPTS, mode)
+    a = on_device(ours, connectors=filters(ours))
+    b = on_host(theirs, connectors=filters(theirs))
+    for update in range(4):
+        mine, other = a.sample((0, update)), b.sample((0, update))
+        _assert_equal(mine.connector_delta, other.connector_delta)
+        moments = Moments(np.array(100.0), np.array([1, 2, 0.1]), np.array([400.0, 900, 100]))
+        state = {"filter": moments.to_tree()}
+        np.testing.assert_allclose(mine.batch.observations, other.batch.observations, rtol=1e-6)
+        finals = mine.batch.final_observations, other.batch.final_observations
+        np.testing.assert_allclose(*finals, rtol=1e-6)
+        a._connectors.set_state(state)
+        b._connectors.set_state(state)
+    assert abs(mine.batch.observations).max() <= 10
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_contexts_that_only_the_learner_sees_are_those_of_steps_in_arrays(device, mode) -> None:
+    def contexts(env):
+        made = DiscountedReturns(*_spaces(env), gamma=0.9)
+        return EnvToModule({}, {"returns": made}, env.single_observation_space)
+
+    ours, theirs = vector(mode), NativeScripted(SCRIPTS, mode)
+    ours.reset()
+    assert why_on_host(ours, contexts(ours), policy_parts(ours)[1], DEVICE) == ""
+    a = on_device(vector(mode), connectors=contexts(ours))
+    b = on_host(theirs, connectors=contexts(theirs))
+    for update in range(6):
+        mine, other = a.sample((0, update)).batch.states, b.sample((0, update)).batch.states
+        _assert_equal(mine, other)
+        assert mine["connectors"]["returns"].any() or not update
+
+
+def test_one_hot_observations_are_made_on_the_device(device) -> None:
+    def made(tensor=None):
+        env = SyncVectorEnv([partial(gymnasium.make, "FrozenLake-v1")] * 3)
+        vector = AcceptedVector(env if tensor is None else TensorVector(env, tensor), "it")
+        spaces = _spaces(vector)
+        return vector, EnvToModule({"one_hot": OneHot(*spaces)}, {}, spaces[0])
+
+    (ours, to_vectors), (theirs, too) = made(on_fake_device), made()
+    ours.reset()
+    assert why_on_host(ours, to_vectors, policy_parts(ours, Zeros)[1], DEVICE) == ""
+    a = on_device(ours, make_module=Zeros, connectors=to_vectors)
+    b = on_host(theirs, make_module=Zeros, connectors=too)
+    assert_equal(a.sample((0, 0)).batch, b.sample((0, 0)).batch)
+
+
+class Zeros(RLModule):
+    def __init__(self, observation_space, action_space):
+        super().__init__(observation_space, action_space, {})
+
+    def _forward(self, batch):
+        seen = batch["observations"]
+        return {"action_dist_inputs": seen.float().reshape(len(seen), -1)[:, :1].expand(-1, 4) * 0}
+
+
+class FailsThere(OneHot):
+    def __call__(self, observations):
+        raise RuntimeError("tensors are on two devices\nand so on")
+
+
+def test_what_keeps_steps_from_staying_on_the_device_is_told(device) -> None:
+    env = vector(MODES[0])
+    env.reset()
+    assert tensors_on(env) == DEVICE
+    space, to_env = env.single_observation_space, policy_parts(env)[1]
+    assert why_on_host(env, filters(env), to_env, DEVICE) == ""
+    disabled = vector(AutoresetMode.DISABLED)
+    none = EnvToModule({}, {}, space)
+    assert "let the environments reset themselves" in why_on_host(disabled, none, to_env, DEVICE)
+    stack = EnvToModule({}, {"stack": FrameStack(*_spaces(env), 2)}, space)
+    said = why_on_host(env, stack, to_env, DEVICE)
+    assert said == "the connector FrameStack works on the host"
+    odd = EnvToModule({"odd": FailsThere(spaces.Discrete(2), spaces.Discrete(2))}, {}, space)
+    said = why_on_host(env, odd, to_env, DEVICE)
+    assert said == "connectors fail there: RuntimeError: tensors are on two devices"
+    assert why_on_host(RecordedLike(env), none, to_env, DEVICE).startswith("every step is recorded")
+    assert tensors_on(RecordedLike(env)) == DEVICE
+    assert tensors_on(NativeScripted(SCRIPTS, MODES[0])) is None
+
+
+class RecordedLike(VectorWrapper):
+    pass
