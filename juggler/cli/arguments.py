@@ -16,7 +16,8 @@ import tyro
 
 from juggler.cli.option_values import registry_of_values
 from juggler.cli.reattaching import PREDECESSOR
-from juggler.driver.config import ConfigError, RunConfig, instead_of, must_suit
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.config_keys import instead_of, must_suit
 from juggler.driver.given_config import read_toml
 from juggler.driver.record.driver_file import find_driver_from_elsewhere
 from juggler.driver.record.run_directory import CONFIG_FILE

@@ -24,6 +24,8 @@ from juggler.runtime.checkpoints.checkpoint import DIRECTORY as CHECKPOINTS
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read, read_or_warn
 from juggler.runtime.checkpoints.frozen import DIRECTORY, run_of
 
+_LEAST_MATCHES = 2  # of a pair, one on each side
+
 
 @dataclass(kw_only=True)
 class Arguments:
@@ -33,7 +35,7 @@ class Arguments:
     run: tyro.conf.Positional[str]
     """A checkpoint, or a run directory, whose newest good checkpoint is taken."""
 
-    tournament: int = 0
+    tournament: int | None = None
     """Let every pair of players play this many matches, half of them on each side, instead of
     showing what came of training. At least 2."""
 
@@ -52,6 +54,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _league(given: Arguments) -> int:
+    if given.tournament is not None and given.tournament < _LEAST_MATCHES:
+        raise ConfigError(
+            f"--tournament {given.tournament}: every pair of players plays at least "
+            f"{_LEAST_MATCHES} matches"
+        )
     _must_have_a_checkpoint(Path(given.run))
     checkpoint = read_or_warn(given.run)
     where = checkpoint.path or Path(given.run)
@@ -67,7 +74,7 @@ def _league(given: Arguments) -> int:
         must_be_openspiel(config.env_runner.env)
     payoffs, rows = league.payoffs, None
     players = [player for player in league.roster.present() if player.plays]
-    if given.tournament:
+    if given.tournament is not None:
         players = _that_are_here(players, checkpoint)
         rows = players
         payoffs = _tournament(players, checkpoint, config, given.tournament)
@@ -166,7 +173,7 @@ def _tournament(
     """The results of all against all.
 
     Raises:
-        ConfigError: a match has more than two sides, or these are too few matches.
+        ConfigError: a match has more than two sides.
     """
     from juggler.driver.line_ups import play_matches
 
@@ -177,8 +184,6 @@ def _tournament(
             f"--tournament: matches are between two agents or teams, and here they have "
             f"{len(sides)} sides"
         )
-    if matches < 2:
-        raise ConfigError(f"--tournament {matches}: every pair of players plays at least 2 matches")
     assert checkpoint.path is not None
     kept = run_of(checkpoint.path) / DIRECTORY
     payoffs = Payoffs(1.0, 1, [], [], [])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import keyword
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ from juggler.driver.record.run_directory import RunDirectoryError
 
 #: The name of the project in its template.
 _NAME = "my_project"
+#: Directories that every project has beside its package.
+_OTHERS = ("tests", "runs")
 #: Files of another name there, which tools would heed.
 _RENAMED = {"gitignore": ".gitignore"}
 
@@ -47,7 +51,7 @@ def _write(directory: Path) -> int:
             print(path)
     except OSError as error:
         raise RunDirectoryError(f"cannot write {error.filename}: {error.strerror}") from error
-    print(f"\ncd {directory}\njuggler train train.toml --run-dir runs/first")
+    print(f"\ncd {shlex.quote(str(directory))}\njuggler train train.toml --run-dir runs/first")
     return 0
 
 
@@ -77,5 +81,13 @@ def _must_be_a_name(name: str) -> None:
             f"{name!r} cannot be the name of a package: use letters, digits and underscores, such "
             f"as {clean if clean.isidentifier() and not keyword.iskeyword(clean) else _NAME!r}"
         )
-    if name in sys.stdlib_module_names or name in ("juggler", "gymnasium", "torch", "numpy"):
+    if name in sys.stdlib_module_names or _is_installed(name):
         raise ConfigError(f"{name!r} is the name of another package: choose another one")
+    if name in _OTHERS:
+        raise ConfigError(f"{name!r} is what the project's {name} are in: choose another name")
+
+
+def _is_installed(name: str) -> bool:
+    """Whether Python would find another package first. A directory without code is none."""
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None

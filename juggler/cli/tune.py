@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -48,8 +49,8 @@ def _tune(arguments: Sequence[str]) -> int:
     if not given.seconds >= _LEAST_SECONDS:
         raise ConfigError(f"--seconds must be at least {_LEAST_SECONDS:g}, not {given.seconds}")
     to = None if given.write is None else Path(given.write)
-    if to is not None and to.exists():
-        raise ConfigError(f"--write {to}: it is there, and is not overwritten")
+    if to is not None:
+        _must_be_writable(to)
     keys = in_file | keys_given(arguments)
     advice = advise(given.run, keys, given.seconds, _say)
     for line in lines_of(advice):
@@ -58,6 +59,19 @@ def _tune(arguments: Sequence[str]) -> int:
         write(advice, to)
         print(f"\njuggler train {to}")
     return 0
+
+
+def _must_be_writable(path: Path) -> None:
+    """
+    Raises:
+        ConfigError: no file can be made there.
+    """
+    if path.exists():
+        raise ConfigError(f"--write {path}: it is there, and is not overwritten")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--write {path}: there is no directory {path.parent}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"--write {path}: this user may not write in {path.parent}")
 
 
 def _say(line: str) -> None:

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import takewhile
 from typing import Any, Final
 
 from juggler.driver.driver_config import ConfigError
-from juggler.envrunner.agent_names import matches
+from juggler.driver.module_ids import check_module_id, instead, listed
 from juggler.envrunner.setup import RANDOM, may_play
-from juggler.runtime.checkpoints.checkpoint import (
-    CONNECTORS,
-    IMITATION,
-    PIPELINES,
-    REPLAY,
-    RND,
-)
 from juggler.runtime.checkpoints.frozen import DIGEST, FROM, TRAIN, is_frozen
 from juggler.runtime.episodes.version import DEFAULT_MODULE
-from juggler.runtime.nearest import closest
 
 #: Keys of a module's table that no other part of a configuration has.
 WAITED_FOR: Final = "waited_for"
@@ -28,16 +18,6 @@ NUM_LEARNERS: Final = "num_learners"
 OWN_KEYS: Final = (WAITED_FOR, NUM_LEARNERS, TRAIN, FROM, DIGEST)
 #: The keys of a module that is not trained.
 _FROZEN_KEYS: Final = (TRAIN, FROM, DIGEST)
-
-_MODULE_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_RESERVED: Final = {
-    **dict.fromkeys(
-        (CONNECTORS, PIPELINES, REPLAY, RND, IMITATION),
-        "checkpoints use this name for something else",
-    ),
-    RANDOM: "it is the module that draws every action at random",
-}
-_LONGEST_PREFIX: Final = 60  # leaves room for a number behind it
 
 
 @dataclass(kw_only=True)
@@ -163,7 +143,7 @@ class AgentsConfig:
                         "change: leave it out"
                     )
         if self.agents:
-            self._must_be_used(self.acting_ids)
+            self.must_be_used(self.acting_ids)
         if self.agents or not self.modules.keys() - {DEFAULT_MODULE}:
             self._must_train()
 
@@ -222,91 +202,26 @@ class AgentsConfig:
             return bool(self.shared or self.mapping or self.league or tables)
         return any(set(pattern) & set("*?[") for pattern in self.agents)
 
-    def found_in(self, groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:
-        """The module that plays each agent, or the modules that may play it.
-
+    def must_be_used(self, module_ids: Sequence[str]) -> None:
+        """
         Args:
-            groups: the agents of an environment; those of a group have equal spaces.
+            module_ids: of the modules that agents are mapped to.
 
         Raises:
-            ConfigError: an agent has no module, a pattern matches nobody, agents with different
-                spaces are mapped to one module, or a module has a table and no agent.
+            ConfigError: another module has a table, or shares parts.
         """
-        if self.agents:
-            found = self._matched(groups)
-        elif self.mapping:
-            found = self._any_of_the_tables(groups)
-        else:
-            found = _named_by_prefix(groups)
-        first_of: dict[str, tuple[str, Sequence[str]]] = {}  # an agent, and its group
-        for group in groups:
-            for agent, module_id in ((a, m) for a in group for m in may_play(found[a])):
-                if module_id == RANDOM:
-                    continue  # it plays in any spaces
-                first, of_first = first_of.setdefault(module_id, (agent, group))
-                if of_first is not group:
-                    raise ConfigError(
-                        f"agents: {first!r} and {agent!r} have different spaces, and both are "
-                        f"mapped to module {module_id!r}: map them to different modules"
-                    )
-        self._must_be_used([each for said in found.values() for each in may_play(said)])
-        return found
-
-    def _any_of_the_tables(self, groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:
-        """What `mapping` chooses from where there is no table of agents."""
-        if not self.modules:
-            raise ConfigError(
-                f"mapping = {self.mapping!r}: there is no module to choose from: give each a "
-                "table, such as [modules.main], or list them in the table agents"
-            )
-        if len(groups) > 1:
-            raise ConfigError(
-                f"mapping = {self.mapping!r}: agents {groups[0][0]!r} and {groups[1][0]!r} have "
-                "different spaces, so not every module can play every agent: list in the table "
-                "agents those that may play each"
-            )
-        return {agent: [*self.modules, RANDOM] for agent in groups[0]}
-
-    def _matched(self, groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:
-        agents = [agent for group in groups for agent in group]
-        found: dict[str, str | list[str]] = {}
-        deciding: set[str] = set()
-        for agent in agents:
-            matching = [pattern for pattern in self.agents if matches(agent, pattern)]
-            if not matching:
-                add = f'add one for it, such as "*" = "{DEFAULT_MODULE}" as the last one'
-                idle = [each for each in self.agents if not any(matches(a, each) for a in agents)]
-                near = closest(agent, idle)
-                hint = f"did you mean it with {near!r}, which matches none?" if near else add
-                raise ConfigError(f"agents: no pattern matches agent {agent!r}: {hint}")
-            deciding.add(matching[0])
-            found[agent] = self.agents[matching[0]]
-        for pattern in self.agents:
-            if pattern in deciding:
-                continue
-            if any(matches(agent, pattern) for agent in agents):
-                raise ConfigError(
-                    f"agents: {pattern!r} decides nothing, since every agent that it matches is "
-                    "matched by a pattern before it: move it up, or leave it out"
-                )
-            raise ConfigError(
-                f"agents: {pattern!r} matches no agent: the environment has {listed(agents)}"
-            )
-        return found
-
-    def _must_be_used(self, module_ids: Sequence[str]) -> None:
         for pattern, sharing in self.shared.items():
             for module_id in sharing:
                 if module_id not in module_ids:
                     raise ConfigError(
                         f"shared: {pattern!r}: there is no module {module_id!r}"
-                        f"{_instead(module_id, module_ids)}"
+                        f"{instead(module_id, module_ids)}"
                     )
         nobody = "the league has no player" if self.league else "no agent is mapped to module"
         for module_id in self.modules:
             if module_id not in module_ids:
                 raise ConfigError(
-                    f"modules.{module_id}: {nobody} {module_id!r}{_instead(module_id, module_ids)}"
+                    f"modules.{module_id}: {nobody} {module_id!r}{instead(module_id, module_ids)}"
                 )
 
     def _must_train(self) -> None:
@@ -352,58 +267,3 @@ def _check_frozen(module_id: str, table: Mapping[str, Any]) -> None:
             f"{where}: {others[0]} with train = false: a module that is not trained is what it was "
             "in its checkpoint; leave it out"
         )
-
-
-def check_module_id(module_id: object, where: str) -> None:
-    """
-    Raises:
-        ConfigError: no module can have this id.
-    """
-    if not isinstance(module_id, str) or not _MODULE_ID.fullmatch(module_id):
-        raise ConfigError(
-            f"{where}: {module_id!r} cannot be a module's id: use 1 to 64 letters, digits, _ and -"
-        )
-    if module_id in _RESERVED:
-        raise ConfigError(
-            f"{where}: {module_id!r} cannot be a module's id, because {_RESERVED[module_id]}: "
-            "choose another"
-        )
-
-
-def listed(names: Mapping[str, Any] | Sequence[str], most: int = 20) -> str:
-    """Names for a message, of which there may be many."""
-    shown = [repr(name) for name in list(names)[:most]]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
-
-
-def _instead(module_id: str, module_ids: Sequence[str]) -> str:
-    """The end of an error about a module that there is not: which one was meant, and which there
-    are."""
-    near, known = closest(module_id, module_ids), listed(dict.fromkeys(module_ids))
-    return f": did you mean {near!r}? There are {known}" if near else f"; there are {known}"
-
-
-def _named_by_prefix(groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:
-    """A module for each group, named after what its agents' names begin with."""
-    if len(groups) == 1:
-        return dict.fromkeys(groups[0], DEFAULT_MODULE)
-    found: dict[str, str | list[str]] = {}
-    taken = set(_RESERVED)
-    for group in groups:
-        prefix = _common_prefix(group)
-        module_id, number = prefix, 1
-        while module_id in taken:
-            number += 1
-            module_id = f"{prefix}_{number}"
-        taken.add(module_id)
-        found.update(dict.fromkeys(group, module_id))
-    return found
-
-
-def _common_prefix(names: Sequence[str]) -> str:
-    """What names begin with, without the number that follows, as a module's id."""
-    shared = takewhile(lambda at: len(set(at)) == 1, zip(*names, strict=False))
-    prefix = "".join(letters[0] for letters in shared).rstrip("0123456789")
-    prefix = re.sub(r"[^A-Za-z0-9_-]", "_", prefix)
-    return prefix.strip("_-")[:_LONGEST_PREFIX] or "agents"

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from juggler.driver.agents_config import listed
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league_players import players_of
+from juggler.driver.module_ids import listed
+from juggler.driver.who_plays import who_plays
 from juggler.envrunner.agent_returns import MOST_WITH_METRICS, has_metrics_by_agent
 from juggler.envrunner.multi_agent.openspiel import SCHEME as OPENSPIEL
 from juggler.envrunner.multi_agent.pettingzoo_games import SCHEME as PETTINGZOO
@@ -99,7 +100,7 @@ def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
         return _with_one_agent(config)
     if tables.league:
         return _playing(config, _league_in(config, groups))
-    return _playing(config, tables.found_in([group.agents for group in groups]))
+    return _playing(config, who_plays(tables, [group.agents for group in groups]))
 
 
 def _playing(config: RunConfig, played_by: dict[str, str | list[str]]) -> RunConfig:

@@ -12,7 +12,7 @@ import msgspec
 from juggler.driver.config import RunConfig
 from juggler.learner.config import LearnerConfig
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
-from juggler.runtime.nearest import nearest
+from juggler.runtime.nearest import closest, nearest
 
 #: In the counters of a checkpoint.
 VALUES: Final = "values"
@@ -76,6 +76,8 @@ class ChangedValues:
         able = self._able(key, wanted)
         if not able:
             known = sorted({key for each in wanted for key in _schedules(self._learner(each))})
+            if close := closest(key, known):
+                raise ValueError(f"{where}: did you mean {close!r}?")
             raise ValueError(
                 f"{where}: this cannot change while a run trains; what can is {', '.join(known)}"
             )

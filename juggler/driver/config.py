@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
-from types import NoneType
-from typing import Any, get_args, get_type_hints
-
-import msgspec
+from typing import Any
 
 from juggler.driver.agents_config import OWN_KEYS, WAITED_FOR, AgentsConfig
 from juggler.driver.config_checks import Checked, must_go_together
+from juggler.driver.config_keys import converted, instead_of, must_suit
 from juggler.driver.core.staleness import StalenessBudget
 from juggler.driver.driver_config import ConfigError as ConfigError
 from juggler.driver.driver_config import DriverConfig as DriverConfig
 from juggler.driver.league.builders import NO_BUILDER
+from juggler.driver.who_plays import who_plays
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.setup import RANDOM, may_play
-from juggler.learner.algorithms.registry import algorithms_with, find_algorithm
+from juggler.learner.algorithms.registry import find_algorithm
 from juggler.learner.config import LearnerConfig
 from juggler.runtime.checkpoints.frozen import is_frozen
 from juggler.runtime.connectors.config import ConnectorsTable
-from juggler.runtime.elsewhere import called_here
 from juggler.runtime.modules.by_name import name_of
 from juggler.runtime.modules.config import ModuleConfig
-from juggler.runtime.modules.model_config import QNetworkConfig
 from juggler.runtime.nearest import nearest
 
 
@@ -42,6 +38,8 @@ class RunConfig:
         default_factory=lambda: find_algorithm(LearnerConfig.algorithm).config()
     )
     agents: AgentsConfig = field(default_factory=AgentsConfig)
+    """Which modules play which agents, and what each has of its own: tables of a file, or JSON
+    on the command line. docs/multi-agent.md has examples."""
 
     @property
     def staleness(self) -> StalenessBudget:
@@ -99,7 +97,9 @@ class RunConfig:
         Raises:
             ConfigError: the run had simulators, and its table does not suit these agents.
         """
-        return _all_ids(self.agents.found_in(groups)) if self.env_runner.gateway else self.played_by
+        return (
+            _all_ids(who_plays(self.agents, groups)) if self.env_runner.gateway else self.played_by
+        )
 
     def waits_for(self, module_id: str) -> bool:
         """Whether sampling waits until this module has room for its share."""
@@ -232,7 +232,7 @@ class RunConfig:
                 )
         for part_name, part in _parts(config).items():
             mine = {key: value for key, value in values.items() if owners[key] == part_name}
-            setattr(config, part_name, _converted(type(part), mine, where))
+            setattr(config, part_name, converted(type(part), mine, where))
         if config.module.module is None:
             config.module.module = name_of(algorithm.module)
         own = config.agents.own_learners.values()
@@ -292,36 +292,6 @@ def _said_of(where: str, error: ConfigError) -> ConfigError:
     return error if str(error).startswith(where) else ConfigError(f"{where}: {error}")
 
 
-def must_suit(key: str, algorithm: str, where: str) -> None:
-    """
-    Raises:
-        ConfigError: only other algorithms have this key.
-    """
-    having = algorithms_with(key)
-    if having and key not in (each.name for each in fields(find_algorithm(algorithm).config)):
-        names = " and ".join(having)
-        why = find_algorithm(algorithm).lacks.get(key, "")
-        raise ConfigError(
-            f"{where}: {key!r} is a key of {names}, and algorithm = {algorithm!r}"
-            + (f": {why}" if why else "")
-        )
-
-
-def instead_of(key: str) -> str:
-    """How an error about a key ends that no run has, and that other libraries or models have; or
-    ""."""
-    hidden = {"distribution", "critic_space"}
-    own_keys = [each.name for each in fields(QNetworkConfig) if each.name not in hidden]
-    if key == "population":
-        return (
-            ": a run has none; a script trains many learners of one algorithm together with "
-            "juggler.Population, and docs/cores.md says how"
-        )
-    if key in own_keys:
-        return f": it is a key of the table model, as in model = {{{key} = ...}}"
-    return called_here(key)
-
-
 def _owners(config: RunConfig, where: str) -> dict[str, str]:
     """By key, the part of a configuration that has it.
 
@@ -341,29 +311,6 @@ def _owners(config: RunConfig, where: str) -> dict[str, str]:
 
 def _parts(config: RunConfig) -> dict[str, Any]:
     return {part.name: getattr(config, part.name) for part in fields(config)}
-
-
-def _converted(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
-    hints = get_type_hints(kind)
-    # By field: of a class that it knows, msgspec keeps what cannot be pickled with the class.
-    return kind(**{key: _value(key, value, hints[key], where) for key, value in values.items()})
-
-
-def _value(key: str, value: Any, hint: Any, where: str) -> Any:
-    # TOML has no word for None; where None is allowed, "none" is it.
-    if value == "none" and NoneType in get_args(hint):
-        value = None
-    try:
-        return msgspec.convert(value, hint)
-    except msgspec.ValidationError as error:
-        text, _, place = str(error).partition(" - at `$")
-        for word, in_toml in (("object", "table"), ("null", "none")):
-            text = re.sub(rf"\b{word}\b", in_toml, text)
-        if hint == list[str] and isinstance(value, str):
-            text = f"this is a list: {key} = {[value]}"
-        if text.startswith("Invalid enum value"):
-            text = f"{value!r} is not known{nearest(value, map(str, get_args(hint)))}"
-        raise ConfigError(f"{where}: {key}{place.rstrip('`')}: {text}") from error
 
 
 def _all_ids(agents: Mapping[str, str | list[str]]) -> dict[str, tuple[str, ...]]:

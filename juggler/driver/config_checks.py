@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from juggler.driver.agents_config import AgentsConfig, listed
+from juggler.driver.agents_config import AgentsConfig
 from juggler.driver.driver_config import ConfigError, DriverConfig
 from juggler.driver.league.config import LeagueConfig
+from juggler.driver.module_ids import listed
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.learner.algorithms.registry import ALGORITHMS, find_algorithm
 from juggler.learner.config import LearnerConfig

@@ -21,6 +21,7 @@ from juggler.driver.record.driver_file import announce, withdraw
 from juggler.driver.record.journal import Journal, LineWriter
 from juggler.driver.record.progress import Progress
 from juggler.driver.record.run_directory import RunDirectory
+from juggler.driver.record.wording import Level
 from juggler.driver.run_clock import RunClock
 from juggler.driver.signals import signals_become
 from juggler.driver.status import StatusReader
@@ -81,6 +82,7 @@ class Driver:
         listen: Listen | None = None,
         monitoring: MonitoringOptions | None = None,
         callbacks: Sequence[Callback] = (),
+        before: Sequence[tuple[str, Level]] = (),
     ) -> None:
         """
         Args:
@@ -95,10 +97,12 @@ class Driver:
             listen: take workers of other hosts there, and start none here.
             monitoring: what else it serves besides its status; None: nothing.
             callbacks: of the script.
+            before: what people are to be told first: it came up before the run had a directory.
         """
         self.signal = 0
         self._config = config
         self._directory = directory
+        self._before = before
         self._beginning = None if resume else beginning  # to be told of
         self._listen = listen
         self._bound: list[str] = []  # the addresses that this driver listens at
@@ -139,7 +143,11 @@ class Driver:
             frozen=frozen,
             callbacks=callbacks,
             stop=lambda reason: self._mailbox.put(StopAsked(reason)),
-            traces=tracing(config.driver.trace, directory.path.name),
+            traces=tracing(
+                config.driver.trace,
+                directory.path.name,
+                lambda text: journal.message(text, "warning"),
+            ),
         )
         status = StatusReader(self._run_id, directory.path, parts, journal)
         lines = LineWriter(directory, journal)
@@ -209,6 +217,8 @@ class Driver:
 
     def _start(self) -> None:
         progress, updates = self._parts.progress, self._parts.updates_before
+        for text, level in self._before:
+            progress.message(text, level)
         progress.start(self._config.flat())
         if updates:
             progress.message(f"going on from update {updates}", "info")

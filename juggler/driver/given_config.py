@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.defaults import may_be_chosen
 from juggler.driver.shipped import read_shipped, shipped_configs
 from juggler.envrunner.environments.naming import is_name
 from juggler.runtime.nearest import closest
@@ -64,8 +65,8 @@ def load_given(
 
 
 def differing(values: Mapping[str, Any], wanted: Collection[str] = ()) -> dict[str, Any]:
-    """What is to be said of a configuration for it to be the same: the environment, the algorithm,
-    and what differs from the defaults.
+    """What is to be said of a configuration for a run of it to be the same: the environment, the
+    algorithm, what differs from the defaults, and what the run would choose if nobody said it.
 
     Args:
         values: of the configuration, flat.
@@ -74,8 +75,9 @@ def differing(values: Mapping[str, Any], wanted: Collection[str] = ()) -> dict[s
     Raises:
         ConfigError: a value is wrong.
     """
-    whole = RunConfig.from_flat(dict(values)).flat()
-    said = {"env", "algorithm", *(key.partition(".")[0] for key in wanted)}
+    config = RunConfig.from_flat(dict(values))
+    whole = config.flat()
+    said = {"env", "algorithm", *(key.partition(".")[0] for key in wanted), *may_be_chosen(config)}
     plain = RunConfig.from_flat({key: values[key] for key in said & values.keys()}).flat()
     found = {
         key: value for key, value in values.items() if key in said or whole[key] != plain.get(key)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from juggler.driver.agents_config import listed
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.module_ids import listed
 from juggler.driver.script_classes import must_be_given_again
 from juggler.envrunner.agent_names import matches as fits
 from juggler.envrunner.setup import RANDOM
@@ -190,12 +190,14 @@ class _Seats:
 
         if who in self._module_ids:
             return load_policy(self._checkpoint, module_id=who, seed=self._own_seed)
-        kept = run_of(self._checkpoint) / DIRECTORY / who  # a copy of a league
-        if found := place_and_module(who) or place_and_module(str(kept)):
+        kept = run_of(self._checkpoint) / DIRECTORY  # has the copies of a league
+        if found := place_and_module(who) or place_and_module(str(kept / who)):
             return load_policy(found[0], module_id=found[1], seed=self._own_seed)
-        known = [*self._module_ids, RANDOM]
+        copies = sorted(each.name for each in kept.iterdir()) if kept.is_dir() else []
+        known = dict.fromkeys([*self._module_ids, *copies, RANDOM])
+        kinds = "a module or a copy" if copies else "a module"
         raise ConfigError(
-            f"{who!r} is neither a module of this run nor the path of a checkpoint"
+            f"{who!r} is neither {kinds} of this run nor the path of a checkpoint"
             f"{nearest(who, known)}"
         )
 

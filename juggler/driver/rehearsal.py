@@ -14,7 +14,6 @@ import cloudpickle
 import torch
 from gymnasium import Space
 
-from juggler.driver.agents_config import listed
 from juggler.driver.agents_found import FoundGroup, to_bytes, with_agents
 from juggler.driver.checkpoint.frozen_modules import FrozenModule, frozen_modules, must_fit
 from juggler.driver.config import RunConfig
@@ -22,6 +21,7 @@ from juggler.driver.frozen_policies import frozen_parts
 from juggler.driver.league.builders import give_builder
 from juggler.driver.learner_group.placement import CPU
 from juggler.driver.learners_here import must_fit_together
+from juggler.driver.module_ids import listed
 from juggler.driver.preflight import DOES, FAILED, FOUND, Rehearsal, named_parts
 from juggler.driver.trial_steps import try_steps
 from juggler.driver.trial_updates import Built, can_be_tried, first_batches

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from juggler.driver.agents_config import listed
 from juggler.driver.checkpoint.shared_parts import shared_parts_must_agree
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league_players import players_of
+from juggler.driver.module_ids import listed
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.checkpoints.frozen import FROM, TRAIN
 

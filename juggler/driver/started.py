@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
@@ -75,6 +75,23 @@ class StartedRun:
         """
         self._follower.stop(reason)
 
+    def set(self, key: str, value: float | None, module_id: str | None = None) -> None:
+        """Put a number in the place of a schedule, as `juggler.Run.set` does. This waits until the
+        run has taken it, a second at most.
+
+        Args:
+            key: as there.
+            value: likewise.
+            module_id: likewise.
+
+        Raises:
+            ValueError: as there; or the run is over.
+        """
+        asked = self._follower.ask(lambda run: run.set(key, value, module_id))
+        if threading.current_thread() is self._thread:  # a callback, for which the run waits
+            self._follower.answer()
+        asked.result()
+
     def result(self, timeout: float | None = None) -> Result:
         """Wait until the run is over.
 
@@ -125,12 +142,38 @@ class _Follower(Callback):
         self._over = False
         self._newest: MetricsLine = {}
         self._readers: list[SimpleQueue[MetricsLine | None]] = []
+        self._asked: list[tuple[Callable[[Run], None], Future[None]]] = []
 
     def stop(self, reason: str) -> None:
         with self._lock:
             run, self._stop = self.run, reason
         if run is not None:
             run.stop(reason)
+
+    def ask(self, what: Callable[[Run], None]) -> Future[None]:
+        """Have the thread of the run do something; what comes of it."""
+        answer: Future[None] = Future()
+        with self._lock:
+            if self._over:
+                raise ValueError("the run is over")
+            self._asked.append((what, answer))
+        return answer
+
+    def answer(self) -> None:
+        """Do what was asked for. The thread of the run calls this."""
+        with self._lock:
+            asked, self._asked = self._asked, []
+        for what, answer in asked:
+            assert self.run is not None
+            try:
+                what(self.run)
+            except Exception as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(None)
+
+    def on_update(self, run: Run, module_id: str, metrics: Mapping[str, float]) -> None:
+        self.answer()
 
     def on_start(self, run: Run) -> None:
         with self._lock:
@@ -140,6 +183,7 @@ class _Follower(Callback):
         self.begun.set()
 
     def on_metrics(self, run: Run, metrics: MetricsLine) -> None:
+        self.answer()
         with self._lock:
             self._newest = metrics
             for reader in self._readers:
@@ -156,6 +200,9 @@ class _Follower(Callback):
             self._over = True
             for reader in self._readers:
                 reader.put(None)
+            asked, self._asked = self._asked, []
+        for _, answer in asked:
+            answer.set_exception(ValueError("the run is over"))
         self.begun.set()
 
     def lines(self) -> Iterator[MetricsLine]:

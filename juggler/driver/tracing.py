@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from juggler.runtime.installing import installing
 
 _A_SECOND: Final = 10  # batches that are traced, so that a fast run has no more work with it
 _MOST_OPEN: Final = 1000  # batches whose end has not come
+_LONG: Final = 300  # characters of a problem
 _END_SECONDS: Final = 5.0  # to send the last ones
 
 
@@ -69,12 +71,13 @@ def must_be_able_to_trace(to: str) -> None:
         raise ConfigError(f"trace = {to!r}: cannot write there: {error.strerror}") from error
 
 
-def tracing(to: str, run: str) -> Traces:
+def tracing(to: str, run: str, tell: Callable[[str], None]) -> Traces:
     """What the key `trace` asks for, once it is known that this can be done.
 
     Args:
         to: an OTLP endpoint over HTTP, or a file; "": nothing is traced.
         run: the name of the run.
+        tell: tells people, once, that traces cannot be sent. The thread that traces calls it.
     """
     if not to:
         return NoTraces()
@@ -85,6 +88,7 @@ def tracing(to: str, run: str) -> Traces:
 
     exporter: Any
     file: Any = None
+    problems = _Problems()
     if _is_address(to):
         exporter = OTLPSpanExporter(endpoint=f"{to.rstrip('/')}/v1/traces")
     else:
@@ -108,13 +112,52 @@ def tracing(to: str, run: str) -> Traces:
         ending.start()
         ending.join(_END_SECONDS)
         if ending.is_alive():
-            exporter.shutdown()  # what it has not sent is lost
+            exporter.shutdown()  # what it has not sent is lost, as it will log
+        else:
+            problems.close()
 
-    return BatchTraces(provider.get_tracer("juggler"), close)
+    def look() -> None:
+        if problem := problems.new():
+            text = f"trace = {to!r}: traces cannot be sent there, and are lost meanwhile"
+            tell(f"{text} ({problem}): is a collector running?")
+
+    return BatchTraces(provider.get_tracer("juggler"), close, look=look)
 
 
 def _is_address(to: str) -> bool:
     return to.startswith(("http://", "https://"))
+
+
+class _Problems(logging.Handler):
+    """Takes what OpenTelemetry logs while traces are sent, which it would print again and again."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._first = ""
+        self._told = False
+        self._logger = logging.getLogger("opentelemetry")
+        self._before = self._logger.propagate
+        self._logger.propagate = False
+        self._logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        cause = record.exc_info[1] if record.exc_info else None
+        if record.getMessage().startswith("Exporter already shutdown"):
+            return  # as a run that has ended wants it
+        said = (str(cause or "") or record.getMessage()).partition("\n")[0]
+        self._first = self._first or said[:_LONG]
+
+    def new(self) -> str:
+        """The first problem, the first time that this is called after it; else ""."""
+        if self._told or not self._first:
+            return ""
+        self._told = True
+        return self._first
+
+    def close(self) -> None:
+        self._logger.removeHandler(self)
+        self._logger.propagate = self._before
+        super().close()
 
 
 @dataclass(slots=True)
@@ -139,12 +182,17 @@ class BatchTraces:
         tracer: of OpenTelemetry.
         close: sends what is left.
         now: nanoseconds since 1970.
+        look: called every now and then; tells people of problems.
     """
 
     def __init__(
-        self, tracer: Any, close: Callable[[], None], now: Callable[[], int] = time.time_ns
+        self,
+        tracer: Any,
+        close: Callable[[], None],
+        now: Callable[[], int] = time.time_ns,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
-        self._tracer, self._close, self._now = tracer, close, now
+        self._tracer, self._close, self._now, self._look = tracer, close, now, look
         self._open: dict[int, _Batch] = {}  # by id; the oldest is the first
         self._second, self._begun = 0, 0
 
@@ -176,6 +224,7 @@ class BatchTraces:
     def close(self) -> None:
         with suppress(Exception):  # the run has ended, and has all else on the disk
             self._close()
+        self._look()
 
     def _requested(self, request: events.Request) -> None:
         now = self._now()
@@ -184,6 +233,7 @@ class BatchTraces:
         if self._begun >= _A_SECOND:
             return
         self._begun += 1
+        self._look()
         if len(self._open) >= _MOST_OPEN:
             del self._open[next(iter(self._open))]
         about: dict[str, str | int] = {

@@ -38,6 +38,7 @@ from juggler.driver.record.run_directory import (
     RunDirectory,
     must_be_free,
 )
+from juggler.driver.record.wording import Level
 from juggler.driver.result import Result, goal_reached, nothing_to_do
 from juggler.driver.same_run import must_be_of_one_run
 from juggler.driver.script_classes import (
@@ -190,8 +191,6 @@ def start_run(
         must_fit(config, frozen, groups)
         config, said = settled(config, given, groups)
         beginning = beginning_of(config, other)
-        if said:
-            progress.message(said)
         drive = partial(
             _drive,
             config,
@@ -203,6 +202,7 @@ def start_run(
             listen=listen,
             monitoring=monitoring,
             callbacks=callbacks,
+            before=[(said, "info")] if said else [],
         )
         if before:
             return drive(RunDirectory.open(before, config.flat()))
@@ -253,11 +253,14 @@ def resume_run(
     callbacks = (*callbacks_of(config.driver), *callbacks)
     frozen = frozen_modules(config, run_dir)
     config = with_digests(config, frozen)
-    beginning = None
+    beginning, said = None, list[tuple[str, Level]]()
     if config.agents.league:
-        lost = partial(progress.message, level="warning")
-        frozen |= kept_modules(run_dir, copies_of(checkpoint.counters), lost)
-        beginning = _kept_beginning(config, run_dir, progress)
+
+        def warn(text: str) -> None:
+            said.append((text, "warning"))
+
+        frozen |= kept_modules(run_dir, copies_of(checkpoint.counters), warn)
+        beginning = _kept_beginning(config, run_dir, warn)
     with _checked(config, own_code, listen, progress, started, run_dir) as groups:
         config = with_agents(config, groups)
         must_fit(config, frozen, groups)
@@ -274,16 +277,19 @@ def resume_run(
             listen=listen,
             monitoring=monitoring,
             callbacks=callbacks,
+            before=said,
         )
 
 
-def _kept_beginning(config: RunConfig, run_dir: Path, progress: Progress) -> Beginning | None:
+def _kept_beginning(
+    config: RunConfig, run_dir: Path, warn: Callable[[str], None]
+) -> Beginning | None:
     """What the players of a run's league began with that another run had learned."""
     try:
         return beginnings.kept(config, run_dir)
     except CheckpointError as error:
         text = "what the players began with is lost, so who is reset begins with new weights"
-        progress.message(f"league: {text}: {error}", "warning")
+        warn(f"league: {text}: {error}")
         return None
 
 
@@ -334,17 +340,15 @@ def _files_open(config: RunConfig) -> int:
 def _drive(
     config: RunConfig, directory: RunDirectory, progress: Progress, **arguments: Any
 ) -> Result:
-    resume = arguments.get("resume")
-    for problem in resume.problems if resume else ():
-        progress.message(problem, "error")
-    for doubt in config.doubts():
-        progress.message(doubt, "warning")
+    resume, before = arguments.get("resume"), list[tuple[str, Level]](arguments.pop("before"))
+    before += [(problem, "error") for problem in (resume.problems if resume else ())]
+    before += [(doubt, "warning") for doubt in config.doubts()]
     if resume is None:
         for module in arguments["frozen"].values():
             module.keep(directory.path)
         if config.agents.league and (beginning := arguments["beginning"]) is not None:
             beginnings.keep(beginning, config, directory.path)
-    driver = Driver(config, directory, progress, **arguments)
+    driver = Driver(config, directory, progress, before=before, **arguments)
     summary = driver.run()
     newest = summary["checkpoint"]
     result = Result(summary, directory.path, Path(newest) if newest else None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from juggler.envrunner.agent_returns import has_metrics_by_agent, to_messages
@@ -13,7 +12,7 @@ from juggler.envrunner.deliveries import Deliveries, receipt_for, tell_round
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.environments.vector import environment_in
 from juggler.envrunner.evaluation import Goal
-from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.filming import film
 from juggler.envrunner.finiteness import NonFinite
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.info_numbers import to_messages as to_info_messages
@@ -23,7 +22,7 @@ from juggler.envrunner.program import EnvRunnerProgram
 from juggler.envrunner.rounds import PlayedRound, Recorded, RequestedRound
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.envrunner.stage import OwnCode, Stage
-from juggler.envrunner.stage_building import build_filmed_stage, build_stage
+from juggler.envrunner.stage_building import build_stage
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.setups import from_json
 from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, attach_and_run
@@ -33,8 +32,6 @@ from juggler.runtime.connectors.mergeable_state import check, from_bytes, to_byt
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
-
-_MOST_FILMED = 3000  # steps of an episode
 
 
 def main(program: EnvRunnerProgram) -> None:
@@ -285,7 +282,9 @@ class EnvRunner:
             goal=goal,
         )
         if command.video:
-            self._film(command, trees)
+            assert self._told is not None
+            own = self._env_factory, self._own_code, self._warn
+            film(command, trees, self._told, *own, self._attachment.progresses)
         return training_pb2.Evaluation(
             version=version.message(),
             episode_returns=played.returns,
@@ -306,28 +305,6 @@ class EnvRunner:
             return self._frozen.take_all(), Version.of(command.version)
         saved = read(command.checkpoint)
         return playing_trees(saved), Version(*saved.version)
-
-    def _film(self, command: training_pb2.Evaluate, trees: Mapping[str, Tree]) -> None:
-        """Record an episode of the checkpoint that an evaluation plays. People are told of a
-        problem, and the evaluation counts all the same."""
-        assert self._told is not None
-        directory = Path(command.video)
-        try:
-            own = self._env_factory, self._own_code, self._warn
-            stage = build_filmed_stage(self._told, command.seed, *own, directory)
-            try:
-                stage.load_trees(trees)
-                stage.evaluate(
-                    1,
-                    command.seed,
-                    lambda *_: self._attachment.progresses(),
-                    most_steps=min(command.most_steps or _MOST_FILMED, _MOST_FILMED),
-                    goal=None,
-                )
-            finally:
-                stage.close()  # which finishes the video
-        except (ValueError, OSError, EnvironmentFailed) as error:
-            self._warn(f"could not record {directory.name}: {error}")
 
     def _warn(self, text: str) -> None:
         self._attachment.report(training_pb2.Note(text=text, warning=True))

@@ -8,6 +8,7 @@ from typing import Final
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.core.ledger import Counters
 from juggler.driver.record.metrics import Metrics
+from juggler.learner.config import LearnerConfig
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.nearest import closest
 
@@ -19,6 +20,17 @@ _OF_THE_DRIVER: Final = (
     "num_env_runners",
     "num_learners",
     "restarts",
+)
+#: Numbers of learners, with any algorithm that ships and anything around it.
+_OF_LEARNERS: Final = (
+    *("policy_loss", "value_loss", "critic_loss", "entropy", "kl", "kl_stop_fraction"),
+    *("clip_fraction", "explained_variance", "grad_norm", "lr", "skipped", "temperature"),
+    *("mean_value", "mean_error", "mean_advantage", "epsilon", "exploration_noise"),
+    *("replay_rows", "replay_rows_waiting", "replay_rows_unused"),
+    *("samples_per_insert", "updates_per_step", "replayed_steps", "replay_age"),
+    *("intrinsic_reward", "novelty"),
+    *("imitation_reward", "discriminator_loss", "taken_for_demonstrated"),
+    "compiled_calls",
 )
 #: Tables: what is in them depends on the algorithm, the environment or the workers.
 _TABLES: Final = (
@@ -41,6 +53,13 @@ def plain_metrics() -> frozenset[str]:
     return frozenset({*_OF_THE_DRIVER, *gathered, *books}.difference(_TABLES))
 
 
+def learner_metrics(config: LearnerConfig) -> frozenset[str] | None:
+    """Those that learners of an algorithm may have; None: it is of somebody's own."""
+    if ":" in config.algorithm:
+        return None
+    return frozenset({*_OF_LEARNERS, *(spec.lr_key for spec in config.optimizer_specs())})
+
+
 def must_be_a_metric(name: str, config: RunConfig) -> None:
     """
     Args:
@@ -60,6 +79,8 @@ def must_be_a_metric(name: str, config: RunConfig) -> None:
             f"metric = {name!r}: a metric of the learner is named modules/{DEFAULT_MODULE}/NAME, "
             f"such as modules/{DEFAULT_MODULE}/policy_loss"
         )
+    if slash and table == "modules":
+        return _must_be_of_a_learner(name, config)
     if slash and table in _TABLES:
         return
     near = closest(name, plain_metrics())
@@ -68,3 +89,23 @@ def must_be_a_metric(name: str, config: RunConfig) -> None:
         f"metric = {name!r}: lines of metrics have no such number{hint}. Those of a learner are "
         f"named as modules/{first}/policy_loss is, those of an environment's infos info/NAME/mean"
     )
+
+
+def _must_be_of_a_learner(name: str, config: RunConfig) -> None:
+    """
+    Args:
+        name: as "modules/default/entropy"; which modules there are may only show in the run.
+        config: of the run.
+
+    Raises:
+        ConfigError: learners of the module's algorithm have no such number.
+    """
+    _, module_id, metric = (*name.split("/", 2), "")[:3]
+    is_known = module_id in {*config.module_ids, *config.agents.modules}
+    known = learner_metrics((config.of(module_id) if is_known else config).learner)
+    if known is None or metric in known:
+        return
+    near = closest(metric, known)
+    meant = f": did you mean 'modules/{module_id}/{near}'?"
+    rest = meant if near else f"; they have {', '.join(sorted(known))}"
+    raise ConfigError(f"metric = {name!r}: learners have no number {metric!r}{rest}")

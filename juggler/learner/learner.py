@@ -29,6 +29,7 @@ from juggler.runtime.checkpoints.checkpoint import PIPELINES, REPLAY
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline, stacked
 from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
 from juggler.runtime.modules.columns import CONNECTOR_STATES, LIVE, MODULE_STATE
+from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.trees import Tree
 
 #: Batches of episodes by module id.
@@ -145,8 +146,11 @@ class Learner(GroupMember):
         return mean_metrics(metrics)
 
     def use_values(self, values: Mapping[str, float]) -> None:
-        """Put numbers in the place of the core's schedules. Others follow the configuration, also
-        those that had a number before.
+        """Use these numbers in place of the core's schedules from the next update on. All schedules
+        that have no number here are those of the configuration again.
+
+        Args:
+            values: by the name of the schedule, such as "lr".
 
         Raises:
             ValueError: the core has no such schedule; nothing has changed.
@@ -157,8 +161,9 @@ class Learner(GroupMember):
         schedules = self.core.schedules
         for key in values:
             if key not in schedules:
-                has = ", ".join(schedules) or "none"
-                raise ValueError(f"{self.core.name} has no schedule {key!r}; it has {has}")
+                raise ValueError(
+                    f"{self.core.name} has no schedule {key!r}{nearest(key, schedules)}"
+                )
         schedules.update(self._replaced)
         self._replaced = {key: schedules[key] for key in values}
         schedules.update({key: Schedule(value) for key, value in values.items()})

@@ -23,6 +23,7 @@ def test_help_shows_no_words_of_python(
     said = capsys.readouterr().out
     assert "None" not in said
     assert "default: ''" not in said
+    assert "```" not in said, "lines of a file would run into each other"
     only_asked_for = (
         "--no-(list|insecure|reflection|go-on|once|json|detach|dry-run|plain-gradients)"
     )

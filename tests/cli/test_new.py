@@ -56,8 +56,10 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert status_of("new", tmp_path / "heat") == 1
     assert "is there, and nothing in it is overwritten" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "heat").iterdir()] == ["thesis.tex"]
-    (tmp_path / "room").mkdir()
-    assert status_of("new", tmp_path / "room") == 0, "an empty directory is as good as none"
+    (tmp_path / "living room" / "room").mkdir(parents=True)
+    room = tmp_path / "living room" / "room"
+    assert status_of("new", room) == 0, "an empty directory is as good as none"
+    assert f"cd '{room}'" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,9 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ("class", "such as 'my_project'"),
         ("random", "'random' is the name of another package"),
         ("juggler", "'juggler' is the name of another package"),
+        ("tyro", "'tyro' is the name of another package"),
+        ("tests", "'tests' is what the project's tests are in"),
+        ("runs", "'runs' is what the project's runs are in"),
     ],
 )
 def test_a_name_that_no_package_can_have_is_told(

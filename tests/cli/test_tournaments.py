@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import status_of
 
 from juggler.cli import league
 from juggler.driver import line_ups
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league.roster import Player
-from juggler.driver.line_ups import PlayedMatches
+from juggler.driver.line_ups import PlayedMatches, _Seats
 from juggler.policies.matches import Match
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 
@@ -57,3 +58,19 @@ def test_teams_play_each_other_and_a_draw_is_within_the_margin(checkpoint: Check
 def test_more_than_two_sides_are_told(checkpoint: Checkpoint) -> None:
     with pytest.raises(ConfigError, match=r"two agents or teams, .* they have 3 sides"):
         league._tournament(PLAYERS, checkpoint, config("xyz"), 4)
+
+
+@pytest.mark.parametrize("matches", [-1, 0, 1])
+def test_too_few_matches_are_refused(matches: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of("league", "run", "--tournament", matches) == 2
+    told = f"--tournament {matches}: every pair of players plays at least 2 matches"
+    assert told in capsys.readouterr().err
+
+
+def test_copies_are_among_those_who_can_be_named(checkpoint: Checkpoint) -> None:
+    assert checkpoint.path is not None
+    (checkpoint.path.parents[1] / "frozen" / "main-0-v1").mkdir(parents=True)
+    seats = _Seats(checkpoint.path, ("main-0",), 0, False)
+    told = "neither a module or a copy of this run .*: known are main-0, main-0-v1, random$"
+    with pytest.raises(ConfigError, match=told):
+        seats._policy("xyz")

@@ -114,16 +114,18 @@ def test_an_update_keeps_its_size_where_the_algorithm_learns_from_its_own_steps(
             assert advice.larger.rate > 1.2 * advice.best.rate
 
 
-def test_the_file_has_what_was_given_and_the_sizes(tmp_path: Path) -> None:
+def test_the_file_has_the_sizes_and_what_is_not_as_by_default(tmp_path: Path) -> None:
     config = RunConfig.from_flat({"lr": 3e-4, "num_env_runners": 2, "envs_per_runner": 4})
-    advice = advice_for(config, {"lr", "env", "num_env_runners"}, speeds())
+    given = {"lr", "env", "num_env_runners", "hang_seconds", "algorithm"}
+    advice = advice_for(config, given, speeds())
     write(advice, tmp_path / "tuned.toml")
     text = (tmp_path / "tuned.toml").read_text()
     assert text.startswith("# ")
     keys = {line.partition(" = ")[0] for line in text.splitlines() if " = " in line}
     assert keys == {
         *("lr", "env", "num_env_runners", "envs_per_runner", "fragment_steps", "batch_size"),
-    }
+        "algorithm",
+    }, "hang_seconds has its default"
     again = load_config(tmp_path / "tuned.toml")
     assert again.learner.lr == 3e-4
     assert again.env_runner.envs_per_runner == advice.best.sizes.environments
@@ -156,6 +158,7 @@ def test_it_measures_a_real_environment_and_writes_what_train_takes(
 @pytest.mark.parametrize(
     ("options", "why"),
     [
+        (("--write", "nowhere/tuned.toml"), "--write nowhere/tuned.toml: there is no directory"),
         (("--gateway", "127.0.0.1:0"), "the simulators of a gateway are elsewhere"),
         (("--env", "dm_env_rpc://127.0.0.1:9"), "are elsewhere"),
         (("--seconds", "0.1"), "--seconds must be at least 1"),

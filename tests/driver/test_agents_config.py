@@ -14,6 +14,7 @@ from juggler.driver.agents_config import AgentsConfig
 from juggler.driver.checkpoint.restoring import core_of
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.script_classes import own_classes
+from juggler.driver.who_plays import who_plays
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.ppo.config import PpoConfig
 
@@ -28,7 +29,7 @@ TWO_MODULES: dict[str, Any] = {
 
 
 def _mapping(groups: list[list[str]], **tables: Any) -> dict[str, Any]:
-    return AgentsConfig(**tables).found_in(groups)
+    return who_plays(AgentsConfig(**tables), groups)
 
 
 def _error(**values: Any) -> str:

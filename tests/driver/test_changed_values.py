@@ -73,6 +73,7 @@ def test_a_checkpoint_has_them_unless_the_configuration_was_changed_since(tmp_pa
             ("gamma", 0.9),
             r"set\('gamma', 0.9\): this cannot change while a run trains; what can is",
         ),
+        (("lrr", 1e-3), r"^set\('lrr', 0.001\): did you mean 'lr'\?$"),
         (("lr", -1.0), r"set\('lr', -1.0\): lr = -1.0: must be above 0"),
         (("lr", True), "expected a number, or None"),
         (("lr", "1e-3"), "expected a number, or None"),

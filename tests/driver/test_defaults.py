@@ -20,7 +20,7 @@ from juggler.driver.defaults import (
     settled,
     with_models,
 )
-from juggler.driver.given_config import load_given
+from juggler.driver.given_config import differing, load_given
 from juggler.driver.shipped import shipped_configs
 from juggler.runtime.wire.spaces import space_to_message
 
@@ -51,6 +51,16 @@ def test_what_was_given_stays_even_if_it_is_the_default(algorithm: str) -> None:
         assert settle(**{"algorithm": algorithm, key: value}).flat()[key] == value
     everything = general.flat()
     assert settled(general, everything.keys(), [group()]) == (general, "")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_short_file_leaves_nothing_to_be_chosen_that_was_given(algorithm: str) -> None:
+    everything = RunConfig.from_flat({"algorithm": algorithm, "num_env_runners": 3}).flat()
+    short = differing(everything)
+    assert len(short) < len(everything) / 2
+    for action in (ACTION, BOX_ACTION):
+        found, _ = settled(RunConfig.from_flat(short), short.keys(), [group(action=action)])
+        assert found.flat() == everything
 
 
 def test_a_vector_of_floats_is_filtered_and_nothing_else_is() -> None:

@@ -29,6 +29,7 @@ class Trains:
         self.over = threading.Event()
         self.began = threading.Event()
         self.error: Exception | None = None
+        self.goes_on: Callable[[], object] = lambda: None  # what the run does again and again
 
     def __call__(self, follower: juggler.Callback) -> juggler.Result:
         nobody, values = cast(DriverCore, None), cast(ChangedValues, None)
@@ -36,7 +37,10 @@ class Trains:
         self.follower = follower
         follower.on_start(self.run)
         self.began.set()
-        assert self.over.wait(30)
+        deadline = time.monotonic() + 30
+        while not self.over.wait(0.01):
+            assert time.monotonic() < deadline
+            self.goes_on()
         if self.error:
             raise self.error
         return juggler.Result({"reason_for_stop": "stop_steps"}, self.run.run_dir, None)
@@ -71,6 +75,39 @@ def test_metrics_come_one_by_one_until_the_run_is_over() -> None:
     assert run.result(10).summary == {"reason_for_stop": "stop_steps"}
     assert not run.running
     assert list(run.metrics()) == [{"updates": 4}], "also when it is over"
+
+
+class Values:
+    """Takes the place of `ChangedValues`: keeps what was set, and by which thread."""
+
+    def __init__(self) -> None:
+        self.were_set: list[tuple[object, ...]] = []
+
+    def set(self, key: str, value: float | None, module_id: str | None = None) -> None:
+        if key == "lrr":
+            raise ValueError("did you mean 'lr'?")
+        self.were_set.append((key, value, module_id, threading.current_thread().name))
+
+
+def test_numbers_are_set_by_the_thread_of_the_run_and_errors_come_back() -> None:
+    trains, values = Trains(), Values()
+    trains.goes_on = lambda: trains.follower.on_update(trains.run, "default", {})
+    run = StartedRun(trains)
+    trains.run._values = cast(ChangedValues, values)
+    run.set("lr", 1e-3)
+    run.set("lr", None, module_id="default")
+    name = "juggler run"
+    assert values.were_set == [("lr", 1e-3, None, name), ("lr", None, "default", name)]
+    with pytest.raises(ValueError, match="did you mean 'lr'"):
+        run.set("lrr", 1e-3)
+    trains.goes_on = lambda: run.set("lr", 2.0)  # as a callback with the handle may
+    while len(values.were_set) < 3:
+        time.sleep(0.01)
+    trains.goes_on = lambda: None
+    trains.over.set()
+    run.result(10)
+    with pytest.raises(ValueError, match="the run is over"):
+        run.set("lr", 1e-3)
 
 
 def test_stop_ends_it_and_a_result_can_be_waited_for_with_a_limit() -> None:

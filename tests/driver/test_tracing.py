@@ -101,11 +101,15 @@ def test_a_dropped_batch_says_why_and_at_most_ten_a_second_are_traced(
     assert {span.attributes["juggler.outcome"] for span in batches} == {"learner_lost"}
 
 
+def unheard(text: str) -> None:
+    raise AssertionError(text)
+
+
 def test_a_run_writes_its_traces_into_a_file(tmp_path: Path) -> None:
     file = tmp_path / "traces.jsonl"
     must_be_able_to_trace(str(file))
     world = synchronous(tmp_path / "checkpoints")
-    world.parts.traces = tracing(str(file), "mine")
+    world.parts.traces = tracing(str(file), "mine", unheard)
     play_a_round(world)
     play_a_round(world)
     world.parts.traces.close()
@@ -132,7 +136,7 @@ def test_an_endpoint_gets_them_over_http(tmp_path: Path) -> None:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            traces = tracing(f"http://127.0.0.1:{server.server_port}", "mine")
+            traces = tracing(f"http://127.0.0.1:{server.server_port}", "mine", unheard)
             traces.command(request(7))
             traces.event(events.SampleFailed(7, "envrunner-0", "a"))
             traces.close()
@@ -148,13 +152,33 @@ def test_an_endpoint_that_does_not_answer_does_not_hold_up_the_end_of_a_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("juggler.driver.tracing._END_SECONDS", 0.5)
+    told: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:  # takes connections, and says nothing
-        traces = tracing(f"http://127.0.0.1:{server.getsockname()[1]}", "mine")
+        traces = tracing(f"http://127.0.0.1:{server.getsockname()[1]}", "mine", told.append)
         traces.command(request(7))
         traces.event(events.SampleFailed(7, "envrunner-0", "a"))
         began = time.monotonic()
         traces.close()
         assert time.monotonic() - began < 5, "it would be tried for ten seconds"
+
+
+def test_an_endpoint_that_is_dead_is_told_in_one_line_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("juggler.driver.tracing._END_SECONDS", 2.0)  # it is tried twice or more
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    told: list[str] = []
+    traces = tracing(f"http://127.0.0.1:{port}", "mine", told.append)
+    for batch_id in range(3):
+        traces.command(request(batch_id))
+        traces.event(events.SampleFailed(batch_id, "envrunner-0", "a"))
+    traces.close()
+    (line,) = told
+    assert line.startswith(f"trace = 'http://127.0.0.1:{port}': traces cannot be sent there, and")
+    assert "Connection refused" in line
+    assert "\n" not in line
+    assert capfd.readouterr() == ("", "")
 
 
 def test_without_the_packages_or_a_place_to_write_the_run_does_not_begin(

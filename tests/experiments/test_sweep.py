@@ -195,6 +195,10 @@ def test_one_process_at_a_time_has_a_sweep(tmp_path: Path) -> None:
             "no such number (did you mean 'episode_return_mean'?)",
         ),
         ([*ONE, "--metric", "modules/defualt/entropy"], "is named modules/default/NAME"),
+        (
+            [*ONE, "--metric", "modules/default/polcy_loss"],
+            "no number 'polcy_loss': did you mean 'modules/default/policy_loss'?",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_starts(

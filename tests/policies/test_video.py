@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -33,6 +35,20 @@ def test_each_episode_is_a_video_of_all_its_steps(tmp_path: Path) -> None:
         assert len(images) == length + 1
         assert np.abs(images[0].astype(int) - images[-1]).max() > 100  # it moves
     assert played.returns == juggler.evaluate(path, episodes=3).returns
+
+
+def test_nothing_is_printed_where_there_is_no_screen(tmp_path: Path) -> None:
+    code = (
+        "from juggler.envrunner.config import EnvRunnerConfig\n"
+        "from juggler.envrunner.environments.video import must_be_filmable\n"
+        "must_be_filmable(EnvRunnerConfig(env='CartPole-v1'), None)\n"
+    )
+    of_a_screen = ("XDG_RUNTIME_DIR", "DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
+    env = {key: value for key, value in os.environ.items() if key not in of_a_screen}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_command_tells_how_far_it_is(

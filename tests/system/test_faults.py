@@ -306,6 +306,8 @@ def test_a_run_all_of_whose_environments_hang_when_its_time_is_up_has_failed(
     end = summary(place.path / "run")
     assert end["env_steps_trained"] > 0
     assert end["reason_for_stop"] == "stop_seconds"
+    events = (place.path / "run" / "events.jsonl").read_text()
+    assert "chosen for impala: lr = " in events, "all that people were told is there"
     place.assert_nothing_is_left()
 
 

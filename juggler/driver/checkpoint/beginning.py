@@ -8,9 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from juggler.driver.agents_config import listed
 from juggler.driver.checkpoint.shared_parts import different_parts
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.module_ids import listed
 from juggler.driver.record.checkpoints import write
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint, CheckpointError, read
 from juggler.runtime.checkpoints.frozen import FROM, WEIGHTS, playing_tree, read_module

@@ -8,7 +8,8 @@ from typing import Any
 
 import gymnasium
 
-from juggler.driver.config import ConfigError, RunConfig, must_suit
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.config_keys import must_suit
 from juggler.driver.workers.module_setups import add_module
 from juggler.driver.workers.module_spaces import Spaces
 from juggler.learner.algorithms.registry import find_algorithm

@@ -6,6 +6,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ class Journal:
         self._shown.stop_waiting()
 
     def start(self, config: Mapping[str, Any]) -> None:
+        with suppress(OSError):  # the first message will tell of it
+            self._path.touch()  # a run of which nobody was told anything has an empty one
         self._shown.start(config)
 
     def update(self, line: Mapping[str, Any]) -> None:

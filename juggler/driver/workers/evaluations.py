@@ -8,7 +8,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from juggler.driver.agents_config import listed
 from juggler.driver.callbacks import Callbacks, Evaluation
 from juggler.driver.checkpoint.best import BestCheckpoint
 from juggler.driver.checkpoint.checkpointing import Checkpointing
@@ -16,6 +15,7 @@ from juggler.driver.checkpoint.restoring import restores
 from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
+from juggler.driver.module_ids import listed
 from juggler.driver.record.candidates import most_steps
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.record.progress import Progress

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,14 @@ def check_package() -> None:
         ) from error
 
 
+def draw_without_screen() -> None:
+    """Have SDL, with which many environments draw, look for no screen and no sound where there is
+    no screen: it would print that XDG_RUNTIME_DIR is missing."""
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+
+
 class _Recording:
     """Makes environments that record. The first is made at once, to check that it renders."""
 
@@ -103,6 +112,7 @@ class _Recording:
         shares: list[list[Path]],
     ) -> None:
         check_package()
+        draw_without_screen()
         self._source, self.__qualname__ = source, name
         self._shares = iter(shares)
         self._first: Env | None = self._make(**env_kwargs)

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments.video import RENDERING, Film, check_package, must_render
+from juggler.envrunner.environments.video import (
+    RENDERING,
+    Film,
+    check_package,
+    draw_without_screen,
+    must_render,
+)
 from juggler.envrunner.multi_agent.making import MultiAgentFactory, find_games, steps_all_at_once
 from juggler.envrunner.multi_agent.pettingzoo_games import native
 
@@ -33,6 +39,7 @@ def record_games(
         ValueError: the environment cannot render images, or a package is missing.
     """
     check_package()
+    draw_without_screen()
     make, name = find_games(config, factory)
     if steps_all_at_once(make):
         raise ValueError(

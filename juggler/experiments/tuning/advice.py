@@ -8,6 +8,7 @@ from pathlib import Path
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.defaults import settled, with_models
+from juggler.driver.given_config import differing
 from juggler.driver.preflight import check_names, rehearse
 from juggler.driver.record.run_directory import to_toml
 from juggler.experiments.tuning.speeds import Expected, Sizes, Speeds, advised, expected
@@ -165,12 +166,13 @@ def lines_of(advice: Advice) -> list[str]:
 
 
 def write(advice: Advice, path: Path) -> None:
-    """Write a file that `juggler train` takes.
+    """Write a file that `juggler train` takes, with the sizes and what else is not as by default.
 
     Raises:
         ConfigError: the file is there, or cannot be written.
     """
-    values = {key: value for key, value in advice.config.flat().items() if key in advice.given}
+    flat = advice.config.flat()
+    values = differing({key: flat[key] for key in flat if key in advice.given}, KEYS)
     told = "# The sizes are those that `juggler tune` advised"
     about = f"{told}: {_told(advice.best)} expected.\n"
     try:

@@ -48,3 +48,9 @@ def test_json_lines_have_the_runs_id(tmp_path: Path) -> None:
         "training CartPole-v1 with impala until it is interrupted",
     )
     assert (second["level"], second["message"]) == ("warning", "trouble")
+
+
+def test_a_run_of_which_nothing_was_told_has_an_empty_file(tmp_path: Path) -> None:
+    journal = Journal(PlainProgress(StringIO()), tmp_path, "run1")
+    journal.start({"env": "CartPole-v1", "algorithm": "impala"})
+    assert (tmp_path / EVENTS_FILE).read_text() == ""

@@ -309,6 +309,11 @@ def test_a_module_that_no_learner_can_have_explore_is_refused() -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
+        (
+            {"replay_selector": "fifo", "replay_ratio": 32.0},
+            "set max_times_sampled to 1 or more, after which it leaves, and replay_ratio, which is "
+            "32, to that or less",
+        ),
         ({"replay_ratio": 0}, "replay_ratio = 0: must be above 0"),
         ({"replay_begin": 200_000}, "so many steps are never kept; set it to 100000 or less"),
         ({"target_share": 1.5}, "target_share = 1.5: must be"),

@@ -17,7 +17,6 @@ const curves = new Map(); // by id of a run
 const places = new Map(); // of the colours of runs
 let runs = [];
 let chosen = location.hash.slice(1).split(",").filter(Boolean);
-let looked = false; // at the runs, once
 let detailed = null; // the id of the run in the details
 let told = null; // about it
 let heard = 0; // when the server answered last
@@ -28,9 +27,8 @@ async function look() {
   const found = await ask("/api/runs");
   runs = found.runs;
   chosen = chosen.filter((id) => runs.some((run) => run.id === id));
-  if ((!looked || !chosen.length) && runs.length && !chosen.length)
+  if (!chosen.length) // one at least is drawn
     chosen = (found.named ? runs.slice(0, MOST_CHOSEN) : runs.slice(0, 1)).map((run) => run.id);
-  looked = true;
   if (!chosen.includes(detailed)) [detailed, told] = [chosen[0] ?? null, null];
   for (const id of chosen) places.has(id) || places.set(id, freePlace());
   await Promise.all(chosen.map(follow));
@@ -100,7 +98,8 @@ function showRuns() {
 
 function choose(id, isChosen) {
   chosen = isChosen ? [...chosen, id] : chosen.filter((each) => each !== id);
-  if (!isChosen) places.delete(id);
+  if (isChosen) places.set(id, freePlace());
+  else places.delete(id);
   history.replaceState(null, "", `#${chosen.join(",")}`);
   again();
 }
@@ -219,8 +218,10 @@ function showDetail() {
 
 let timer = 0;
 let busy = false;
+let asked = false; // for another look while one is under way
 
 async function again() {
+  asked = busy;
   if (busy) return;
   busy = true;
   clearTimeout(timer);
@@ -243,7 +244,7 @@ async function again() {
   if (Date.now() - heard < 4000) connection(runs.some((run) => run.state === "running") ? "live" : "no run is going on", "");
   busy = false;
   const isLive = runs.some((run) => run.state === "running" && chosen.includes(run.id));
-  timer = setTimeout(again, isLive ? 1000 : 3000);
+  timer = setTimeout(again, asked ? 0 : isLive ? 1000 : 3000);
 }
 
 function connection(text, state) {

@@ -36,9 +36,11 @@ export function quantity(value) {
 
 export function duration(seconds) {
   if (!isNumber(seconds)) return "–";
-  if (seconds < 60) return seconds.toFixed(seconds < 10 ? 1 : 0) + " s";
+  if (seconds < 9.95) return seconds.toFixed(1) + " s";
+  const whole = Math.round(seconds); // before it is split: never 1 min 60 s
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
   const minutes = Math.round(seconds / 60);
-  if (minutes < 60) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
   const hours = Math.floor(minutes / 60);
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} days`;
 }

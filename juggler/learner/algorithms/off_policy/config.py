@@ -78,6 +78,13 @@ class OffPolicyConfig(KeptConfig):
                 f"{self.replay_capacity}: so many steps are never kept; set it to "
                 f"{self.replay_capacity} or less"
             )
+        in_order = self.replay_selector != "random"
+        if in_order and not self.max_times_sampled and self.replay_ratio > 1:
+            raise ValueError(
+                f"replay_selector = {self.replay_selector!r} draws the same step again and again: "
+                "set max_times_sampled to 1 or more, after which it leaves, and replay_ratio, "
+                f"which is {self.replay_ratio:g}, to that or less"
+            )
         self.replay_rules().check()
         if 0 < self.max_times_sampled < self.replay_ratio:
             raise ValueError(
