@@ -39,6 +39,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sequences": {**SEQUENCES, "prioritized": False},
     "sequences by priority": {**SEQUENCES, "prioritized": True},
 }
+#: How many rows are kept in the same cycle, each beside the other.
+FEW, MANY = 10_000, 1_000_000
+SCALED: dict[str, dict[str, Any]] = {
+    "transitions": {**TRANSITIONS, "prioritized": False},
+    "transitions by priority": {**TRANSITIONS, "prioritized": True},
+    "sequences of 8": {**SEQUENCES, "steps": 8, "prioritized": False},
+    "sequences of 8 by priority": {**SEQUENCES, "steps": 8, "prioritized": True},
+}
 
 
 def ours(setting: dict[str, Any]) -> Any:
@@ -111,34 +119,27 @@ def commands_for(setting: dict[str, Any], peers: str | None) -> dict[str, list[s
     return commands
 
 
-def compare(
-    name: str,
-    setting: dict[str, Any],
-    commands: dict[str, list[str]],
-    rounds: int,
-    cycles: int = 100,
-) -> None:
-    """Print the times of processes that take turns, by name, as ratios to that of "ours".
+def compare(name: str, buffers: dict[str, Buffer], rounds: int, cycles: int = 100) -> None:
+    """Print the times of processes that take turns, by name, as ratios to that of the first.
 
     Args:
         name: of the setting.
-        setting: that each process is told.
-        commands: that start them.
+        buffers: the processes.
         rounds: turns of each.
         cycles: of each turn.
     """
-    buffers = {key: Buffer(command, setting) for key, command in commands.items()}
     times: dict[str, list[float]] = {key: [] for key in buffers}
     for _ in range(rounds):
         for key, buffer in buffers.items():
             times[key].append(buffer.time(cycles))
     for buffer in buffers.values():
         buffer.close()
+    first = next(iter(times))
     for key, values in times.items():
-        ratios = [each / own for each, own in zip(values, times["ours"], strict=True)]
+        ratios = [each / own for each, own in zip(values, times[first], strict=True)]
         print(
             f"{name}: {key} {statistics.median(values):.0f} us, least {min(values):.0f} us, "
-            f"{statistics.median(ratios):.2f} of ours ({min(ratios):.2f} to {max(ratios):.2f})",
+            f"{statistics.median(ratios):.2f} of {first} ({min(ratios):.2f} to {max(ratios):.2f})",
             flush=True,
         )
 
@@ -159,4 +160,13 @@ if __name__ == "__main__":
             print((process_time() - started) / int(line) * 1e6, flush=True)
     else:
         for each, given in SETTINGS.items():
-            compare(each, given, commands_for(given, options.peers), options.rounds)
+            commands = commands_for(given, options.peers)
+            buffers = {key: Buffer(command, given) for key, command in commands.items()}
+            compare(each, buffers, options.rounds)
+        for each, given in SCALED.items():
+            (command,) = commands_for(given, None).values()
+            buffers = {
+                f"{count:,} kept": Buffer(command, {**given, "capacity": count})
+                for count in (FEW, MANY)
+            }
+            compare(each, buffers, options.rounds)

@@ -46,7 +46,7 @@ def taken(table: Table, selection: Selection, count: int) -> list[int]:
     return numbers
 
 
-@pytest.mark.parametrize("capacity", [1, 2, 3, 7, 8, 9, 100])
+@pytest.mark.parametrize("capacity", [1, 2, 3, 15, 16, 17, 300])
 def test_the_least_keys_are_found_as_by_sorting_all(capacity: int) -> None:
     rng, tree, keys = (
         np.random.default_rng(capacity),

@@ -2,40 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+#: Children of an inner node. NumPy joins many at once in little more time than two, and a tree of
+#: many children has few levels: five for a million slots, where pairs would have twenty.
+_WIDTH = 16
+
 
 class _SlotTree:
-    """Numbers by slot, in the leaves of a binary tree whose inner nodes join their two children.
+    """Numbers by slot, in the leaves of a tree whose inner nodes join their children.
 
     An inner node is computed anew whenever one of its children changes, so rounding errors do not
     add up. All methods take whole arrays of slots, and cost the logarithm of their number.
     """
 
-    def __init__(self, capacity: int, empty: float, join: Callable[[Any, Any], Any]) -> None:
-        self._depth = max(0, capacity - 1).bit_length()
-        self._leaves = 1 << self._depth
-        self._nodes = np.zeros(2 * self._leaves)  # [2 leaves]; node 1 is the root
-        if empty:  # else memory is taken as slots are used
-            self._nodes[:] = empty
+    def __init__(self, capacity: int, empty: float, join: np.ufunc) -> None:
         self._join = join
+        self._levels: list[NDArray[np.float64]] = []  # [n] each, of which the last has the root
+        count = max(1, capacity)
+        while count > 1 or not self._levels:
+            count = -(-count // _WIDTH)  # nodes that join these
+            level = np.zeros(count * _WIDTH)  # memory is taken as slots are used
+            if empty:
+                level[:] = empty
+            self._levels.append(level)
+        self._levels.append(np.full(1, empty))
 
     def __getitem__(self, slots: NDArray[np.intp]) -> NDArray[np.float64]:
         """The numbers [B] of slots [B]."""
-        return self._nodes[self._leaves + slots]
+        return self._levels[0][slots]
 
     def __setitem__(self, slots: NDArray[np.intp], numbers: NDArray[np.float64] | float) -> None:
         """Set the numbers [B] of slots [B]; of a slot that is named twice, the last one counts."""
-        nodes, tree = self._leaves + slots, self._nodes  # [B], [2 leaves]
-        tree[nodes] = numbers
-        for _ in range(self._depth):
-            # A parent of two of them is computed twice: faster than to find out which are.
-            nodes = nodes >> 1
-            tree[nodes] = self._join(tree[2 * nodes], tree[2 * nodes + 1])
+        self._levels[0][slots] = numbers
+        nodes, of_runs = slots, True
+        for below, level in pairwise(self._levels):
+            nodes = nodes // _WIDTH  # [b]
+            if of_runs:  # successive slots have the same parents
+                differs = np.ones(len(nodes), np.bool_)  # [b]
+                np.not_equal(nodes[1:], nodes[:-1], out=differs[1:])
+                before, nodes = len(nodes), nodes[differs]
+                of_runs = len(nodes) < before
+            children = below.reshape(-1, _WIDTH).take(nodes, 0)  # [b, W]
+            level[nodes] = self._join.reduce(children.T.copy(), axis=0)  # faster than axis 1
 
 
 class SumTree(_SlotTree):
@@ -51,23 +63,27 @@ class SumTree(_SlotTree):
     @property
     def total(self) -> float:
         """The sum of all weights."""
-        return float(self._nodes[1])
+        return float(self._levels[-1][0])
 
     def find(self, sums: NDArray[np.float64]) -> NDArray[np.intp]:
         """The slots [B] in which running sums [B], each in [0, total), lie.
 
         A slot without weight is never found, as long as there is one with weight.
         """
-        rest, tree = sums.copy(), self._nodes  # [B], [2 leaves]
-        nodes = np.ones(len(rest), np.intp)  # [B]
-        for _ in range(self._depth):
-            nodes = 2 * nodes
-            left = tree[nodes]  # [B]
-            # Rounding may leave a little more than the left sum for a right one of 0.
-            right = ((rest >= left) & (tree[nodes + 1] > 0)) | (left == 0)  # [B]
-            rest -= left * right
-            nodes += right
-        return nodes - self._leaves
+        rest, rows = sums.copy(), np.arange(len(sums))  # [B] both
+        nodes = np.zeros(len(sums), np.intp)  # [B]
+        running = np.zeros((_WIDTH + 1, len(sums)))  # [W + 1, B] sums of the children before each
+        for level in reversed(self._levels[:-1]):
+            children = level.reshape(-1, _WIDTH).take(nodes, 0).T  # [W, B]
+            for place in range(_WIDTH):  # faster than `cumsum`
+                np.add(running[place], children[place], out=running[place + 1])
+            places = (running[1:] <= rest).sum(0)  # [B]
+            # Rounding may leave a little more than there is: then it is the last one with weight.
+            for row in np.flatnonzero(places == _WIDTH):
+                places[row] = np.flatnonzero(children[:, row])[-1:].sum()
+            rest -= running[places, rows]
+            nodes = nodes * _WIDTH + places
+        return nodes
 
 
 class LeastTree(_SlotTree):
@@ -85,16 +101,15 @@ class LeastTree(_SlotTree):
         empty."""
         if count < 1:
             return np.zeros(0, np.intp)
-        nodes, keys = np.ones(1, np.intp), self._nodes[1:2]  # [b] both, b at most 2 count
-        for level in range(self._depth + 1):
-            if level:
-                nodes = (2 * nodes[:, None] + (0, 1)).ravel()  # [2 b]
-                keys = self._nodes[nodes]
+        nodes, keys = np.zeros(1, np.intp), self._levels[-1]  # [b] both
+        for level in reversed(self._levels[:-1]):
+            nodes = nodes[np.isfinite(keys)]  # below others there is nothing
+            nodes = (nodes[:, None] * _WIDTH + np.arange(_WIDTH)).ravel()  # [W b]
+            keys = level[nodes]
             # Those of the wanted leaves are below the least nodes of every level.
             if len(nodes) > count:
                 kept = np.argpartition(keys, count - 1)[:count]  # [count]
                 nodes, keys = nodes[kept], keys[kept]
         order = np.argsort(keys, kind="stable")  # [b]
         order = order[np.isfinite(keys[order])]
-        slots: NDArray[np.intp] = nodes[order] - self._leaves
-        return slots
+        return nodes[order]
