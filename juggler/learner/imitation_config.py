@@ -26,6 +26,10 @@ class ImitationConfig:
     """Steps of the policy in one step of the discriminator's optimizer, and as many demonstrated
     ones beside them. It sees each step of a sample once."""
 
+    gradient_penalty: float = 10.0
+    """Weight of a penalty that keeps the discriminator smooth: the norm of its gradient between
+    demonstrated steps and others is drawn towards 1. 0: none."""
+
     limit: float = 2.0
     """Rewards are clipped to [-limit, limit]."""
 
@@ -59,6 +63,10 @@ class ImitationConfig:
         for key in ("lr", "minibatch_size", "limit"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"imitation.{key} = {getattr(self, key)}: must be above 0")
+        if not self.gradient_penalty >= 0:
+            raise ValueError(
+                f"imitation.gradient_penalty = {self.gradient_penalty}: must be at least 0"
+            )
         try:
             ModelConfig.parse(self.model)
         except ValueError as error:

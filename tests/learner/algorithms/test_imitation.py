@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,11 +23,14 @@ from juggler.learner.algorithms.dqn.config import DqnConfig
 from juggler.learner.algorithms.dqn.core import Dqn
 from juggler.learner.algorithms.imitation.demonstrations import Demonstrations
 from juggler.learner.algorithms.imitation.discriminator import Discriminator, Logits
+from juggler.learner.algorithms.imitation.gradient_penalty import gradient_penalties
+from juggler.learner.algorithms.imitation.shown import Shown
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.core.gradient_core import GradientCore
+from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import ALONE, Columns
 from juggler.learner.core.transitions import rows_of_transitions
 from juggler.learner.data.collate import collate
@@ -82,13 +86,19 @@ def own(shown: str) -> ImitationConfig:
 
 def network_of(state: dict[str, Any]) -> Logits:
     """The discriminator of a state, as a module of its own."""
-    box = spaces.Box(-10, 10, (4,), np.float32)
-    space = spaces.Dict({"observation": box, "action": TWO})
+    sizes = {"0": 4, "1": 2}  # of observations, and of one-hot actions
+    space = spaces.Dict(
+        {name: spaces.Box(-10, 10, (size,), np.float32) for name, size in sizes.items()}
+    )
     network, rest = Logits(space, ModelConfig.parse(MODEL)), state["trained"]
     for parameter in network.parameters():
         parameter.data = rest[: parameter.numel()].view_as(parameter).clone()
         rest = rest[parameter.numel() :]
     return network
+
+
+def one_hot(actions: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.one_hot(actions.long(), 2).float()
 
 
 class Slow:
@@ -105,10 +115,7 @@ class Slow:
 
     def logit(self, observation: np.ndarray, action: int) -> float:
         x = ((observation - self.mean) / self.deviation).clip(-10, 10)
-        step = {
-            "observation": torch.from_numpy(x).float()[None],
-            "action": torch.tensor([action]),
-        }
+        step = {"0": torch.from_numpy(x).float()[None], "1": one_hot(torch.tensor([action]))}
         with torch.no_grad():
             return float(self.network(step))
 
@@ -160,10 +167,94 @@ def test_who_cannot_be_told_from_the_demonstrations_gains_nothing_by_living_long
     assert not changed.any(), "neither by living nor by ending"
 
 
-def test_one_step_of_the_discriminator_is_adams_on_both_losses(
-    make_batch: MakeBatch, shown: str, own: ImitationConfig
+def test_every_step_is_shown_as_numbers_and_box_actions_within_their_bounds() -> None:
+    generator = np.random.default_rng(0)
+    position = spaces.Box(-np.inf, np.inf, (2, 3), np.float32)
+    observations = spaces.Dict(
+        {
+            "action_mask": spaces.MultiBinary(2),
+            "position": position,
+            "room": spaces.Discrete(3, start=5),
+            "switches": spaces.MultiBinary(4),
+        }
+    )
+    acted = spaces.Box(np.array([-1, 0]), np.array([1, 3]), dtype=np.float32)
+    x = generator.normal(3, 2, (7, 2, 3)).astype(np.float32)
+    actions = generator.normal(0, 4, (7, 2)).astype(np.float32)
+    rooms, switches = generator.integers(5, 8, 7), generator.integers(0, 2, (7, 4))
+    seen = {
+        "action_mask": torch.ones(7, 2),
+        "position": torch.from_numpy(x),
+        "room": torch.from_numpy(rooms),
+        "switches": torch.from_numpy(switches),
+    }
+    demonstrations = Demonstrations(seen, torch.from_numpy(actions), torch.zeros(7).bool())
+    shown = Shown(observations, acted, demonstrations)
+    given = torch.tensor([[-50.0, 50.0], [0.5, 2.0]])
+    first = {key: each[:2] for key, each in seen.items()}
+    found = shown(first, given)
+    assert [found[key].shape[1:] for key in "0123"] == [
+        shown.space[key].shape for key in shown.space
+    ]
+    x, kept = x.astype(np.float64), np.clip(actions, acted.low, acted.high).astype(np.float64)
+    expected = {
+        "0": ((x - x.mean(0)) / (x.std(0) + 1e-4)).clip(-10, 10)[:2],
+        "1": np.eye(3)[rooms[:2] - 5],
+        "2": switches[:2],
+        "3": (np.array([[-1, 3], [0.5, 2]]) - kept.mean(0)) / (kept.std(0) + 1e-4),
+    }
+    for key, values in expected.items():
+        np.testing.assert_allclose(found[key].numpy(), values, rtol=1e-4, atol=1e-5)
+
+
+def slow_penalties(
+    logit: Callable[[np.ndarray], float], some: np.ndarray, others: np.ndarray, shares: np.ndarray
+) -> np.ndarray:
+    """Gradient penalties [B] of rows [B, F], by central differences in float64."""
+    found = []
+    for x, y, share in zip(some, others, shares, strict=True):
+        between = share * x + (1 - share) * y
+        slopes = [
+            (logit(between + step) - logit(between - step)) / 2e-5 for step in 1e-5 * np.eye(len(x))
+        ]
+        found.append((np.linalg.norm(slopes) - 1) ** 2)
+    return np.array(found)
+
+
+def test_a_gradient_penalty_and_its_gradient_are_those_of_central_differences() -> None:
+    generator = np.random.default_rng(0)
+    weights = generator.normal(size=(7, 5))
+    out = generator.normal(size=5)
+    rows = {name: generator.normal(size=(2, 6, size)) for name, size in (("a", 4), ("b", 3))}
+    shares = generator.uniform(size=6)
+    some, others = (np.concatenate([rows["a"][i], rows["b"][i]], 1) for i in (0, 1))
+
+    def slow(weights: np.ndarray) -> float:
+        found = slow_penalties(lambda x: np.tanh(x @ weights) @ out, some, others, shares)
+        return float(found.sum())
+
+    trained = torch.from_numpy(weights).requires_grad_()
+
+    def values(x: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.tanh(torch.cat([x["a"], x["b"]], 1) @ trained) @ torch.from_numpy(out)
+
+    first, second = ({name: torch.from_numpy(x[i]) for name, x in rows.items()} for i in (0, 1))
+    total = gradient_penalties(values, first, second, torch.from_numpy(shares)).sum()
+    assert float(total.detach()) == pytest.approx(slow(weights), rel=1e-6)
+    (gradient,) = torch.autograd.grad(total, trained)
+    for place in ((0, 0), (3, 2), (6, 4)):
+        step = np.zeros_like(weights)
+        step[place] = 1e-4
+        slope = (slow(weights + step) - slow(weights - step)) / 2e-4
+        assert float(gradient[place]) == pytest.approx(slope, rel=1e-3)
+
+
+@pytest.mark.parametrize("weight", [0.0, 10.0])
+def test_one_step_of_the_discriminator_is_adams_on_both_losses_and_the_penalty(
+    make_batch: MakeBatch, shown: str, own: ImitationConfig, weight: float
 ) -> None:
-    core = Discriminator(make_inner("impala"), replace(own, minibatch_size=1024))
+    own = replace(own, minibatch_size=1024, gradient_penalty=weight)
+    core = Discriminator(make_inner("impala"), own)
     state = changed_state(core)
     begun = state["own"]["default"]
     columns = collate([make_batch(4, 9, seed=1)])
@@ -182,32 +273,61 @@ def test_one_step_of_the_discriminator_is_adams_on_both_losses(
     live, ends = columns["live"], columns["terminated"] & columns["live"]
     (shown_steps,) = drawn
     assert len(shown_steps.terminated) == live.numel()
+    absorbing = torch.nn.Parameter(slow.network.absorbing.detach().double())
+    layers = [each for each in slow.network.modules() if isinstance(each, torch.nn.Linear)]
+    hidden, head = (deepcopy(each).double() for each in layers)
+    parameters = [absorbing, *hidden.parameters(), *head.parameters()]
+
+    def logits(x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = head(torch.tanh(hidden(x))).squeeze(-1)
+        return found
+
+    def seen(observations: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        x = (observations.double() - torch.from_numpy(slow.mean)) / torch.from_numpy(slow.deviation)
+        return torch.cat([x.clamp(-10, 10), one_hot(actions).double()], 1)
 
     def costs(observations: torch.Tensor, actions: torch.Tensor, sign: int) -> torch.Tensor:
-        x = (observations.double() - torch.from_numpy(slow.mean)) / torch.from_numpy(slow.deviation)
-        step = {"observation": x.clamp(-10, 10).float(), "action": actions}
-        return -torch.log(torch.sigmoid(-sign * slow.network(step)))
+        return -torch.log(torch.sigmoid(-sign * logits(seen(observations, actions))))
 
     policy = costs(columns["observations"][live], columns["actions"][live], 1).sum()
-    policy = policy - ends.sum() * torch.log(1 - torch.sigmoid(slow.network.absorbing))
+    policy = policy - ends.sum() * torch.log(1 - torch.sigmoid(absorbing))
     policy = policy / (live.sum() + ends.sum())
     real = costs(shown_steps.observations, shown_steps.actions, -1).sum()
     last = shown_steps.terminated.sum()
-    real = real - last * torch.log(torch.sigmoid(slow.network.absorbing))
+    real = real - last * torch.log(torch.sigmoid(absorbing))
     real = real / (len(shown_steps.terminated) + last)
-    loss = float(found[2]["default"]["discriminator_loss"])
+    metrics = found[2]["default"]
+    loss = float(metrics["discriminator_loss"])
     assert loss == pytest.approx(float((policy + real).detach()), rel=1e-4)
-    adam = torch.optim.Adam(slow.network.parameters(), lr=own.lr)
-    (policy + real).backward()  # type: ignore[no-untyped-call]
+    # Each step of the policy is paired with the demonstration at its place in a random order.
+    order = uniform(mixed(begun["key"]), (live.numel(),)).argsort()
+    flat = columns["observations"].flatten(0, 1)[order], columns["actions"].flatten()[order]
+    shares = uniform(mixed(begun["key"]) ^ 2, (live.numel(),)).double()
+    chosen = live.flatten()[order]
+    some, others = seen(*flat), seen(shown_steps.observations, shown_steps.actions)
+    pairs = {"all": some}, {"all": others}
+    penalties = gradient_penalties(lambda x: logits(x["all"]), *pairs, shares)[chosen]
+    by_hand = slow_penalties(
+        lambda x: float(logits(torch.from_numpy(x)).detach()),
+        *(x[chosen].numpy() for x in (some, others, shares)),
+    )
+    np.testing.assert_allclose(penalties.detach().numpy(), by_hand, rtol=1e-4, atol=1e-8)
+    assert float(metrics["gradient_penalty"]) == pytest.approx(weight * by_hand.mean(), rel=1e-4)
+    adam = torch.optim.Adam(parameters, lr=own.lr)
+    (policy + real + weight * penalties.mean()).backward()
     adam.step()
-    expected = torch.cat([parameter.detach().flatten() for parameter in slow.network.parameters()])
+    expected = torch.cat([parameter.detach().flatten().float() for parameter in parameters])
     # Adam's first step is the sign of the gradient: where that is nearly 0, it is either.
     close = (found[0]["default"]["trained"] - expected).abs() < 1e-5
     assert close.float().mean() > 0.97
 
 
-def test_it_learns_to_tell_them_apart(make_batch: MakeBatch, own: ImitationConfig) -> None:
-    core = Discriminator(make_inner("impala"), replace(own, lr=1e-2))
+@pytest.mark.parametrize(("penalty", "low", "high"), [(0.0, 0.0, 0.3), (10.0, 0.4, 0.9)])
+def test_it_learns_to_tell_them_apart_and_is_smooth_with_a_penalty(
+    make_batch: MakeBatch, own: ImitationConfig, penalty: float, low: float, high: float
+) -> None:
+    own = replace(own, lr=1e-2, gradient_penalty=penalty)
+    core = Discriminator(make_inner("impala"), own)
     state = core.init(0)
     columns = collate([make_batch(8, 16, seed=1)])
     columns["observations"] = columns["observations"] + 5
@@ -215,7 +335,7 @@ def test_it_learns_to_tell_them_apart(make_batch: MakeBatch, own: ImitationConfi
         output = core.step(state, {"default": columns})
         state = output.state
     metrics = output.metrics["default"]
-    assert float(metrics["discriminator_loss"]) < 0.3
+    assert low < float(metrics["discriminator_loss"]) < high
     assert float(metrics["taken_for_demonstrated"]) < 0.1
 
 
@@ -282,6 +402,10 @@ def test_what_cannot_imitate_says_so(own: ImitationConfig, shown: str) -> None:
         ({"imitation": {"limit": 2.0}}, "imitation needs demonstrations"),
         ({"imitation": {"demonstration": "x"}}, "did you mean 'demonstrations'"),
         ({"imitation": {"demonstrations": "x", "lr": 0}}, r"imitation\.lr = 0"),
+        (
+            {"imitation": {"demonstrations": "x", "gradient_penalty": -1}},
+            r"imitation\.gradient_penalty = -1\.0: must be at least 0",
+        ),
         (
             {"imitation": {"demonstrations": "x"}, "algorithm": "bc", "dataset": "x"},
             "nothing that it does is ever rewarded",

@@ -2,11 +2,16 @@
 absorbing states and with a replay, Kostrikov et al. 2019, "Discriminator-Actor-Critic: Addressing
 Sample Inefficiency and Reward Bias in Adversarial Imitation Learning".
 
-A discriminator D(x, a) learns which steps were demonstrated. It minimizes, as means over steps,
+A discriminator D(x, a) learns which steps were demonstrated. With its logits
+l(x, a) = log D - log(1 - D), it minimizes the sum of three means
 
-    - log D(x, a) of demonstrated steps    - log(1 - D(x, a)) of those of the policy
+    - log D(x, a)                           over demonstrated steps
+    - log(1 - D(x, a))                      over those of the policy
+    gradient_penalty (|∇ l(x, a)| - 1)²     over pairs of both, at a random place between the two
 
-and the policy learns from the reward
+The penalty is that of Gulrajani et al. 2017. It keeps the logits smooth, so that they fall with the
+distance from what was demonstrated: without it they soon are as low as they can be everywhere else,
+and the policy does not learn from them in which direction to go. The policy learns from the reward
 
     r(x, a) = log D(x, a) - log(1 - D(x, a))
 
@@ -27,13 +32,13 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium
-import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from juggler.learner.algorithms.imitation.demonstrations import Demonstrations
+from juggler.learner.algorithms.imitation.gradient_penalty import gradient_penalties
+from juggler.learner.algorithms.imitation.shown import Shown
 from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
 from juggler.learner.core.around_core import AroundCore, AroundState
 from juggler.learner.core.gradient_core import GradientCore
@@ -44,18 +49,14 @@ from juggler.learner.core.own_network import LossSum, OwnNetwork
 from juggler.learner.core.transitions import DISCOUNTS
 from juggler.learner.imitation_config import ImitationConfig
 from juggler.runtime.checkpoints.checkpoint import IMITATION
-from juggler.runtime.connectors.leaves import at, replaced, space_with
 from juggler.runtime.modules import columns as c
-from juggler.runtime.modules.encoders import build_encoder, feature_size, without_mask
+from juggler.runtime.modules.encoders import build_encoder, feature_size
 from juggler.runtime.modules.layers import initialized
 from juggler.runtime.modules.model_config import ModelConfig
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.wire.structures import space_leaves, tree_map
-from juggler.runtime.wire.trees import Path
+from juggler.runtime.wire.structures import tree_map
 
 Space = gymnasium.Space[Any]
-_CLIP = 10.0  # of normalized observations
-_EPSILON = 1e-4  # added to standard deviations
 
 
 class Logits(nn.Module):
@@ -68,7 +69,7 @@ class Logits(nn.Module):
         self.absorbing = nn.Parameter(torch.zeros(()))  # []
 
     def forward(self, steps: Any) -> Tensor:
-        """Observations and actions [B, ...] -> [B]; None, for the absorbing state -> []."""
+        """Shown steps [B, ...] -> [B]; None, for the absorbing state -> []."""
         if steps is None:
             return self.absorbing
         logits: Tensor = self.head(self.encoder(steps)).squeeze(-1)  # [B]
@@ -79,50 +80,17 @@ class Imitator:
     """The demonstrations for one module, how they are shown to the discriminator, and that."""
 
     def __init__(self, module_id: str, module: RLModule, config: ImitationConfig) -> None:
-        observations, actions = without_mask(module.observation_space), module.action_space
-        self.demonstrations = Demonstrations.read(
-            config.demonstrations, module.observation_space, actions
-        )
-        self._moments: dict[Path, tuple[Tensor, Tensor]] = {}  # mean and deviation, [...] both
-        boxes: dict[Path, Space] = {}
-        for path, leaf in space_leaves(observations):
-            if isinstance(leaf, spaces.Box):
-                x = at(self.demonstrations.observations, path).double()  # [M, ...]
-                deviation = x.std(0, correction=0) + _EPSILON  # [...]
-                self._moments[path] = x.mean(0).float(), deviation.float()
-                boxes[path] = spaces.Box(-_CLIP, _CLIP, leaf.shape, np.float32)
-        self._bounds = {
-            path: leaf for path, leaf in space_leaves(actions) if isinstance(leaf, spaces.Box)
-        }
-        space = spaces.Dict({"observation": space_with(observations, boxes), "action": actions})
-        model = ModelConfig.parse(config.model)
+        observations, actions = module.observation_space, module.action_space
+        self.demonstrations = Demonstrations.read(config.demonstrations, observations, actions)
+        self.shown = Shown(observations, actions, self.demonstrations)
+        space, model = self.shown.space, ModelConfig.parse(config.model)
         self.network = OwnNetwork(f"{module_id} imitation", lambda: Logits(space, model))
 
     def on(self, device: torch.device) -> None:
         """Keep all on this device."""
         if self.demonstrations.terminated.device != device:
             self.demonstrations = self.demonstrations.on(device)
-            self._moments = {
-                path: (mean.to(device), deviation.to(device))
-                for path, (mean, deviation) in self._moments.items()
-            }
-
-    def shown(self, observations: Any, actions: Any) -> Any:
-        """Observations normalized by those of the demonstrations, and actions as an environment
-        gets them, within the bounds of a Box."""
-        leaves = {
-            path: ((at(observations, path).float() - mean) / deviation).clamp(-_CLIP, _CLIP)
-            for path, (mean, deviation) in self._moments.items()
-        }  # [B, ...]
-        acted = {}
-        for path, box in self._bounds.items():
-            x = at(actions, path)  # [B, ...]
-            low, high = (torch.as_tensor(y).to(x) for y in (box.low, box.high))  # [...] both
-            acted[path] = torch.minimum(torch.maximum(x, low), high)  # [B, ...]
-        return {
-            "observation": replaced(observations, leaves) if leaves else observations,
-            "action": replaced(actions, acted) if acted else actions,
-        }
+            self.shown.to(device)
 
 
 class Discriminator(AroundCore):
@@ -195,10 +163,11 @@ class Discriminator(AroundCore):
                 changed[module_id], found[module_id] = self._rewarded(module_id, own, columns)
             after[module_id], losses = self._trained(module_id, own, columns, seam)
             if columns is not None:
-                policy_loss, demonstration_loss = losses.unbind()  # [] both
+                policy_loss, demonstration_loss, penalty = losses.unbind()  # [] each
                 metrics[module_id] = {
                     **found[module_id],
                     "discriminator_loss": policy_loss + demonstration_loss,
+                    "gradient_penalty": penalty,
                 }
         return after, changed, metrics
 
@@ -235,7 +204,7 @@ class Discriminator(AroundCore):
     def _trained(
         self, module_id: str, own: dict[str, Any], columns: Columns | None, seam: Seam
     ) -> tuple[dict[str, Any], Tensor]:
-        """The state after some steps of the optimizer, and the means of both losses [2]. Without a
+        """The state after some steps of the optimizer, and the means of its losses [3]. Without a
         sample, this learner takes part in those of the others."""
         imitator, count, each = self._imitators[module_id], self._minibatches, []
         network = imitator.network
@@ -246,7 +215,7 @@ class Discriminator(AroundCore):
             order = uniform(mixed(own["key"]), (live.numel(),)).argsort()  # [N T]
             parts = list(order.tensor_split(count))  # [B] each
         for part in parts:
-            losses = [network.nothing(own)] * 2
+            losses = [network.nothing(own)] * 3
             if part is not None and part.numel():
                 policy = tree_map(lambda x, part=part: x[part], steps)  # [B, ...]
                 shown = imitator.demonstrations
@@ -258,10 +227,28 @@ class Discriminator(AroundCore):
                 losses = [
                     _loss(network, own, policy, live[part], ends[part], softplus),
                     _loss(network, own, demonstrated, some, some & drawn.terminated, _negative),
+                    self._penalty(network, own, policy, demonstrated, live[part]),
                 ]
             own, means = network.stepped(own, losses, self.own.lr, seam)
-            each.append(means)  # [2]
+            each.append(means)  # [3]
         return own, torch.stack(each).mean(0)
+
+    def _penalty(
+        self, network: OwnNetwork, own: dict[str, Any], policy: Any, demonstrated: Any, live: Tensor
+    ) -> LossSum:
+        """The gradient penalty between live [B] steps of the policy and demonstrated ones."""
+        if not self.own.gradient_penalty:
+            return network.nothing(own)
+        shares = uniform(mixed(own["key"]) ^ 2, (len(live),))  # [B]
+
+        def total(trained: Tensor) -> Tensor:
+            def logits(steps: Any) -> Tensor:
+                return network(own, trained, steps)  # [B]
+
+            penalties = gradient_penalties(logits, policy, demonstrated, shares)  # [B]
+            return self.own.gradient_penalty * torch.where(live, penalties, 0.0).sum()  # []
+
+        return network.loss_sum(own, total, live.sum())
 
 
 def terminated(columns: Columns) -> Tensor:
