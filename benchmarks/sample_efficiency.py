@@ -1,20 +1,26 @@
 """The return over steps, compared with Stable-Baselines3: PPO with the same hyper-parameters.
 
+python benchmarks/sample_efficiency.py
+python benchmarks/sample_efficiency.py --off-policy --seeds 1    # SAC and TD3 in place of PPO
+
 JUGGLER_SB3_PYTHON must name a Python with stable-baselines3; it need not be this one.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
-from commands import HERE, environment, table, train
+from commands import HERE, environment, table, train, trained_run
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -73,12 +79,7 @@ class Task:
             "gae_lambda": self.lambda_,
         }
         given = {"env": self.env, "n_envs": self.envs, "steps": self.steps, "seed": seed}
-        script = HERE / "peers/sb3_ppo.py"
-        command = [os.environ[THEIR_PYTHON], str(script), json.dumps({**given, "ppo": ppo})]
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, check=True, env=environment()
-        )
-        found = json.loads(done.stdout.splitlines()[-1])
+        found = _theirs({**given, "algorithm": "PPO", "keys": ppo})
         return found["steps"], found["returns"]
 
 
@@ -89,13 +90,80 @@ TASKS = (
 )
 
 
-def measure(picture: Path, seeds: range = SEEDS, tasks: tuple[Task, ...] = TASKS) -> str:
-    """The table; draws the curves into `picture`."""
+@dataclass(frozen=True)
+class OffPolicy:
+    """Pendulum as a configuration of ours that ships has it, and as much for Stable-Baselines3."""
+
+    name: str
+    steps: int = 20_000
+
+    def ours(self, seed: int) -> float:
+        """The mean return of 100 episodes of greedy play at the end."""
+        import juggler
+
+        options = ("--synchronous", "--stop-return", "0", "--stop-steps", str(self.steps))
+        run = trained_run(f"pendulum-{self.name}", seed, (*options, "--no-confirm"))
+        played = juggler.evaluate(run, episodes=100, seed=1000)
+        shutil.rmtree(run.parent)
+        return played.mean
+
+    def theirs(self, seed: int) -> float:
+        keys = {
+            "learning_rate": 1e-3,
+            "buffer_size": 100_000,
+            "learning_starts": 1000,
+            "batch_size": 256,
+            "train_freq": 8,  # of each of four environments
+            "gradient_steps": 32,
+            "policy_kwargs": {"net_arch": [256, 256]},
+        }
+        found = _theirs(
+            {
+                "env": "Pendulum-v1",
+                "n_envs": 4,
+                "steps": self.steps,
+                "seed": seed,
+                "algorithm": self.name.upper(),
+                "keys": keys,
+                "noise": 0.1 if self.name == "td3" else None,
+            }
+        )
+        greedy: float = found["greedy"]
+        return greedy
+
+
+def measure_off_policy(seeds: range) -> str:
+    """The table of SAC and TD3."""
+    _must_have_theirs()
+    rows = []
+    for task in (OffPolicy("sac"), OffPolicy("td3")):
+        for side, play in (("Juggler", task.ours), ("Stable-Baselines3", task.theirs)):
+            returns = [play(seed) for seed in seeds]
+            cells = [f"{each:.0f}" for each in returns]
+            rows.append([task.name.upper(), side, *cells, f"**{median(returns):.0f}**"])
+            print(*rows[-1], flush=True)
+    return table("SAC and TD3", ["", "", *(f"seed {seed}" for seed in seeds), "median"], rows)
+
+
+def _theirs(given: dict[str, Any]) -> dict[str, Any]:
+    """What their script has found."""
+    command = [os.environ[THEIR_PYTHON], str(HERE / "peers/sb3_curves.py"), json.dumps(given)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment())
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _must_have_theirs() -> None:
     if not os.environ.get(THEIR_PYTHON):
         raise SystemExit(
             f"sample_efficiency needs a Python with stable-baselines3, which {THEIR_PYTHON} names: "
             "benchmarks/README.md says how to get one"
         )
+
+
+def measure(picture: Path, seeds: range = SEEDS, tasks: tuple[Task, ...] = TASKS) -> str:
+    """The table; draws the curves into `picture`."""
+    _must_have_theirs()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         runs = {
             (task, seed): (pool.submit(task.ours, seed), pool.submit(task.theirs, seed))
@@ -146,4 +214,12 @@ def _draw(drawn: dict[Task, list[NDArray[np.float64]]], picture: Path) -> None:
 
 
 if __name__ == "__main__":
-    print(measure(Path(__file__).with_name("sample_efficiency.png")))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--off-policy", action="store_true", help="SAC and TD3 in place of PPO")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    options = parser.parse_args()
+    if options.off_policy:
+        print(measure_off_policy(range(options.seeds)))
+    else:
+        drawn = Path(__file__).with_name("sample_efficiency.png")
+        print(measure(drawn, range(options.seeds)))

@@ -1,8 +1,10 @@
-"""PPO by Stable-Baselines3, beside ours in `sample_efficiency.py`, with that package's own Python.
+"""Algorithms of Stable-Baselines3, beside ours in `sample_efficiency.py`, with that package's own
+Python.
 
-Called with one JSON object: the environment's id, how many run side by side, steps, the seed, and
-`ppo`, keywords of `stable_baselines3.PPO`. Prints one JSON line: after each rollout, how many steps
-there were and the mean return of the last 100 episodes.
+Called with one JSON object: the environment's id, how many run side by side, steps, the seed, the
+name of a class of `stable_baselines3`, and its keywords; `noise` is the deviation of what is added
+to actions. Prints one JSON line: after each rollout, how many steps there were, and the mean return
+of the last 100 episodes; and that of 100 episodes of greedy play at the end.
 """
 
 from __future__ import annotations
@@ -10,10 +12,13 @@ from __future__ import annotations
 import json
 import sys
 
+import numpy as np
+import stable_baselines3
 import torch
-from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.noise import NormalActionNoise, VectorizedActionNoise
 
 
 class Curve(BaseCallback):
@@ -39,9 +44,16 @@ def main() -> None:
     # Each environment in a Monitor, all of them one after the other in this process.
     env = make_vec_env(given["env"], n_envs=given["n_envs"], seed=given["seed"])
     curve = Curve()
-    model = PPO("MlpPolicy", env, seed=given["seed"], device="cpu", **given["ppo"])
+    keys = given["keys"]
+    if noise := given.get("noise"):
+        mean = np.zeros(env.action_space.shape)
+        one = NormalActionNoise(mean, np.full_like(mean, noise))
+        keys["action_noise"] = VectorizedActionNoise(one, given["n_envs"])
+    make = getattr(stable_baselines3, given["algorithm"])
+    model = make("MlpPolicy", env, seed=given["seed"], device="cpu", **keys)
     model.learn(given["steps"], callback=curve)
-    print(json.dumps({"steps": curve.steps, "returns": curve.returns}))
+    greedy, _ = evaluate_policy(model, make_vec_env(given["env"], seed=1000), n_eval_episodes=100)
+    print(json.dumps({"steps": curve.steps, "returns": curve.returns, "greedy": greedy}))
 
 
 if __name__ == "__main__":

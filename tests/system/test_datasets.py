@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from support.datasets import random_episodes, write
 from support.place import Place, assert_books_balance, eventually, metrics, summary
+from support.rules import Rule, balanced, played, swung_up
 from support.seeds import seeds
 
 import juggler
@@ -21,64 +24,28 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # of several commands
 CARTPOLE = juggler.RunConfig.from_flat({"env": "CartPole-v1"}).env_runner
 
 
-class Balanced:
-    """A rule that holds poles for as long as episodes last."""
-
-    def __call__(self, observation: np.ndarray) -> int:
-        x, speed, angle, turning = observation.tolist()
-        return int(0.1 * x + 0.3 * speed + 3 * angle + turning > 0)
-
-
-def mixed(place: Path, wrong: float, episodes: int) -> float:
-    """Episodes of CartPole with a share of wrong actions -> their mean length."""
-    import gymnasium
-
-    from juggler.runtime.datasets.dataset import RecordedEpisode
-
-    env, rule, generator = gymnasium.make("CartPole-v1"), Balanced(), np.random.default_rng(0)
-    played: list[RecordedEpisode] = []
-    for seed in range(episodes):
-        observation, _ = env.reset(seed=seed)
-        seen, actions, over = [observation], [], False
-        while not over:
-            right = rule(observation)
-            actions.append(1 - right if generator.random() < wrong else right)
-            observation, _, terminated, truncated, _ = env.step(actions[-1])
-            seen.append(observation)
-            over = terminated or truncated
-        rewards = np.ones(len(actions), np.float32)
-        played.append(RecordedEpisode(np.stack(seen), np.array(actions), rewards, terminated))
-    spaces = env.observation_space, env.action_space
+def recorded(place: Path, env_id: str, rules: Sequence[Rule]) -> float:
+    """A data set of an episode by each of these rules -> the mean return."""
+    episodes, env = played(env_id, rules), gymnasium.make(env_id)
+    write(place, episodes, env.observation_space, env.action_space, env=env_id)
     env.close()
-    write(place, played, *spaces, env="CartPole-v1")
-    return float(np.mean([len(each) for each in played]))
+    return float(np.mean([episode.rewards.sum() for episode in episodes]))
 
 
-def demonstrations(place: Path, episodes: int = 10) -> Path:
-    """Episodes of CartPole in which poles are held until the end."""
-    import gymnasium
+def mostly_wrong(observation: np.ndarray, generator: np.random.Generator) -> int:
+    """CartPole's rule, with 55 of 100 actions wrong."""
+    right = balanced(observation, generator)
+    return 1 - right if generator.random() < 0.55 else right
 
-    from juggler.runtime.datasets.dataset import RecordedEpisode
 
-    env, rule, played = gymnasium.make("CartPole-v1"), Balanced(), []
-    for seed in range(episodes):
-        observation, _ = env.reset(seed=seed)
-        seen, actions, over = [observation], [], False
-        while not over:
-            actions.append(rule(observation))
-            observation, _, terminated, over, _ = env.step(actions[-1])
-            assert not terminated
-            seen.append(observation)
-        rewards = np.ones(len(actions), np.float32)
-        played.append(RecordedEpisode(np.stack(seen), np.array(actions), rewards, False))
-    spaces = env.observation_space, env.action_space
-    env.close()
-    return write(place, played, *spaces, env="CartPole-v1")
+def at_random(observation: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Any action of Pendulum."""
+    return generator.uniform(-2, 2, 1).astype(np.float32)
 
 
 @seeds
 def test_ten_episodes_of_cartpole_teach_to_hold_poles(place: Place, seed: int) -> None:
-    written = demonstrations(place.path / "shown")
+    assert recorded(place.path / "shown", "CartPole-v1", [balanced] * 10) == 500
     options = ("--algorithm", "bc", "--dataset", "shown", "--seed", seed, "--stop-steps", 150_000)
     run = place.run("train", *options, "--run-dir", "run")
     assert run.status == 0, run.output
@@ -87,12 +54,11 @@ def test_ten_episodes_of_cartpole_teach_to_hold_poles(place: Place, seed: int) -
     place.assert_nothing_is_left()
     played = juggler.evaluate(place.path / "run", episodes=50, seed=1000)
     assert played.mean >= 475, (played.returns, metrics(place.path / "run")[-1])
-    assert written.is_dir()
 
 
 @seeds
 def test_ten_episodes_of_cartpole_are_imitated_in_place_of_rewards(place: Place, seed: int) -> None:
-    demonstrations(place.path / "shown")
+    recorded(place.path / "shown", "CartPole-v1", [balanced] * 10)
     table = json.dumps({"demonstrations": "shown", "limit": 1.0})
     options = ("--algorithm", "ppo", "--synchronous", "--seed", seed, "--imitation", table)
     stops = ("--stop-return", 475, "--stop-steps", 1_000_000)
@@ -107,10 +73,26 @@ def test_ten_episodes_of_cartpole_are_imitated_in_place_of_rewards(place: Place,
 
 
 @seeds
+def test_dqn_imitates_ten_episodes_of_cartpole_from_kept_steps(place: Place, seed: int) -> None:
+    """In training, the mean of 100 episodes is 475 only some 50,000 steps later."""
+    recorded(place.path / "shown", "CartPole-v1", [balanced] * 10)
+    table = json.dumps({"demonstrations": "shown", "limit": 1.0})
+    options = ("--n-step", 1, "--synchronous", "--seed", seed, "--imitation", table)
+    run = place.run("train", "cartpole-dqn", *options, "--stop-steps", 30_000, "--run-dir", "run")
+    assert run.status == 0, run.output
+    assert_books_balance(place.path / "run")
+    told = summary(place.path / "run")["modules"]["default"]
+    assert told["discriminator_loss"] > 0.5, "it does not know demonstrations by heart"
+    played = juggler.evaluate(place.path / "run", episodes=30, seed=1000)
+    assert played.mean >= 475, (played.returns, told)
+    place.assert_nothing_is_left()
+
+
+@seeds
 def test_iql_finds_the_better_actions_of_a_data_set_and_bc_the_usual_ones(
     place: Place, seed: int
 ) -> None:
-    length = mixed(place.path / "tried", wrong=0.55, episodes=200)
+    length = recorded(place.path / "tried", "CartPole-v1", [mostly_wrong] * 200)
     options = ("--dataset", "tried", "--seed", seed, "--stop-steps", 60_000)
     by_rewards = ("--reward-scale", 0.1, "--advantage-weight", 10, "--expectile", 0.8)
     small = ("--lr", 0.001, "--model", '{"hidden_sizes": [64, 64], "activation": "relu"}')
@@ -123,6 +105,24 @@ def test_iql_finds_the_better_actions_of_a_data_set_and_bc_the_usual_ones(
         assert_books_balance(place.path / algorithm)
         returns[algorithm] = juggler.evaluate(place.path / algorithm, episodes=30).mean
     assert returns["bc"] < length < 2 * length < returns["iql"], (returns, length)
+    place.assert_nothing_is_left()
+
+
+@seeds
+def test_iql_swings_up_as_the_best_fifth_of_a_data_set_does(place: Place, seed: int) -> None:
+    """Box actions: 20 episodes of a rule beside 80 of random actions."""
+    recorded(place.path / "tried", "Pendulum-v1", [*[swung_up] * 20, *[at_random] * 80])
+    options = ("--dataset", "tried", "--seed", seed, "--stop-steps", 200_000)
+    small = ("--lr", 0.001, "--model", '{"hidden_sizes": [64, 64], "activation": "relu"}')
+    returns = {}
+    for algorithm, own in (("bc", ()), ("iql", ("--reward-scale", 0.1, "--expectile", 0.8))):
+        run = place.run(
+            "train", "--algorithm", algorithm, *options, *small, *own, "--run-dir", algorithm
+        )
+        assert run.status == 0, run.output
+        assert_books_balance(place.path / algorithm)
+        returns[algorithm] = juggler.evaluate(place.path / algorithm, episodes=50, seed=1000).mean
+    assert returns["bc"] < -800 < -400 < returns["iql"], returns
     place.assert_nothing_is_left()
 
 
@@ -148,7 +148,7 @@ def test_what_a_policy_does_is_recorded_as_it_is_evaluated(place: Place) -> None
 
 
 def test_a_run_with_a_data_set_is_evaluated_and_resumed(place: Place) -> None:
-    demonstrations(place.path / "shown", episodes=2)
+    recorded(place.path / "shown", "CartPole-v1", [balanced] * 2)
     evaluations = ("--evaluation-seconds", 0.5, "--evaluation-episodes", 2)
     options = ("--algorithm", "bc", "--dataset", "shown", "--run-dir", "run")
     run = place.start("train", *options, *evaluations)
@@ -210,8 +210,6 @@ def test_an_episode_that_is_damaged_ends_the_run_and_is_named(place: Place) -> N
 def assert_are_whole_episodes_of_cartpole(dataset: Dataset) -> None:
     """Each step leads to the next observation by the rules of the game, from a beginning to an
     end."""
-    import gymnasium
-
     env = gymnasium.make("CartPole-v1").unwrapped
     env.reset()
     for index in range(len(dataset)):

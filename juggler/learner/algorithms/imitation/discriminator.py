@@ -10,8 +10,8 @@ l(x, a) = log D - log(1 - D), it minimizes the sum of three means
     gradient_penalty (|∇ l(x, a)| - 1)²     over pairs of both, at a random place between the two
 
 The penalty is that of Gulrajani et al. 2017. It keeps the logits smooth, so that they fall with the
-distance from what was demonstrated: without it they soon are as low as they can be everywhere else,
-and the policy does not learn from them in which direction to go. The policy learns from the reward
+distance from what was demonstrated. Without it, D soon knows the demonstrations by heart, and tells
+a policy from them that does the same. The policy learns from the reward
 
     r(x, a) = log D(x, a) - log(1 - D(x, a))
 
