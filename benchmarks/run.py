@@ -16,7 +16,8 @@ PAIRS = 3
 SECONDS = 8
 
 
-def _juggler(envs: int, runners: int = 1, *options: object) -> float:
+def trained_rate(envs: int, runners: int = 1, *options: object) -> float:
+    """Steps of CartPole that a run trains on per second."""
     # As many live steps an update as one batch of each runner has, whatever resets take of it.
     batch_size = int(envs * runners * 32 * 0.92)
     _, lines = train(
@@ -37,22 +38,22 @@ def throughput() -> str:
     """Trained steps a second against a single-process torch loop."""
     head = ["configuration", "Juggler, steps/s", "beside it, steps/s", "ratio", "goal"]
     rows = []
-    for envs, goal in ((64, "≥ 1.5"), (256, "≥ 1.2")):
+    for envs, goal in ((64, "≥ 2.2"), (256, "≥ 2.2")):
         loop = ("single_process.py", "--envs", envs, "--seconds", SECONDS)
         measured = pairs(
-            lambda envs=envs: _juggler(envs),  # type: ignore[misc]
+            lambda envs=envs: trained_rate(envs),  # type: ignore[misc]
             lambda loop=loop: script(*loop)["steps_per_second"],  # type: ignore[misc]
             PAIRS,
         )
         rows.append(_row(f"1 runner × {envs}, single-process loop", *measured, goal))
     measured = pairs(
-        lambda: _juggler(64, 1, "--vectorize", "sync"),
+        lambda: trained_rate(64, 1, "--vectorize", "sync"),
         lambda: script("bare_environment.py", "--seconds", SECONDS)["steps_per_second"],
         PAIRS,
     )
-    rows.append(_row("1 × 64 SyncVectorEnv, the bare environment", *measured, "≥ 0.60"))
-    measured = pairs(lambda: _juggler(64, 2), lambda: _juggler(64, 1), PAIRS)
-    rows.append(_row("2 × 64, one runner", *measured, "≥ 1"))
+    rows.append(_row("1 × 64 SyncVectorEnv, the bare environment", *measured, "≥ 0.80"))
+    measured = pairs(lambda: trained_rate(64, 2), lambda: trained_rate(64, 1), PAIRS)
+    rows.append(_row("2 × 64, one runner", *measured, "≥ 1.3"))
     return table("Trained steps per second", head, rows)
 
 
@@ -60,12 +61,12 @@ def ppo() -> str:
     """PPO's four epochs of four minibatches, and the time to a return of 475."""
     loop = ("ppo.py", "--envs", 64, "--seconds", SECONDS)
     measured = pairs(
-        lambda: _juggler(64, 1, "--algorithm", "ppo"),
+        lambda: trained_rate(64, 1, "--algorithm", "ppo"),
         lambda: script(*loop)["steps_per_second"],
         PAIRS,
     )
     head = ["configuration", "Juggler, steps/s", "beside it, steps/s", "ratio", "goal"]
-    row = _row("1 runner × 64, a single-file PPO", *measured, "≥ 1")
+    row = _row("1 runner × 64, a single-file PPO", *measured, "≥ 1.6")
     return table("PPO, trained steps per second", head, [row]) + "\n" + _solved(475, "ppo")
 
 
@@ -162,7 +163,7 @@ def memory() -> str:
     """Two runners, a learner, the driver and the forkserver together."""
     found = script("memory.py")
     rows = [[name, f"{size:.0f}"] for name, size in found["processes"].items()]
-    rows.append(["**together**", f"**{found['megabytes']:.0f}** (goal ≤ 750)"])
+    rows.append(["**together**", f"**{found['megabytes']:.0f}** (goal ≤ 450)"])
     return table("Memory (PSS)", ["process", "MB"], rows)
 
 

@@ -6,7 +6,8 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 from juggler.runtime.nearest import closest
 
@@ -84,14 +85,35 @@ def _run(argv: Sequence[str] | None) -> int:
     # Names such as my_module:MyEnvironment are also looked up in the current directory.
     sys.path.insert(0, os.getcwd())
     try:
-        command = importlib.import_module(COMMANDS[name][0])
-        status: int = command.run(arguments[1:])
+        with _forkserver() if _begins_a_run(arguments) else nullcontext():
+            command = importlib.import_module(COMMANDS[name][0])
+            status: int = command.run(arguments[1:])
     except KeyboardInterrupt as interrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C has nothing left to end
         if not hasattr(interrupt, "result"):  # else the run ended in order and said so
             print(f"juggler {name}: interrupted, left at once", file=sys.stderr)
         return 128 + signal.SIGINT
     return status
+
+
+def _begins_a_run(arguments: Sequence[str]) -> bool:
+    """Whether a command starts workers of its own, unless its options turn out to be wrong."""
+    others = ("-h", "--help", "--list", "--seeds")
+    return arguments[0] == "train" and not any(
+        each.partition("=")[0] in others for each in arguments
+    )
+
+
+@contextmanager
+def _forkserver() -> Iterator[None]:
+    """Start the forkserver at once, so that it imports torch beside the imports of the command."""
+    from juggler.runtime.actors import processes
+
+    processes.share_forkserver()
+    try:
+        yield
+    finally:
+        processes.let_go_of_forkserver()
 
 
 def _usage() -> str:

@@ -63,8 +63,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _train(arguments: Sequence[str], started: float) -> int:
-    from juggler.runtime.actors.processes import warm_up
-
     # The file decides the defaults of the options, so its name is read first.
     first, algorithm = parse_first(Arguments, arguments, "train")
     if first.list:
@@ -78,8 +76,6 @@ def _train(arguments: Sequence[str], started: float) -> int:
         return _seeds(Path(first.resume), first.seeds, first.jobs)
     if first.resume is not None:
         return _resume(first, arguments, started)
-    if first.seeds is None:
-        warm_up()
     given = parse_rest(Arguments, arguments, "train", Arguments(run=base))
     given.run.validate()
     keys |= keys_given(arguments)
@@ -128,13 +124,11 @@ def _resume(first: Arguments, arguments: Sequence[str], started: float) -> int:
     if first.config is not None:
         print("juggler train: give a configuration or --resume, not both", file=sys.stderr)
         return 2
-    from juggler.runtime.actors.processes import warm_up
     from juggler.runtime.checkpoints.checkpoint import read
 
     run_dir = Path(first.resume or "")
     checkpoint = read(run_dir)
     before = RunConfig.from_flat(checkpoint.config, where=str(run_dir))
-    warm_up()
     given = parse_rest(Arguments, arguments, "train", Arguments(run=before))
     given.run.validate()
     must_be_given_again(given.run, None, None, {})

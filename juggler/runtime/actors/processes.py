@@ -21,14 +21,15 @@ from juggler.runtime.actors.orphans import die_with_parent, kill_children, take_
 from juggler.runtime.actors.temporary import claim_multiprocessings
 
 #: Imported once by the forkserver, and shared by all workers. These modules must not do anything at
-#: import that a fork would break: no gRPC, no CUDA, no torch operation.
+#: import that a fork would break: no channel or server of gRPC, no CUDA, no torch operation, no
+#: thread.
 PRELOAD = (
     "juggler.runtime.actors.forkserver",
     "torch",
     "gymnasium",
-    "juggler.runtime.connectors.building",
-    "juggler.runtime.modules.arrays.array_module",
-    "juggler.runtime.modules.building",
+    "juggler.driver.rehearsal",
+    "juggler.envrunner.envrunner_worker",
+    "juggler.learner.process.learner_worker",
 )
 
 #: Ends the forkserver and everything below it. Nobody else sends this signal, and it also ends a

@@ -264,3 +264,26 @@ PROGRAM_WITH_ITS_OWN = """
     print(ours.exitcode, theirs.is_alive())
     theirs.kill()
 """
+
+
+def test_what_the_forkserver_imports_survives_a_fork() -> None:
+    """It starts no thread, and opens no file that workers would inherit."""
+    counts = textwrap.dedent(
+        """
+        import importlib, os
+        from juggler.runtime.actors.processes import PRELOAD
+
+        def counted():
+            return [len(os.listdir(f"/proc/self/{each}")) for each in ("task", "fd")]
+
+        before = counted()
+        for name in PRELOAD[1:]:  # the first one is about the parent of the process
+            importlib.import_module(name)
+        print(before, counted())
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", counts], capture_output=True, text=True, timeout=120, check=True
+    )
+    before, after = done.stdout.strip().split("] [")
+    assert before.strip("[]") == after.strip("[]")
