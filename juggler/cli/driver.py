@@ -22,7 +22,7 @@ from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver import Listen
 from juggler.driver.given_config import load_given
 from juggler.driver.result import has_checkpoint
-from juggler.driver.training import resume_run, start_run
+from juggler.driver.starting import resume_run, start_run
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, read

@@ -22,7 +22,7 @@ from juggler.cli.monitoring_arguments import MonitoringArguments
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import load_given
 from juggler.driver.script_classes import must_be_given_again
-from juggler.driver.training import resume_run, start_run
+from juggler.driver.starting import resume_run, start_run
 
 
 @dataclass(kw_only=True)

@@ -8,15 +8,13 @@ from dataclasses import dataclass, field, replace
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.config import RunConfig
 from juggler.driver.learner_group.placement import Hosting
-from juggler.driver.record.candidates import CONFIRMING_EPISODES
 from juggler.driver.workers.module_setups import acting_setup, add_module, exploration_exponents
 from juggler.driver.workers.module_spaces import Spaces
+from juggler.driver.workers.worker_setups import env_runner_of, environments, learner_setup
 from juggler.envrunner.agent_names import MOST_AGENTS
-from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.learner.process.program import LEARNER
-from juggler.learner.process.setup import LearnerSetup
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.seeds import worker_seed
 from juggler.runtime.actors.setups import to_json
@@ -264,7 +262,7 @@ class WorkerRegistry:
     def _exploring(self, module_id: str, worker: Worker) -> ActingSetup:
         """As `acting_setup`, for one EnvRunner: some explore less than others."""
         config = self.config.of(self.trained[module_id])
-        rows = self._environments(worker.role)
+        rows = environments(self.config, worker.role)
         exponents = exploration_exponents(config, worker.index, rows)
         return replace(self.acting_setup(module_id), exploration_exponents=exponents)
 
@@ -290,7 +288,7 @@ class WorkerRegistry:
         Raises:
             ValueError: it makes other batches of this module than it was told.
         """
-        rows, steps = self._environments(role), self.config.env_runner.fragment_steps
+        rows, steps = environments(self.config, role), self.config.env_runner.fragment_steps
         several = bool(self.config.played_by)
         if self.config.env_runner.gateway:  # what it knows are patterns
             most = rows * MOST_AGENTS
@@ -324,35 +322,11 @@ class WorkerRegistry:
             "environment?"
         )
 
-    def _env_runner_for(self, role: str) -> EnvRunnerConfig:
-        """The environments of a worker. Evaluators have some where the others have a data set, and
-        record nothing."""
-        config = replace(self.config.env_runner, envs_per_runner=self._environments(role))
-        return replace(config, dataset="", record="") if role == EVALUATOR else config
-
-    def _environments(self, role: str) -> int:
-        """How many a worker steps."""
-        rows = self.config.env_runner.envs_per_runner
-        if role == EVALUATOR:
-            most = self.config.driver.evaluation_episodes
-            if self.config.driver.confirms:
-                most = max(most, CONFIRMING_EPISODES)
-            rows = min(rows, most)
-        return rows
-
     def _config_for(self, worker: Worker) -> str:
         """As JSON."""
         config, role = self.config, worker.role
         if role == LEARNER:
-            devices = config.driver.device_names()
-            of_learner = LearnerSetup(
-                device=devices[worker.index % len(devices)],
-                updates_in_flight=config.driver.updates_in_flight,
-                may_meet=self.most_learners > 1,
-                shared=config.agents.shared,
-                synchronous=config.driver.synchronous,
-            )
-            return to_json(of_learner)
+            return to_json(learner_setup(config, worker.index, may_meet=self.most_learners > 1))
         trained = {each: self.acting_setup(each) for each in self.trained}
         if role != EVALUATOR:
             trained = {each: self._exploring(each, worker) for each in self.trained}
@@ -363,7 +337,7 @@ class WorkerRegistry:
             players = list(dict.fromkeys([*trained, *config.others, *others]))
             agents = {agent: list(players) for agent in agents}
         setup = EnvRunnerSetup(
-            env_runner=self._env_runner_for(role),
+            env_runner=env_runner_of(config, role),
             modules={**trained, **others},
             agents=agents,
             mapping=config.agents.mapping,

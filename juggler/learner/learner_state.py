@@ -1,0 +1,118 @@
+"""LearnerState: what a learner keeps from update to update; how it is read, replaced and saved."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from juggler.learner.core.learner_core import Params
+from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like, to_device
+from juggler.learner.data.sources import DataSource
+from juggler.learner.group.member import GroupMember
+from juggler.runtime.checkpoints.checkpoint import PIPELINES, REPLAY
+from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
+from juggler.runtime.wire.trees import Tree
+
+
+class LearnerState(GroupMember):
+    """A learner's parameters, with all else that its algorithm and its connectors keep."""
+
+    device: torch.device
+    """Where the state is."""
+
+    pipelines: dict[str, LearnerPipeline]
+    """By module id, the connectors of its samples."""
+
+    _seed: int
+    _data: DataSource
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Wait until no update is in flight."""
+
+    def get_params(self) -> Params:
+        """The parameters and buffers that acting needs, by name, by module id.
+
+        Parameters are in the `weights_dtype` of the config. Later updates do not change them.
+        """
+        self.wait()
+        return self.core.get_params(self.state)
+
+    def get_weights(self) -> dict[str, Tree]:
+        """The same as arrays on the host; waits for updates on the device."""
+        return arrays_like(self.get_params())
+
+    def set_weights(self, weights: Mapping[str, Tree], *, whole: bool = False) -> None:
+        """Continue with parameters and buffers from elsewhere.
+
+        The optimizer and other state of the algorithm, such as a target network, start anew, and
+        samples to be used again are discarded. Counts and the states of pipelines continue.
+
+        Args:
+            weights: name -> array by module id, as from `get_weights` or `juggler.read_weights`.
+                Parameters and buffers that are missing stay as they are.
+            whole: whether missing weights are an error.
+
+        Raises:
+            StateMismatch: the weights do not fit the learner's modules; nothing has changed.
+        """
+        self.wait()
+        self.state = self.core.with_weights(self.state, weights, self._seed, whole=whole)
+        self.forget()
+
+    def reset(self, seed: int) -> None:
+        """Begin anew with parameters that this seed gives, and a new optimizer; schedules begin
+        from 0 steps. Samples to be used again are discarded. The number of updates, and the states
+        of pipelines, go on."""
+        self.wait()
+        self.state = to_device(self.core.init(seed), self.device)
+        self.forget()
+
+    def save(self) -> tuple[dict[str, Tree], dict[str, Any]]:
+        """All that `restore` needs: arrays by name, and values for JSON."""
+        self.wait()
+        tree = self.core.state_to_tree(self.state)
+        if states := self._pipeline_states():
+            tree[PIPELINES] = arrays_like(states)
+        if kept := self._data.state():
+            tree[REPLAY] = kept
+        return tree, {"algorithm": self.core.name, "updates": self.updates}
+
+    def forget(self) -> None:
+        """Discard samples that were to be used again, because `save` does not save them. From then
+        on this learner does the same as one that restores its state."""
+        self.wait()
+        self._data.clear()
+
+    def restore(self, tree: Tree, extras: Mapping[str, Any]) -> None:
+        """Continue from a saved state.
+
+        Raises:
+            StateMismatch: it is from another module, optimizer, algorithm or pipeline; nothing has
+                changed.
+        """
+        if extras.get("algorithm") != self.core.name:
+            raise StateMismatch(
+                f"the checkpoint is of algorithm {extras.get('algorithm')!r}; "
+                f"this learner runs {self.core.name!r}"
+            )
+        self.wait()
+        updates = int(extras["updates"])
+        rest = dict(tree) if isinstance(tree, Mapping) else {}
+        kept: Any = rest.pop(REPLAY, {})
+        pipelines = {PIPELINES: rest.pop(PIPELINES, {})}
+        states = tensors_like(pipelines, {PIPELINES: self._pipeline_states()})
+        state = self.core.state_from_tree(rest, like=self.state)
+        self._data.restore(kept, self.device)
+        self.state = state
+        for module_id, own in states[PIPELINES].items():
+            self.pipelines[module_id].set_state(own)
+        self.updates = updates
+
+    def _pipeline_states(self) -> dict[str, Any]:
+        """The states of pipelines that have one, by module id."""
+        states = {module_id: each.get_state() for module_id, each in self.pipelines.items()}
+        return {module_id: state for module_id, state in states.items() if state}
