@@ -18,6 +18,7 @@ from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.sequences import all_observations
 from juggler.learner.core.transitions import rows_of_transitions, transitions
 from juggler.learner.data.collate import collate
+from juggler.learner.data.example import example_sample
 from juggler.learner.data.replay.episode_rows import episodes_of_rows, living_rows
 from juggler.learner.data.replay.episode_table import EpisodeTable
 from juggler.learner.data.replay.frame_table import FrameTable
@@ -279,6 +280,25 @@ def test_84_by_84_images_in_stacks_of_4_take_a_seventh_of_the_memory(make_batch:
         del plain
     assert sizes[0] == pytest.approx(8 * 84 * 84, rel=0.01)
     assert sizes[0] / sizes[1] > 7
+
+
+@pytest.mark.parametrize("algorithm", ["r2d2", "impala"])
+def test_rows_of_84_by_84_images_in_stacks_of_4_take_a_quarter(algorithm: str) -> None:
+    learner = build_learner(
+        {"algorithm": algorithm, "replay_capacity": 1000}
+        | ({"replay_share": 0.5} if algorithm == "impala" else {}),
+        None,
+        spaces.Box(0, 255, (84, 84), np.uint8),
+        spaces.Discrete(2),
+        {"hidden_sizes": [8], "recurrent": "lstm" if algorithm == "r2d2" else "none"},
+        connectors=ConnectorsConfig(env_to_module=[{"use": "frame_stack", "k": 4}]),
+    )
+    learner.pipelines["default"].frames_once = False
+    of_core = learner.core.batch_spaces(), learner.core.critic_spaces()
+    example = example_sample(of_core[0], learner.pipelines, learner.example_states(), of_core[1])
+    whole = learner._data.expect(example)
+    assert learner.kept_bytes / 1000 == pytest.approx((32 + 1 + 3) / 32 * 84 * 84, rel=0.02)
+    assert whole / learner.kept_bytes > 3.6
 
 
 def test_frames_are_kept_once_where_nothing_else_looks_at_observations() -> None:

@@ -112,4 +112,5 @@ class LeastTree(_SlotTree):
                 nodes, keys = nodes[kept], keys[kept]
         order = np.argsort(keys, kind="stable")  # [b]
         order = order[np.isfinite(keys[order])]
-        return nodes[order]
+        slots: NDArray[np.intp] = nodes[order]
+        return slots
