@@ -112,9 +112,10 @@ _FLOATS = (DType.DTYPE_FLOAT16, DType.DTYPE_FLOAT32, DType.DTYPE_FLOAT64)
 
 def may_be_chosen(config: RunConfig) -> set[str]:
     """The keys that change what `settled` chooses where they are given, even as by default."""
-    own = {table.get("algorithm") for table in config.agents.modules.values()}
+    algorithms: set[str] = {config.learner.algorithm}
+    algorithms |= {table.get("algorithm", "") for table in config.agents.modules.values()}
     found = {"batch_size", "connectors", "minibatches", "reward_scale"}
-    for algorithm in {config.learner.algorithm, *own} & CHOSEN.keys():
+    for algorithm in algorithms & CHOSEN.keys():
         found |= CHOSEN[algorithm].keys() | CHOSEN_FOR_BOX_ACTIONS.get(algorithm, {}).keys()
         for special in CHOSEN_FOR.values():
             found |= special.get(algorithm, {}).keys()
