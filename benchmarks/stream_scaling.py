@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import re
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -22,11 +23,15 @@ import numpy as np
 import psutil
 from streams import IN_FLIGHT, Pushing
 
+from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import bind, make_server
 from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams import weights_publisher
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
+from juggler.runtime.streams.memory_sockets import MemorySocket
+from juggler.runtime.streams.permits import Permits
+from juggler.runtime.streams.receivers import ReceiverProgram, Receivers
 from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.frames import Limits
@@ -57,11 +62,14 @@ def _peak() -> int:
     return int(line) * 1024
 
 
-def _serve(handler: grpc.GenericRpcHandler) -> tuple[grpc.Server, str]:
-    """A server and its address. The server stops when its last reference is gone."""
+def _serve(handler: grpc.GenericRpcHandler, local: str = "") -> tuple[grpc.Server, str]:
+    """A server and its address; it also listens at `local`, a Unix socket. The server stops when
+    its last reference is gone."""
     server = make_server(1024)
     server.add_generic_rpc_handlers((handler,))
     address = bind(server, "127.0.0.1:0")
+    if local:
+        bind(server, local)
     server.start()
     return server, address
 
@@ -89,16 +97,28 @@ def _end(server: grpc.Server, processes: list[Any]) -> None:
 # Episodes.
 
 
-def send(address: str, count: int, size: int) -> None:
-    senders = [Pushing(address, size, f"{os.getpid()}-{n}") for n in range(count)]
+RUN_ID = "bench"
+
+
+def send(address: str, count: int, size: int, permits_key: bytes | None) -> None:
+    """Send as fast as possible.
+
+    Args:
+        permits_key: of the run, for receivers; None: the learner listens, and asks for no permits.
+    """
+    permits = None if permits_key is None else Permits(permits_key)
+    metadata = call_metadata("", RUN_ID, "")
+    senders = [
+        Pushing(address, size, f"{os.getpid()}-{n}", metadata, permits) for n in range(count)
+    ]
     for pushing in senders:
         for _ in range(IN_FLIGHT):
             pushing.send()
     threading.Event().wait()
 
 
-def episodes(count: int, size: int, seconds: float) -> dict[str, Any]:
-    """The cost of receiving as fast as possible."""
+def episodes(count: int, size: int, seconds: float, receivers: int) -> dict[str, Any]:
+    """The cost of receiving as fast as possible, in this process."""
     received: Counter[str] = Counter()  # by sender
 
     def take(frame: BatchFrame) -> str:
@@ -106,9 +126,41 @@ def episodes(count: int, size: int, seconds: float) -> dict[str, Any]:
         return ""
 
     before = Used()
-    receiver = EpisodeReceiver(take, lambda metadata: None, Limits())
-    server, address = _serve(receiver.handler())
-    processes = _start(send, address, count, size)
+    with tempfile.TemporaryDirectory(prefix="jb-") as directory:
+        local = f"unix:{directory}/l"
+        memory = MemorySocket(local)
+        receiver = EpisodeReceiver(take, lambda metadata: None, Limits(), memory=memory)
+        server, address = _serve(receiver.handler(), local)
+        key = Permits.new().key if receivers else None
+        before_it = _receivers(receivers, local, key) if key else None
+        if before_it is not None:
+            address = before_it.address
+        try:
+            return _episodes(server, address, count, size, seconds, received, key, before)
+        finally:
+            if before_it is not None:
+                before_it.close()
+            memory.close()
+
+
+def _receivers(count: int, learner: str, permits_key: bytes) -> Receivers:
+    receivers = Receivers("127.0.0.1:0")
+    program = ReceiverProgram(receivers.address, learner, RUN_ID, "", permits_key, 1 << 30)
+    receivers.start(count * [program], print, print)
+    return receivers
+
+
+def _episodes(
+    server: grpc.Server,
+    address: str,
+    count: int,
+    size: int,
+    seconds: float,
+    received: Counter[str],
+    permits_key: bytes | None,
+    before: Used,
+) -> dict[str, Any]:
+    processes = _start(send, address, count, size, permits_key)
     deadline = time.monotonic() + PATIENCE
     while len(received) < count:
         if time.monotonic() > deadline:
@@ -202,7 +254,7 @@ def fan_out(count: int, size: int, seconds: float) -> dict[str, Any]:
     }
 
 
-KINDS = {"episodes": episodes, "weights": fan_out}
+KINDS: dict[str, Callable[..., dict[str, Any]]] = {"episodes": episodes, "weights": fan_out}
 
 
 def main() -> None:
@@ -211,9 +263,11 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=16, help="number of senders or subscribers")
     parser.add_argument("--bytes", type=int, default=1 << 20)
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--receivers", type=int, default=0, help="processes that take episodes")
     given = parser.parse_args()
     keep_freed_memory()
-    print(json.dumps(KINDS[given.kind](given.count, given.bytes, given.seconds)))
+    rest = (given.receivers,) if given.kind == "episodes" else ()
+    print(json.dumps(KINDS[given.kind](given.count, given.bytes, given.seconds, *rest)))
 
 
 if __name__ == "__main__":

@@ -23,10 +23,12 @@ from typing import Any
 import grpc
 import numpy as np
 
+from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import bind, dial, make_server
 from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import EpisodeReceiver, EpisodeSender
+from juggler.runtime.streams.permits import Permits
 from juggler.runtime.streams.weights import Weights, WeightsSubscription
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.frames import Limits
@@ -106,10 +108,18 @@ def episodes_server(address: str, ready: Any, _: int) -> None:
 class Pushing:
     """Sends the next batch when one is acknowledged, in the thread that hears of that."""
 
-    def __init__(self, address: str, size: int, name: str = "") -> None:
+    def __init__(
+        self,
+        address: str,
+        size: int,
+        name: str = "",
+        metadata: CallMetadata = (),
+        permits: Permits | None = None,
+    ) -> None:
         self._tree = _tree(size)
         self._name = name
-        self._sender = EpisodeSender(address, (), lambda *_: self.send())
+        self._permits = permits
+        self._sender = EpisodeSender(address, metadata, lambda *_: self.send())
         self.sent = 0
         self.over = False
 
@@ -117,6 +127,8 @@ class Pushing:
         if not self.over:
             self.sent += 1
             header = episodes_pb2.BatchHeader(batch_id=self.sent, envrunner=self._name)
+            if self._permits is not None:
+                header.permit = self._permits.of(self.sent, "")
             self._sender.send(header, self._tree)
 
     def close(self) -> None:

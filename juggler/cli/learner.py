@@ -30,6 +30,11 @@ class Arguments(WorkerArguments):
     reflection: Flag = False
     """Let tools such as grpcurl list the services of this learner."""
 
+    receivers: int = 0
+    """How many processes receive episodes for this learner, on cores of their own, and hand them
+    over in shared memory. They listen at one port: the one after that of --bind, or any free one if
+    that is 0. 0: the learner receives by itself."""
+
 
 def run(arguments: Sequence[str]) -> int:
     given = parse(Arguments, arguments, "learner")
@@ -38,12 +43,21 @@ def run(arguments: Sequence[str]) -> int:
 
 def _work(given: Arguments) -> int:
     from juggler.learner.process.learner_worker import main
-    from juggler.learner.process.program import LearnerProgram
+    from juggler.learner.process.program import MOST_RECEIVERS, LearnerProgram
 
+    if not 0 <= given.receivers <= MOST_RECEIVERS:
+        raise ValueError(f"--receivers {given.receivers}: it may be 0 to {MOST_RECEIVERS}")
     contact = given.contact("learner")
     advertise = given.advertise
     if not advertise and split_address(given.bind)[0] in ("0.0.0.0", "::"):
         advertise = f"{socket.gethostname()}:0"
-    program = LearnerProgram(contact, given.bind, advertise, given.insecure, given.reflection)
+    program = LearnerProgram(
+        contact,
+        given.bind,
+        advertise,
+        given.insecure,
+        given.reflection,
+        receivers=given.receivers,
+    )
     work(contact, lambda: main(program))
     return 0

@@ -76,7 +76,7 @@ class LearnerStreams:
                 del self.senders[worker_id]
         for worker_id, learner in now.items():
             if worker_id not in self.senders:
-                address, tls = self._reachable(learner), self._contact.tls
+                address, tls = self._reachable(learner, for_batches=True), self._contact.tls
                 sender = EpisodeSender(
                     address, self._metadata, self._batch_settled, tls, self._shares_nothing
                 )
@@ -105,9 +105,11 @@ class LearnerStreams:
             self._said.add(why)
             self._attachment.report(training_pb2.Note(text=why))
 
-    def _reachable(self, learner: training_pb2.Learners.Learner) -> str:
+    def _reachable(self, learner: training_pb2.Learners.Learner, for_batches: bool = False) -> str:
         """The first address that this worker can use: Unix sockets only on the driver's host."""
-        for address in learner.addresses:
+        receivers: Sequence[str] = learner.episode_addresses if for_batches else ()
+        addresses: tuple[str, ...] = (*receivers, *learner.addresses)
+        for address in addresses:
             if self._contact.local or not address.startswith("unix:"):
                 return address
         raise EndpointError(

@@ -224,6 +224,7 @@ class WorkerRegistry:
                     worker_id=worker.worker_id,
                     incarnation=worker.incarnation,
                     addresses=worker.data_addresses,
+                    episode_addresses=worker.episode_addresses,
                 )
                 for worker in self.learners_of(module_id)
             ],

@@ -22,6 +22,7 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
 
 _LONGEST_REASON = 8000  # characters: it may tell two spaces
+_NOTE = training_pb2.Note.DESCRIPTOR.full_name
 _NOTE_COUNTS = 1000  # as much as so many arrivals: twenty notes in a second are too many
 
 
@@ -78,11 +79,11 @@ class WorkerEvents:
 
     def _reported(self, worker: Worker, body: any_pb2.Any) -> None:
         """Each role has its own kind of report."""
-        if worker.role == LEARNER:
+        if worker.role == LEARNER and body.TypeName() != _NOTE:
             arrivals = replies.read_arrivals(body)
             self._rates[worker].count(len(arrivals.arrivals))
             return self._learners.arrived(worker, arrivals)
-        if worker.role != ENVRUNNER:
+        if worker.role not in (ENVRUNNER, LEARNER):
             raise ValueError(f"a report, where {worker.role}s have none")
         self._rates[worker].count(_NOTE_COUNTS)
         note = replies.read_note(body)

@@ -25,6 +25,7 @@ from torch import Tensor
 from juggler.learner.group.nccl import NcclGroup, by_nccl, gpu_number
 from juggler.learner.group.peer_lost import PeerLost, said
 from juggler.learner.group.peers import COLLECTIVE_SECONDS, Peers
+from juggler.runtime.actors.endpoints import EndpointError
 
 dist: Any = torch.distributed  # its types lack half of what is used here
 
@@ -47,10 +48,13 @@ class MeetingPoint:
             host: the address to listen on, at which the others can reach this process.
 
         Raises:
-            OSError: this process cannot listen there.
+            EndpointError: this process cannot listen there.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, 0), family=family, backlog=128)
+        try:
+            listener = socket.create_server((host, 0), family=family, backlog=128)
+        except OSError as error:
+            raise _not_ours(host, error.strerror) from error
         port = listener.getsockname()[1]
         self.address = f"{host}:{port}"
         # Without a listening socket, torch would open one on every interface.
@@ -90,20 +94,16 @@ class GlooPeers(Peers):
 
         Raises:
             PeerLost: a learner did not come, or could not connect.
+            EndpointError: this process cannot listen at its address.
             NcclStuck: the same, and this process cannot use its device any more.
         """
         super().__init__(rank, size)
         self._nccl: NcclGroup | None = None
-        met = _met(meeting_point, generation, rank, size, superseded)
-        store = dist.PrefixStore(str(generation), met)
         options = dist.ProcessGroupGloo._Options()
         options._timeout = timedelta(seconds=_CONNECT_SECONDS)
-        interface = os.environ.get("GLOO_SOCKET_IFNAME")
-        options._devices = [
-            dist.ProcessGroupGloo.create_device(interface=interface)
-            if interface
-            else dist.ProcessGroupGloo.create_device(hostname=host)
-        ]
+        options._devices = [_device(host)]
+        met = _met(meeting_point, generation, rank, size, superseded)
+        store = dist.PrefixStore(str(generation), met)
         try:
             self._group = dist.ProcessGroupGloo(store, rank, size, options)
         except RuntimeError as error:
@@ -142,6 +142,29 @@ class GlooPeers(Peers):
             begin().wait()
         except RuntimeError as error:
             raise PeerLost(said(error)) from None
+
+
+def _device(host: str) -> Any:
+    """What gloo listens at, on this process's own address.
+
+    Raises:
+        EndpointError: it cannot.
+    """
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    named = {"interface": interface} if interface else {"hostname": host}
+    try:
+        return dist.ProcessGroupGloo.create_device(**named)
+    except RuntimeError as error:
+        where = f"the interface {interface} of GLOO_SOCKET_IFNAME" if interface else host
+        raise _not_ours(where, said(error)) from error
+
+
+def _not_ours(where: str, why: str) -> EndpointError:
+    return EndpointError(
+        f"this learner cannot listen for other learners at {where}: {why}. The host in "
+        "--advertise, or else in --bind, must be an address of this machine itself; or use --tls "
+        "without --insecure: then learners reach each other where EnvRunners reach them"
+    )
 
 
 def _met(

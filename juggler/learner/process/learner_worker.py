@@ -63,6 +63,7 @@ def main(program: LearnerProgram) -> None:
         lambda attachment, inbox: LearnerWorker(attachment, inbox, program, server, *own_code),
         devices=devices_here(),
         data_addresses=server.addresses,
+        episode_addresses=server.episode_addresses,
     )
 
 
@@ -152,6 +153,12 @@ class LearnerWorker:
             self._take, self._why_refused, Limits(), check, self._server.memory
         )
         self._server.serve(self._receiver.handler(), self.publisher.handler(), self._ring.handler())
+        self._server.start_receivers(
+            self._attachment.run_id,
+            command.permits_key,
+            lambda text: self._attachment.report(training_pb2.Note(text=text, warning=True)),
+            lambda error: self._inbox.put(Detached.by(error)),
+        )
         return attach_pb2.Done()
 
     def _add_module(self, _: int, command: training_pb2.AddModule) -> training_pb2.ModuleReady:

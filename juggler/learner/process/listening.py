@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import atexit
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,17 @@ import grpc
 from grpc_health.v1 import health
 
 from juggler.learner.process.program import LearnerProgram
-from juggler.runtime.actors.endpoints import EndpointError, bind, make_server
+from juggler.runtime.actors.endpoints import EndpointError, bind, make_server, split_address
 from juggler.runtime.actors.health import MOST_ASKING, Health
 from juggler.runtime.actors.reflection import add_reflection
+from juggler.runtime.actors.temporary import HeldDirectory
 from juggler.runtime.streams.episodes import PUSH_METHOD
 from juggler.runtime.streams.memory_sockets import MemorySocket
+from juggler.runtime.streams.receivers import ReceiverProgram, Receivers
 from juggler.runtime.streams.weights import SUBSCRIBE_METHOD
 
 _MOST_STREAMS = 1024  # of EnvRunners; health checks come on top
+_QUARTER_OF_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 _SERVICES = tuple(method.split("/")[1] for method in (PUSH_METHOD, SUBSCRIBE_METHOD))
 
 
@@ -27,6 +32,7 @@ class LearnerServer:
     Attributes:
         addresses: at which EnvRunners can dial it.
         tcp_address: that of them which is not a Unix socket; "": there is none.
+        episode_addresses: at which its receivers take batches; empty: it has none.
         memory: where EnvRunners of this host connect to share memory; None: it listens over TCP
             alone.
     """
@@ -43,14 +49,58 @@ class LearnerServer:
         self._health.add_to(self._server, *_SERVICES)
         if program.reflection:
             add_reflection(self._server, (*_SERVICES, health.SERVICE_NAME))
+        self._program = program
         self.addresses = _bind(self._server, program)
         self.tcp_address = next((a for a in self.addresses if not a.startswith("unix:")), "")
-        self.memory = _memory_socket(self.addresses)
+        self.episode_addresses: list[str] = []
+        self._directory: HeldDirectory | None = None  # of a socket for receivers alone
+        self._receivers: Receivers | None = None
+        local = next((each for each in self.addresses if each.startswith("unix:")), "")
+        if program.receivers:
+            self._receivers = Receivers(_address_of_receivers(program))
+            self.episode_addresses.append(_as_dialled(program, self._receivers.address))
+            if not local:
+                self._directory = HeldDirectory()
+                atexit.register(self._directory.remove)  # where nobody closes this
+                local = bind(self._server, f"unix:{self._directory.path}/learner.sock")
+        self._local = local
+        self.memory = _memory_socket(local) if local else None
         self._server.start()
 
     def serve(self, *handlers: grpc.GenericRpcHandler) -> None:
         """Serve EnvRunners with these handlers from now on."""
         self._later.handlers = handlers
+
+    def start_receivers(
+        self,
+        run_id: str,
+        permits_key: bytes,
+        tell: Callable[[str], None],
+        none_left: Callable[[Exception], None],
+    ) -> None:
+        """Start receivers, if there are to be any.
+
+        Args:
+            run_id: of the run.
+            permits_key: of the run.
+            tell: gets a line for people when one has ended.
+            none_left: gets an error when none is left.
+        """
+        if self._receivers is None:
+            return
+        count, contact = self._program.receivers, self._program.contact
+        program = ReceiverProgram(
+            self._receivers.address,
+            self._local,
+            run_id,
+            contact.token,
+            permits_key,
+            _QUARTER_OF_MEMORY // count,
+            contact.tls,
+            self._program.insecure,
+            contact.log.log_format if contact.log else "text",
+        )
+        self._receivers.start(count * [program], tell, none_left)
 
     def ready(self, is_ready: bool) -> None:
         """Tell health checks whether EnvRunners should come."""
@@ -58,9 +108,13 @@ class LearnerServer:
 
     def close(self) -> None:
         self._health.ready(False)
+        if self._receivers is not None:
+            self._receivers.close()
         self._server.stop(grace=0.2).wait(timeout=2)
         if self.memory is not None:
             self.memory.close()
+        if self._directory is not None:
+            self._directory.remove()
 
 
 class _Later(grpc.GenericRpcHandler):
@@ -97,10 +151,25 @@ def _bind(server: grpc.Server, program: LearnerProgram) -> list[str]:
     return addresses
 
 
-def _memory_socket(addresses: Sequence[str]) -> MemorySocket | None:
-    address = next((each for each in addresses if each.startswith("unix:")), None)
-    if address is None:
-        return None
+def _address_of_receivers(program: LearnerProgram) -> str:
+    """Where receivers listen: at the port after that of --bind."""
+    host, port = split_address(program.bind)
+    return _address(host, port + 1 if port else 0)
+
+
+def _as_dialled(program: LearnerProgram, bound: str) -> str:
+    """Where EnvRunners dial the receivers: at the port after that of --advertise."""
+    if not program.advertise:
+        return bound
+    host, port = split_address(program.advertise)
+    return _address(host, port + 1 if port else split_address(bound)[1])
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _memory_socket(address: str) -> MemorySocket:
     try:
         return MemorySocket(address)
     except OSError as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from juggler.runtime.actors.worker import Contact
 
 LEARNER = "learner"
+MOST_RECEIVERS = 16  # which is more than a learner could read the batches of
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class LearnerProgram:
         advertise: the address that they should dial; "": the bound one.
         insecure: whether to listen beyond loopback without encryption or authentication.
         reflection: whether tools may list the services of its server.
+        receivers: how many processes receive batches for it, from EnvRunners of other hosts.
         own_code: cloudpickled (environment factory or None, module factory or None, connector
             classes by name), as the EnvRunners get them.
     """
@@ -28,4 +30,5 @@ class LearnerProgram:
     advertise: str = ""
     insecure: bool = False
     reflection: bool = False
+    receivers: int = 0
     own_code: bytes = b""

@@ -137,6 +137,7 @@ class Attachment:
         predecessor: str = "",
         devices: Sequence[str] = (),
         data_addresses: Sequence[str] = (),
+        episode_addresses: Sequence[str] = (),
         local: bool = False,
         timeout: float = 20.0,
         tell: Callable[[str], None] = lambda _: None,
@@ -170,6 +171,7 @@ class Attachment:
             pid=os.getpid(),
             devices=devices,
             data_addresses=data_addresses,
+            episode_addresses=episode_addresses,
             local=local,
         )
         self._outbox = deque([attach_pb2.FromWorker(hello=hello)])

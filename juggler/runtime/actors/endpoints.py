@@ -166,11 +166,15 @@ def _why_not_bound(host: str, port: int) -> str:
     return f"cannot listen on {host}:{port}. Choose another address or port"
 
 
-def make_server(max_streams: int, on_one_connection: int = 16) -> grpc.Server:
+def make_server(
+    max_streams: int, on_one_connection: int = 16, *, shares_port: bool = False
+) -> grpc.Server:
     """A server for data streams. Each open stream holds one thread, created when it is needed. A
-    stream beyond `max_streams` is refused; one beyond the limit of its connection waits."""
+    stream beyond `max_streams` is refused; one beyond the limit of its connection waits. With
+    `shares_port`, other processes of this user may listen at the same port."""
     pool = futures.ThreadPoolExecutor(max_streams, thread_name_prefix="stream")
     options = {**dict(SERVER_OPTIONS), "grpc.max_concurrent_streams": on_one_connection}
+    options["grpc.so_reuseport"] = int(shares_port)
     return grpc.server(pool, options=[*options.items()], maximum_concurrent_rpcs=max_streams)
 
 

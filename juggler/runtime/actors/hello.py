@@ -106,6 +106,7 @@ def read_hello(raw: bytes, token: str, run_id: str, roles: Sequence[str]) -> att
     _check_names("host", [hello.host], 1)
     _check_names("device", hello.devices)
     _check_names("address", hello.data_addresses)
+    _check_names("address", hello.episode_addresses)
     return hello
 
 

@@ -248,6 +248,7 @@ class Hub:
             devices=tuple(hello.devices),
             data_addresses=tuple(hello.data_addresses),
             local=hello.local and local,
+            episode_addresses=tuple(hello.episode_addresses),
         )
 
     def _leave(self, connection: Connection, left: Left) -> None:

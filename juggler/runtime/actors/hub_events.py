@@ -22,6 +22,7 @@ class Worker:
     devices: tuple[str, ...]
     data_addresses: tuple[str, ...]
     local: bool
+    episode_addresses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

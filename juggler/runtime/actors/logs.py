@@ -31,9 +31,13 @@ class WorkerLog:
     Args:
         role: its name before it has a worker id.
         log_format: "text", or "json" for one object per line.
+
+    Attributes:
+        log_format: as given.
     """
 
     def __init__(self, role: str, log_format: LogFormat = "text") -> None:
+        self.log_format: LogFormat = log_format
         self._ids = {"worker": role}
         self._formatter = _JsonLines(self._ids) if log_format == "json" else _Text(self._ids)
         handler = logging.StreamHandler(sys.stderr)

@@ -140,6 +140,7 @@ def attach_and_run(
     *,
     devices: Sequence[str] = (),
     data_addresses: Sequence[str] = (),
+    episode_addresses: Sequence[str] = (),
 ) -> None:
     """A worker's whole life. Exits with status 1, and says why, if something failed.
 
@@ -158,7 +159,7 @@ def attach_and_run(
     try:
         if not contact.local:
             log.info(f"dials the driver at {contact.address}")
-        attachment = _attach(contact, role, inbox, log, devices, data_addresses)
+        attachment = _attach(contact, role, inbox, log, devices, data_addresses, episode_addresses)
     except (AttachError, EndpointError, _GivenUp) as error:
         if not contact.local:
             for number in _SIGNALS:  # it leaves already
@@ -202,6 +203,7 @@ def _attach(
     log: WorkerLog,
     devices: Sequence[str],
     data_addresses: Sequence[str],
+    episode_addresses: Sequence[str],
 ) -> Attachment:
     """Attach, and try again while the driver is busy.
 
@@ -222,6 +224,7 @@ def _attach(
             predecessor=contact.predecessor,
             devices=devices,
             data_addresses=data_addresses,
+            episode_addresses=episode_addresses,
             local=contact.local,
             timeout=contact.timeout,
             tell=log.info,

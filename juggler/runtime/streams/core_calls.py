@@ -85,6 +85,7 @@ class ServerStream(_Stream):
         self._received: Callable[[bytes], None] = _nothing
         self._taking = threading.Lock()
         self._listening = True  # in a moment
+        self._closed = False
         self._done = threading.Event()
         if not context.add_callback(self._done.set):  # a server that stops tells nothing else
             self._done.set()
@@ -114,6 +115,13 @@ class ServerStream(_Stream):
         self.check()
         return iter(())
 
+    def close(self) -> None:
+        """End `listen` once everything is sent, even if the client would say more."""
+        with self._lock:
+            self._closed = True
+            if not self._sending:
+                self._done.set()
+
     def check(self) -> None:
         """Raises:
         BaseException: raised by `received`, or by `next_message` in the server's thread.
@@ -132,7 +140,7 @@ class ServerStream(_Stream):
                 self._error = self._error or error
                 self._context.cancel()
             with self._lock:
-                if not self._listening and not self._sending:
+                if (self._closed or not self._listening) and not self._sending:
                     self._done.set()
             return None, ()  # nothing is left for grpcio to do
 

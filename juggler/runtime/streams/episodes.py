@@ -7,13 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from functools import partial
 
 import grpc
 
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
+from juggler.runtime.streams.acknowledgements import Acknowledgements
 from juggler.runtime.streams.calls import calls
 from juggler.runtime.streams.memory_reader import Reader
 from juggler.runtime.streams.memory_sockets import MemorySocket
@@ -29,9 +29,15 @@ from juggler.runtime.wire.v1 import episodes_pb2
 PUSH_METHOD = "/juggler.v1.Episodes/Push"
 _SERVICE, _METHOD = PUSH_METHOD.strip("/").split("/")
 
-_MOST_UNREAD = 4096  # acknowledgements
-
 BatchFrame = Frame[episodes_pb2.BatchHeader]
+
+
+def episodes_handler(
+    push: Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]],
+) -> grpc.GenericRpcHandler:
+    """What serves streams of episodes with this function, to add to a server."""
+    method: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(push)
+    return grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: method})
 
 
 class EpisodeReceiver:
@@ -70,9 +76,7 @@ class EpisodeReceiver:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """To add to a server."""
-        push: grpc.RpcMethodHandler[bytes, bytes]
-        push = grpc.stream_stream_rpc_method_handler(self._push)
-        return grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: push})
+        return episodes_handler(self._push)
 
     def _push(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         if refusal := self._why_refused(context.invocation_metadata()):
@@ -87,8 +91,7 @@ class EpisodeReceiver:
         reader = FrameReader(
             episodes_pb2.BatchHeader, self._limits, check=self._check, lease=shared.lease
         )
-        acknowledgements: deque[bytes] = deque()
-        stream = calls().ServerStream(requests, context, partial(_first, acknowledgements))
+        answers = Acknowledgements(requests, context)
 
         def received(message: bytes) -> None:
             started = time.perf_counter()
@@ -103,17 +106,13 @@ class EpisodeReceiver:
                 self._seconds += read - started + time.perf_counter() - taking
             if frame is None:
                 return
-            batch_id = frame.header.batch_id
-            said = episodes_pb2.Acknowledgement(batch_id=batch_id, refused=refused)
-            acknowledgements.append(said.SerializeToString())
-            stream.wake()
-            if len(acknowledgements) > _MOST_UNREAD:
-                raise WireError(f"{len(acknowledgements)} acknowledgements were not read")
+            answers.give(frame.header.batch_id, refused)
+            answers.must_be_read()
             if bad is not None:
                 raise bad
 
         try:
-            yield from stream.listen(received)
+            yield from answers.stream.listen(received)
         except WireError as error:
             # What follows on this stream cannot be trusted either.
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -256,7 +255,3 @@ class _Stream:
         self._shared.close()
         for batch_id in lost:
             self._settled(batch_id, "learner_lost", reason)
-
-
-def _first(messages: deque[bytes]) -> bytes | None:
-    return messages.popleft() if messages else None

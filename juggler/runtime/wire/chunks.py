@@ -154,6 +154,8 @@ def read_known(message: bytes, known: Known, header_bytes: int) -> Chunk | None:
     if not message.startswith(known.tree_field, at):
         return None
     at += len(known.tree_field)
+    if len(message) == at + 2 and message[at : at + 1] == _SLOT and message[at + 1] < 128:
+        return Chunk(header, known.tree, 0, digest, 0, 0, message[at + 1])
     last = _PADDINGS[-(at + len(known.payload_tag)) % ALIGNMENT] + known.payload_tag
     if not message.startswith(last, at) or len(message) != at + len(last) + known.size:
         return None

@@ -101,18 +101,20 @@ def test_an_explanation_is_one_line_and_not_long(world: WorkersWorld) -> None:
     assert len(told) < 1100
 
 
+@pytest.mark.parametrize("role", ["runner", "learner"])
 def test_a_note_is_one_line_and_too_many_are_too_many(
-    world: WorkersWorld, monkeypatch: pytest.MonkeyPatch
+    world: WorkersWorld, monkeypatch: pytest.MonkeyPatch, role: str
 ) -> None:
+    worker = getattr(world, role)
     monkeypatch.setattr("time.monotonic", lambda: 5.0)
-    world.report(world.runner, training_pb2.Note(text="takes\nsimulators"))
-    assert world.told.messages == ["envrunner-0 takes simulators"]
+    world.report(worker, training_pb2.Note(text="takes\nsimulators"))
+    assert world.told.messages == [f"{worker.worker_id} takes simulators"]
     assert world.told.levels == ["info"]
     for _ in range(20):
-        assert world.why_dismissed(world.runner) == ""
-        world.report(world.runner, training_pb2.Note(text="x", warning=True))
+        assert world.why_dismissed(worker) == ""
+        world.report(worker, training_pb2.Note(text="x", warning=True))
     assert set(world.told.levels[1:]) == {"warning"}
-    assert "replies and reports in a second" in world.why_dismissed(world.runner)
+    assert "replies and reports in a second" in world.why_dismissed(worker)
     assert len(world.told.messages) == 20
 
 
@@ -283,7 +285,6 @@ def test_what_a_learner_says_of_its_device_is_one_line(world: WorkersWorld) -> N
 def test_a_report_of_another_role_is_blamed_on_its_sender(tmp_path: Path) -> None:
     for sender, body, words in (
         ("runner", _arrivals(1), "juggler.v1.Arrivals in place of juggler.v1.Note"),
-        ("learner", training_pb2.Note(text="x"), "juggler.v1.Note in place of juggler.v1.Arrivals"),
         ("learner", attach_pb2.Done(), "juggler.v1.Done in place of juggler.v1.Arrivals"),
     ):
         world = WorkersWorld(tmp_path)

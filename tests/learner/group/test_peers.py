@@ -18,6 +18,7 @@ from juggler.learner.group import gloo_peers
 from juggler.learner.group.gloo_peers import GlooPeers, MeetingPoint
 from juggler.learner.group.peers import PeerLost
 from juggler.learner.learner import Learner
+from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 MakeBatch = Callable[..., EpisodeBatch]
@@ -74,6 +75,20 @@ def test_nobody_waits_once_there_is_another_group_to_form() -> None:
 def test_a_meeting_point_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gloo_peers, "COLLECTIVE_SECONDS", 0.5)
     with pytest.raises(PeerLost, match=r"did not meet at 127.0.0.1:9"):
+        GlooPeers("127.0.0.1:9", 1, 1, 2, "127.0.0.1", never)
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid"])
+def test_an_address_of_another_machine_is_named_with_what_to_do(host: str) -> None:
+    with pytest.raises(EndpointError, match=rf"cannot listen .* at {host}: .*--advertise"):
+        MeetingPoint(host)
+    with pytest.raises(EndpointError, match=rf"cannot listen .* at {host}: .*--advertise"):
+        GlooPeers("127.0.0.1:9", 1, 1, 2, host, never)
+
+
+def test_an_interface_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0")
+    with pytest.raises(EndpointError, match=r"the interface none0 of GLOO_SOCKET_IFNAME: "):
         GlooPeers("127.0.0.1:9", 1, 1, 2, "127.0.0.1", never)
 
 

@@ -15,6 +15,7 @@ from support.learner_end import PATIENCE, LearnerEnd, Senders, header, tree
 
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import dial
+from juggler.runtime.streams import acknowledgements
 from juggler.runtime.streams import episodes as stream
 from juggler.runtime.streams.calls import calls
 from juggler.runtime.streams.episodes import PUSH_METHOD
@@ -110,8 +111,8 @@ def test_who_reads_no_acknowledgements_is_not_heard_for_ever(
         """As if all were full on the way to a client that reads nothing."""
         return ServerStream(requests, context, lambda: None)
 
-    monkeypatch.setattr(stream, "_MOST_UNREAD", 100)
-    monkeypatch.setattr(stream, "calls", lambda: SimpleNamespace(ServerStream=stuck))
+    monkeypatch.setattr(acknowledgements, "_MOST_UNREAD", 100)
+    monkeypatch.setattr(acknowledgements, "calls", lambda: SimpleNamespace(ServerStream=stuck))
     frames = [next(encode_frame(header(n), tree(n))) for n in range(200)]
     with dial(learner.address) as channel:
         push = channel.stream_stream(PUSH_METHOD)

@@ -128,6 +128,20 @@ def test_a_frame_with_a_known_tree_is_found_as_any_chunk_is(
     assert read_known(message, known, header.ByteSize() - 1) is None
 
 
+@pytest.mark.parametrize("slot", [0, 15, 127, 128, 1 << 20])
+def test_reading_a_known_chunk_of_shared_memory_finds_the_same_as_reading_any_chunk(
+    slot: int,
+) -> None:
+    header = BatchHeader(batch_id=1)
+    (message,) = encode_frame(header, {"a": np.arange(9)}, place=lambda pieces, size: slot)
+    chunk = read_chunk(message, 1 << 20)
+    assert chunk.tree is not None
+    known = Known.of(chunk.tree, 72)
+    assert read_known(message, known, 1 << 20) == (chunk if slot < 128 else None)
+    assert read_known(message + b"x", known, 1 << 20) is None
+    assert read_known(message, Known.of(chunk.tree + b"x", 72), 1 << 20) is None
+
+
 def test_fields_of_a_later_version_are_skipped() -> None:
     (message,) = encode_frame(HEADER, {"a": np.arange(3)})
     unknown = (

@@ -92,14 +92,16 @@ class RemoveModule(_message.Message):
 class Learners(_message.Message):
     __slots__ = ("module_id", "generation", "learners")
     class Learner(_message.Message):
-        __slots__ = ("worker_id", "incarnation", "addresses")
+        __slots__ = ("worker_id", "incarnation", "addresses", "episode_addresses")
         WORKER_ID_FIELD_NUMBER: _ClassVar[int]
         INCARNATION_FIELD_NUMBER: _ClassVar[int]
         ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+        EPISODE_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
         worker_id: str
         incarnation: str
         addresses: _containers.RepeatedScalarFieldContainer[str]
-        def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+        episode_addresses: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., episode_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LEARNERS_FIELD_NUMBER: _ClassVar[int]
