@@ -1,4 +1,4 @@
-"""How long an optimizer step of DQN and of SAC takes, beside Stable-Baselines3's.
+"""How long an optimizer step of DQN, SAC and TD3 takes, beside Stable-Baselines3's.
 
 python benchmarks/updates.py                          # ours alone
 python benchmarks/updates.py --peers ../peers/bin/python
@@ -26,21 +26,31 @@ from replay import compare
 
 PEER = Path(__file__).parent / "peers" / "sb3_updates.py"
 COMMON = {"together": 32, "batch": 256, "capacity": 100_000, "begin": 1024, "lr": 3e-4}
+#: With the spaces of CartPole and HalfCheetah.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "dqn": {**COMMON, "observed": 4, "acted": 0, "choices": 2},  # as CartPole's
-    "sac": {**COMMON, "observed": 17, "acted": 6, "choices": 0},  # as HalfCheetah's
+    "dqn": {**COMMON, "algorithm": "dqn", "observed": 4, "acted": 0, "choices": 2},
+    "sac": {
+        **COMMON,
+        "algorithm": "sac",
+        "observed": 17,
+        "acted": 6,
+        "choices": 0,
+    },
+    "td3": {**COMMON, "algorithm": "td3", "observed": 17, "acted": 6, "choices": 0},
 }
 
 
 def ours(setting: dict[str, Any]) -> Callable[[], None]:
     """A function that takes a batch of transitions, and makes as many optimizer steps."""
     from juggler.learner.algorithms.registry import build_learner
+    from juggler.runtime.actors.memory import keep_freed_memory
     from juggler.runtime.episodes.batch import EpisodeBatch
 
     torch.set_num_threads(1)
+    keep_freed_memory()  # as learners do
     generator, rows, steps = np.random.default_rng(0), 4, setting["together"] // 4
     keys: dict[str, Any] = {
-        "algorithm": "dqn" if setting["choices"] else "sac",
+        "algorithm": setting["algorithm"],
         "lr": setting["lr"],
         "replay_capacity": setting["capacity"],
         "replay_batch_size": setting["batch"],

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's DQN and SAC beside ours, in `updates.py`, with that library's own Python.
+"""DQN, SAC and TD3 of Stable-Baselines3 beside ours, in `updates.py`, with its own Python.
 
 Called with "sb3" and one JSON object as `updates.py` makes it. Answers each line of standard input,
 a number of arrivals, with the microseconds of CPU time that an optimizer step took: transitions
@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from stable_baselines3 import DQN, SAC
+from stable_baselines3 import DQN, SAC, TD3
 from stable_baselines3.common.logger import configure
 
 torch.set_num_threads(1)
@@ -48,7 +48,8 @@ def main(setting: dict[str, Any]) -> None:
         # Its target network is copied within `learn`, which is not measured here.
         model: Any = DQN("MlpPolicy", Blank(setting), max_grad_norm=10, **keys)
     else:
-        model = SAC("MlpPolicy", Blank(setting), tau=0.005, **keys)
+        kind = SAC if setting["algorithm"] == "sac" else TD3
+        model = kind("MlpPolicy", Blank(setting), tau=0.005, **keys)
     model.set_logger(configure(None, []))
     generator = np.random.default_rng(0)
 

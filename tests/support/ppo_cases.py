@@ -35,9 +35,8 @@ def near(state: State, batch: EpisodeBatch, core: Ppo) -> EpisodeBatch:
     module = core.modules["default"]
     unit = core._groups["default"]
     seen = torch.as_tensor(batch.observations).flatten(0, 1)
-    outputs = unit.forward_train(
-        "default", state["default"]["parameters"], {}, {"observations": seen}
-    )
+    named = unit.named(state["default"]["parameters"])
+    outputs = unit.forward_train("default", named, {}, {"observations": seen})
     logp = module.action_distribution()(outputs["action_dist_inputs"]).log_prob(
         torch.as_tensor(batch.actions).flatten()
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -108,13 +108,56 @@ def _kind(value: object) -> str:
     return f"{value!r}" if isinstance(value, (int, float)) else f"of type {type(value).__name__}"
 
 
-class Forward(NamedTuple):
-    """The training pass of one module, with the parameters and buffers of a state."""
+class Forward:
+    """The training pass of one module, with the parameters and buffers of a state.
 
-    group: ParameterGroup
-    module_id: str
-    parameters: Tensor  # [P]
-    buffers: dict[str, Tensor]
+    Attributes:
+        group: the parameter group of the module.
+        module_id: of the module.
+        named: the group's parameters by their names in it.
+        buffers: likewise, which a pass may change.
+    """
+
+    def __init__(
+        self,
+        group: ParameterGroup,
+        module_id: str,
+        parameters: Tensor | Mapping[str, Tensor],
+        buffers: dict[str, Tensor],
+    ) -> None:
+        """Args:
+        group: the parameter group of the module.
+        module_id: of the module.
+        parameters: of the group: [P], or by their names in it, all of them.
+        buffers: likewise by name.
+        """
+        self.group, self.module_id, self.buffers = group, module_id, buffers
+        self.named = group.named(parameters) if isinstance(parameters, Tensor) else parameters
+
+    @property
+    def parameters(self) -> Tensor:
+        """The group's parameters in one vector [P]."""
+        return self.group.joined(self.named)
+
+    def using(self, parameters: Tensor | Mapping[str, Tensor]) -> Self:
+        """The same pass with other parameters, as for the constructor. It leaves the buffers of
+        this one as they are."""
+        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        return type(self)(self.group, self.module_id, parameters, buffers)
+
+    def frozen(self) -> Self:
+        """The same pass without gradients of the parameters. It leaves the buffers of this one as
+        they are."""
+        return self.using({name: x.detach() for name, x in self.named.items()})
+
+    def differentiable(self) -> Self:
+        """The same pass with gradients of the parameters, which are added up parameter by
+        parameter, however many passes there are. It leaves the buffers of this one as they are."""
+        return self.using({name: x.detach().requires_grad_() for name, x in self.named.items()})
+
+    def in_chunks(self) -> InChunks:
+        """The same pass without gradients, in chunks."""
+        return InChunks(self.group, self.module_id, self.named, self.buffers)
 
     @property
     def module(self) -> RLModule:
@@ -123,11 +166,11 @@ class Forward(NamedTuple):
 
     def initial_state(self) -> dict[str, Any]:
         """The module's `get_initial_state`, with the parameters and buffers of the state."""
-        return self.group.initial_state(self.module_id, self.parameters, self.buffers)
+        return self.group.initial_state(self.module_id, self.named, self.buffers)
 
     def parameter(self, name: str) -> Tensor:
         """A parameter of the module, by its own name."""
-        return self.group.named(self.parameters)[self.group.names(self.module_id)[name]]
+        return self.named[self.group.names(self.module_id)[name]]
 
     def set_buffer(self, name: str, value: Tensor) -> None:
         """Set a buffer of the module from this optimizer step on. EnvRunners get it with the
@@ -136,7 +179,7 @@ class Forward(NamedTuple):
         self.buffers[name] = value.to(self.buffers[name].dtype)
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
-        return self.group.forward_train(self.module_id, self.parameters, self.buffers, batch)
+        return self.group.forward_train(self.module_id, self.named, self.buffers, batch)
 
 
 #: Observations in one chunk.
@@ -168,6 +211,13 @@ def _first_leaf(tree: Any) -> Tensor:
     return leaf
 
 
+def gradient_of(total: Tensor, forward: Forward) -> Tensor:
+    """The gradient [P] of a loss [] by the parameters of a `differentiable` pass."""
+    leaves = list(forward.named.values())
+    found = torch.autograd.grad(total, leaves, materialize_grads=True)
+    return torch.cat([x.reshape(-1) for x in found])  # [P]
+
+
 def gradient_for_vmap(
     loss_of: Callable[[Forward], Loss], forward: Forward
 ) -> tuple[Tensor, Loss, dict[str, Tensor]]:
@@ -175,11 +225,11 @@ def gradient_for_vmap(
     torch.autograd, but `torch.func.vmap` can map it."""
 
     def total_of(parameters: Tensor) -> tuple[Tensor, tuple[dict[str, Any], dict[str, Tensor]]]:
-        buffers = {name: buffer.clone() for name, buffer in forward.buffers.items()}
-        loss = loss_of(forward._replace(parameters=parameters, buffers=buffers))
+        used = forward.using(parameters)
+        loss = loss_of(used)
         # torch.func takes no None for a tensor.
         given = {key: each for key, each in loss._asdict().items() if each is not None}
-        return loss.total, (given, buffers)
+        return loss.total, (given, used.buffers)
 
     gradient, (given, buffers) = torch.func.grad(total_of, has_aux=True)(forward.parameters)
     return gradient, Loss(**given), buffers

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from juggler.learner.core.forward import Forward as Forward
 from juggler.learner.core.forward import Loss as Loss
-from juggler.learner.core.forward import checked_loss, gradient_for_vmap
+from juggler.learner.core.forward import checked_loss, gradient_for_vmap, gradient_of
 from juggler.learner.core.learner_core import (
     Aux,
     Columns,
@@ -25,6 +25,7 @@ from juggler.learner.core.metrics import mean_metrics
 from juggler.learner.core.micro_batches import MeanOverParts, micro_batches
 from juggler.learner.core.state_core import StateCore
 from juggler.learner.data.sources import NEW_STEPS
+from juggler.learner.optim.optimizers import chosen
 from juggler.learner.optim.parameter_group import Factories as Factories
 from juggler.learner.optim.parameter_group import ParameterGroup as ParameterGroup
 from juggler.learner.optim.parameter_group_state import ParameterGroupState as ParameterGroupState
@@ -75,6 +76,12 @@ class GradientCore(StateCore, ABC):
         one)."""
         return new["extra"]
 
+    def extra_after(
+        self, new: ParameterGroupState, aux: GradientAux, stepped: Tensor
+    ) -> dict[str, Tensor]:
+        """The same if the optimizer made a step at all, `stepped` []; else the old one."""
+        return chosen(stepped, self.next_extra(new, aux), new["extra"])
+
     def moving(
         self, group: ParameterGroup, state: ParameterGroupState, live_steps: Mapping[str, Tensor]
     ) -> Tensor:
@@ -103,16 +110,14 @@ class GradientCore(StateCore, ABC):
                 calls = self._pass.compiled_calls
                 mean, priorities = MeanOverParts(), []
                 for part in micro_batches(sample[module_id], self.config.micro_batches):
-                    buffers = {name: buffer.clone() for name, buffer in own["buffers"].items()}
-                    parameters = own["parameters"].detach()  # [P]
-                    forward = Forward(group, module_id, parameters, buffers)
+                    forward = Forward(group, module_id, own["parameters"], own["buffers"])
                     if self.mapped:
                         loss_of = partial(self._loss_for_vmap, columns=part, state=own)
                         gradient, loss, buffers = gradient_for_vmap(loss_of, forward)  # [P]
                     else:
-                        parameters.requires_grad_()
+                        forward = forward.differentiable()
                         loss = self._checked(self.loss(forward, part, own))
-                        (gradient,) = torch.autograd.grad(loss.total, parameters)  # [P]
+                        gradient, buffers = gradient_of(loss.total, forward), forward.buffers  # [P]
                     mean.add((gradient, loss.metrics, loss.means), loss.live_steps)
                     if loss.priorities is not None:
                         priorities.append(loss.priorities)
@@ -143,21 +148,22 @@ class GradientCore(StateCore, ABC):
             lrs = {key: self.schedules[key](old["steps"]) for key in optimizers.lr_keys}  # []
             norm = torch.linalg.vector_norm(gradient)  # []
             finite = norm.isfinite()  # []
-            parameters, moments = optimizers.update(
-                old["parameters"], gradient, norm, old["moments"], lrs
-            )
             moved = finite & self.moving(self._groups[group_id], old, found.live_steps)  # [] or [P]
+            fused = gradient.device.type == "cpu" and not self.mapped
+            parameters, moments = optimizers.update(
+                old["parameters"], gradient, norm, old["moments"], lrs, moved, fused
+            )
             stepped = moved.any()  # []
             counted = {**found.live_steps, **found.new_steps}.values()  # [] each
             new = ParameterGroupState(
-                parameters=torch.where(moved, parameters, old["parameters"]),
-                buffers=_choose(stepped, found.buffers, old["buffers"]),
-                moments=_choose(moved, moments, old["moments"]),
+                parameters=parameters,
+                buffers=chosen(stepped, found.buffers, old["buffers"]),
+                moments=moments,
                 extra=old["extra"],
                 steps=old["steps"] + stepped * reduce(torch.maximum, counted),
             )
             if new["extra"]:
-                new["extra"] = _choose(stepped, self.next_extra(new, found), old["extra"])
+                new["extra"] = self.extra_after(new, found, stepped)
             state[group_id] = new
             for module_id, values in found.metrics.items():
                 metrics[module_id] = {
@@ -219,10 +225,3 @@ class GradientCore(StateCore, ABC):
     def _checked(self, loss: object) -> Loss:
         where = f"{type(self).__name__}.loss"
         return checked_loss(where, loss, self.mean_names, mapped=self.mapped)
-
-
-def _choose(
-    condition: Tensor, new: Mapping[str, Tensor], old: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """The tensors of `new` if the condition holds, else those of `old`. The host reads nothing."""
-    return {name: torch.where(condition, new[name], tensor) for name, tensor in old.items()}

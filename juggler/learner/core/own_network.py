@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from juggler.learner.core.learner_core import Seam
-from juggler.learner.optim.optimizers import Adam
+from juggler.learner.optim.optimizers import Adam, Step
 from juggler.learner.optim.parameter_group import seeded
 from juggler.runtime.wire.structures import tree_map
 
@@ -120,13 +120,13 @@ class OwnNetwork:
         means = sums[:, :-1] / counts.clamp(min=1).unsqueeze(1)  # [losses, P + 1]
         gradient = means[:, :-1].sum(0)  # [P]
         rate = torch.full((), lr, dtype=torch.float64, device=gradient.device)  # []
-        trained, moments = self._adam.update(own["trained"], gradient, own["moments"], rate)
         moved = gradient.isfinite().all() & (counts > 0).any()  # []
-        kept = {name: torch.where(moved, x, own["moments"][name]) for name, x in moments.items()}
+        step = Step(rate, moved, fused=gradient.device.type == "cpu")
+        trained, moments = self._adam.update(own["trained"], gradient, own["moments"], step)
         after = {
             **own,
-            "trained": torch.where(moved, trained, own["trained"]),  # [P]
-            "moments": kept,
+            "trained": trained,  # [P]
+            "moments": moments,
             "key": torch.where(moved, (own["key"] + 1) % 2**32, own["key"]),  # []
         }
         return after, means[:, -1]

@@ -11,6 +11,7 @@ from juggler.learner.optim.config import OptimizerSpec
 from juggler.learner.optim.optimizers import (
     Moments,
     Optimizer,
+    Step,
     clip_by_global_norm,
     clip_by_norm,
     make_optimizer,
@@ -76,6 +77,8 @@ class ParameterGroupOptimizers:
         norm: Tensor,
         moments: Moments,
         lrs: Mapping[str, Tensor],
+        moved: Tensor,
+        fused: bool,
     ) -> tuple[Tensor, Moments]:
         """One step of each optimizer.
 
@@ -85,22 +88,26 @@ class ParameterGroupOptimizers:
             norm: [] of the gradient.
             moments: from the step before.
             lrs: [] by their keys.
+            moved: as in `Step`.
+            fused: as in `Step`.
 
         Returns:
             New parameters [P], and moments.
         """
         if len(self._parts) == 1:
-            return self._parts[0].update(parameters, gradient, norm, moments, lrs)
+            return self._parts[0].update(parameters, gradient, norm, moments, lrs, moved, fused)
         gradients = torch.split(gradient, self._stretches)  # [p] each
         vectors = {name: torch.split(x, self._stretches) for name, x in moments.items() if x.ndim}
         updated = []
+        changes = torch.split(moved, self._stretches) if moved.ndim else [moved] * len(gradients)
         for place, (part, x) in enumerate(self._split(parameters)):
             own = {
                 name: vectors[name][place] if name in vectors else moment
                 for name, moment in moments.items()
             }
             norm = torch.linalg.vector_norm(gradients[place])  # []
-            updated.append(part.update(x, gradients[place], norm, own, lrs))
+            changed = changes[place]  # [] or [p]
+            updated.append(part.update(x, gradients[place], norm, own, lrs, changed, fused))
         parameters = torch.cat([x for x, _ in updated])  # [P]
         return parameters, self._joined([new for _, new in updated])
 
@@ -148,10 +155,12 @@ class _Part:
         norm: Tensor,
         moments: Moments,
         lrs: Mapping[str, Tensor],
+        moved: Tensor,
+        fused: bool,
     ) -> tuple[Tensor, Moments]:
         clipped = self._clipped(gradient, norm)  # [P]
-        lr = lrs[self._lr_key] * self._lr_scale  # []
-        return self.optimizer.update(parameters, clipped, moments, lr)
+        step = Step(lrs[self._lr_key] * self._lr_scale, moved, fused)
+        return self.optimizer.update(parameters, clipped, moments, step)
 
     def _clipped(self, gradient: Tensor, norm: Tensor) -> Tensor:
         if self._limit is None:

@@ -1,19 +1,20 @@
 """Adam and RMSProp as functions of one flat vector; clipping; schedules of learning rates.
 
-The optimizers of torch hold their state and update parameters in place. Here both are values, so an
-update can be undone by keeping the old ones, and others may still read the old parameters. The
-order of operations is that of torch.optim's single-tensor forms, so results agree bit for bit.
+The optimizers of torch hold their state and update parameters in place. Here both are values, so
+others may still read the old ones. The order of operations is that of torch.optim's single-tensor
+forms or, where that is possible, of its fused one, so results agree bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 from juggler.learner.optim.config import OptimizerConfig
 
@@ -21,14 +22,22 @@ from juggler.learner.optim.config import OptimizerConfig
 Moments = dict[str, Tensor]
 
 
+class Step(NamedTuple):
+    """How an optimizer makes a step."""
+
+    lr: Tensor  # []
+    moved: Tensor  # bool [P], or [] for all: which parameters and moments change
+    fused: bool = False  # in one pass over memory if that is possible; not within torch.func
+
+
 class Optimizer(Protocol):
     def init(self, parameters: Tensor) -> Moments:
         """The state before the first update of parameters [P]."""
 
     def update(
-        self, parameters: Tensor, gradient: Tensor, moments: Moments, lr: Tensor
+        self, parameters: Tensor, gradient: Tensor, moments: Moments, step: Step
     ) -> tuple[Tensor, Moments]:
-        """One step: parameters, gradient [P] and a 0-d lr -> new parameters and moments."""
+        """One step: parameters and gradient [P] -> new parameters and moments."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +55,10 @@ class Adam:
         }
 
     def update(
-        self, parameters: Tensor, gradient: Tensor, moments: Moments, lr: Tensor
+        self, parameters: Tensor, gradient: Tensor, moments: Moments, step: Step
     ) -> tuple[Tensor, Moments]:
+        if step.fused and step.moved.ndim == moments["updates"].ndim == 0:
+            return self._fused(parameters, gradient, moments, step)
         beta1, beta2 = self.betas
         updates = moments["updates"] + 1  # []
         mean = torch.lerp(moments["mean"], gradient, 1 - beta1)  # [P]
@@ -55,10 +66,36 @@ class Adam:
             moments["mean_square"] * beta2, gradient, gradient, value=1 - beta2
         )  # [P]
         # Both means start at 0; these factors correct the bias.
-        step_size = lr / (1 - beta1**updates)  # []
+        step_size = step.lr / (1 - beta1**updates)  # []
         root_correction = (1 - beta2**updates).sqrt()  # []
         root = mean_square.sqrt() / root_correction + self.epsilon  # [P]
-        parameters = torch.addcdiv(parameters, mean * -step_size, root)  # [P]
+        stepped = torch.addcdiv(parameters, mean * -step_size, root)  # [P]
+        new = {"mean": mean, "mean_square": mean_square, "updates": updates}
+        return torch.where(step.moved, stepped, parameters), chosen(step.moved, new, moments)
+
+    def _fused(
+        self, parameters: Tensor, gradient: Tensor, moments: Moments, step: Step
+    ) -> tuple[Tensor, Moments]:
+        parameters = parameters.clone()  # [P]
+        mean, mean_square = moments["mean"].clone(), moments["mean_square"].clone()  # [P]
+        adam(
+            [parameters],
+            [gradient],
+            [mean],
+            [mean_square],
+            [],
+            [moments["updates"].to(torch.float32, copy=True)],
+            fused=True,
+            found_inf=1 - step.moved.float(),  # []; with 1 it changes nothing
+            lr=step.lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            eps=self.epsilon,
+            weight_decay=0.0,
+            amsgrad=False,
+            maximize=False,
+        )
+        updates = moments["updates"] + step.moved  # []
         return parameters, {"mean": mean, "mean_square": mean_square, "updates": updates}
 
 
@@ -73,13 +110,28 @@ class RMSProp:
         return {"mean_square": torch.zeros_like(parameters)}  # [P] of the gradient
 
     def update(
-        self, parameters: Tensor, gradient: Tensor, moments: Moments, lr: Tensor
+        self, parameters: Tensor, gradient: Tensor, moments: Moments, step: Step
     ) -> tuple[Tensor, Moments]:
         mean_square = torch.addcmul(
             moments["mean_square"] * self.decay, gradient, gradient, value=1 - self.decay
         )  # [P]
         root = mean_square.sqrt() + self.epsilon  # [P]
-        return torch.addcdiv(parameters, gradient * -lr, root), {"mean_square": mean_square}
+        stepped = torch.addcdiv(parameters, gradient * -step.lr, root)  # [P]
+        # Beside an Adam, moments have names that are not its own.
+        own = {"mean_square": moments["mean_square"]}
+        kept = chosen(step.moved, {"mean_square": mean_square}, own)
+        return torch.where(step.moved, stepped, parameters), kept
+
+
+def chosen(
+    condition: Tensor, new: Mapping[str, Tensor], old: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The tensors of `new` where the condition holds, else those of `old`. The host reads
+    nothing."""
+    return {
+        name: x if new[name] is x else torch.where(condition, new[name], x)
+        for name, x in old.items()
+    }
 
 
 def make_optimizer(config: OptimizerConfig) -> Optimizer:

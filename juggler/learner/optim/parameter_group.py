@@ -104,6 +104,11 @@ class ParameterGroup:
             for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)
         }
 
+    @staticmethod
+    def joined(named: Mapping[str, Tensor]) -> Tensor:
+        """The inverse of `named`."""
+        return torch.cat([piece.reshape(-1) for piece in named.values()])  # [P]
+
     def training_only(self) -> set[str]:
         """Names of the parameters that no module needs to act."""
         acting = chain.from_iterable(
@@ -123,23 +128,27 @@ class ParameterGroup:
         }
 
     def forward_train(
-        self, module_id: str, parameters: Tensor, buffers: Mapping[str, Tensor], batch: Batch
+        self,
+        module_id: str,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        batch: Batch,
     ) -> dict[str, Any]:
-        """The training pass of one module with these parameters [P] and buffers.
+        """The training pass of one module with these parameters, as from `named`, and buffers.
 
         The pass may update the given buffers in place, for example those of a normalization.
         """
-        tensors = {**self.named(parameters), **buffers}
+        tensors = {**parameters, **buffers}
         named = {name: tensors[own] for name, own in self._names[module_id].items()}
         return self._pass(self.modules[module_id], named, batch)
 
     def initial_state(
-        self, module_id: str, parameters: Tensor, buffers: Mapping[str, Tensor]
+        self, module_id: str, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
     ) -> dict[str, Any]:
         """The state of one module at the start of an episode, which may be learned."""
         if module_id not in self._initial_states:
             return {}
-        tensors = {**self.named(parameters), **buffers}
+        tensors = {**parameters, **buffers}
         named = {f"module.{name}": tensors[own] for name, own in self._names[module_id].items()}
         state: dict[str, Any] = torch.func.functional_call(
             self._initial_states[module_id], named, (), tie_weights=False

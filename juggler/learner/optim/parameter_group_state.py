@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-import torch
 from torch import Tensor
 
 from juggler.learner.optim.optimizers import Moments
@@ -58,7 +57,7 @@ def from_names(named: Mapping[str, Any]) -> State:
 def _joined(tensors: Tensor | dict[str, Tensor]) -> Tensor:
     if isinstance(tensors, Tensor):
         return tensors
-    return torch.cat([piece.reshape(-1) for piece in tensors.values()])  # [P]
+    return ParameterGroup.joined(tensors)  # [P]
 
 
 def with_steps(state: State, steps: Mapping[str, Tensor]) -> State:

@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from juggler.runtime.modules.rl_module import Batch, RLModule
 from juggler.runtime.wire.structures import tree_map
+
+
+class Places:
+    """Where a module looks for its parameters and buffers, so that others can be put there. It is
+    what torch.func.functional_call does, in a tenth of the time, because it looks them up once."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._places: list[tuple[dict[str, Any], str, str]] = []  # a map, the key there, the name
+        for prefix, part in module.named_modules(remove_duplicate=False):
+            for tensors in (part._parameters, part._buffers):
+                for key, tensor in tensors.items():
+                    if tensor is not None:
+                        name = f"{prefix}.{key}" if prefix else key
+                        self._places.append((tensors, key, name))
+
+    def call(self, tensors: Mapping[str, Tensor], *args: Any) -> Any:
+        """Call the module with these parameters and buffers, each listed under all of its names."""
+        before = [place[key] for place, key, _ in self._places]
+        try:
+            for place, key, name in self._places:
+                place[key] = tensors[name]
+            return self._module(*args)
+        finally:
+            for (place, key, _), tensor in zip(self._places, before, strict=True):
+                place[key] = tensor
 
 
 class TrainingPass:
@@ -33,7 +59,7 @@ class TrainingPass:
         self.compiled_calls = 0
         self._bfloat16 = bfloat16
         self._compiled: Callable[..., Any] | None = None
-        self._first_passed: set[RLModule] = set()
+        self._places: dict[RLModule, Places] = {}  # of modules that have made a pass
         if compiled:
             _check_compiler()
             self._compiled = torch.compile(_call, backend=self._counted)
@@ -53,12 +79,13 @@ class TrainingPass:
         self, module: RLModule, tensors: dict[str, Tensor], batch: Batch
     ) -> dict[str, Any]:
         outputs: dict[str, Any]
-        if self._compiled is not None and module in self._first_passed:
+        if self._compiled is not None and module in self._places:
             tree_map(_any_rows, batch)
             outputs = self._compiled(module, tensors, (batch,))
         else:
-            self._first_passed.add(module)
-            outputs = functional_call(module, tensors, (batch,), tie_weights=False)
+            if module not in self._places:
+                self._places[module] = Places(module)
+            outputs = self._places[module].call(tensors, batch)
         return outputs
 
     def _counted(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:

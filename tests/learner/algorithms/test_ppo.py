@@ -14,7 +14,6 @@ from torch import Tensor
 
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import ADVANTAGES, Ppo
-from juggler.learner.core.forward import InChunks
 from juggler.learner.core.gradient_core import GradientCore, State
 from juggler.learner.core.learner_core import ALONE, Columns
 from juggler.learner.data.collate import collate
@@ -144,7 +143,7 @@ def test_a_pass_in_chunks_is_the_pass_as_a_whole_with_states_too(
     forward = core.forward(core.init(seed=0), "default")
     batch = {"observations": torch.randn(7, 5, 4), "states": {"hidden": torch.randn(7, 6)}}
     monkeypatch.setattr("juggler.learner.core.forward.CHUNK", 11)
-    parts, whole = InChunks(*forward)(batch), forward(batch)
+    parts, whole = forward.in_chunks()(batch), forward(batch)
     for name in ("action_dist_inputs", "values"):
         torch.testing.assert_close(parts[name], whole[name])
     torch.testing.assert_close(parts["states"]["hidden"], whole["states"]["hidden"])

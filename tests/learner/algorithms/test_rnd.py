@@ -184,7 +184,7 @@ def test_the_algorithm_adds_these_to_its_own_advantages(make_batch: MakeBatch) -
     plain, _ = impala.grads(state, {"default": columns})
     changed, _ = impala.grads(state, {"default": {**columns, EXTRA_ADVANTAGES: extra}})
     parameters = state["default"]["parameters"].clone().requires_grad_()
-    forward = impala.forward(state, "default")._replace(parameters=parameters)
+    forward = impala.forward(state, "default").using(parameters)
     policy = forward.module.action_distribution()(
         actor_critic_pass(forward, columns).action_dist_inputs
     )

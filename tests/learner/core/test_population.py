@@ -35,7 +35,7 @@ from juggler.learner.core.population import Population, member_id, stacked
 from juggler.learner.core.state import StateMismatch
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
-from juggler.learner.optim.optimizers import Adam, RMSProp
+from juggler.learner.optim.optimizers import Adam, RMSProp, Step
 from juggler.runtime.modules.module_spec import RLModuleSpec
 from juggler.runtime.modules.multi_rl_module import MultiRLModule
 from juggler.runtime.modules.rl_module import RLModule
@@ -230,11 +230,15 @@ def test_optimizers_in_a_population_of_one_are_those_of_one() -> None:
         parameters, gradient = torch.randn(100), torch.randn(100)
         moments = optimizer.init(parameters)
         lr = torch.tensor(1e-3, dtype=torch.float64)
-        alone = optimizer.update(parameters, gradient, moments, lr)
+
+        def update(p: Any, g: Any, m: Any, lr: Any, optimizer: Any = optimizer) -> Any:
+            return optimizer.update(p, g, m, Step(lr, torch.tensor(True)))
+
+        alone = update(parameters, gradient, moments, lr)
         several = tree_map(
             lambda x: x.unsqueeze(0), {"p": parameters, "g": gradient, "m": moments, "lr": lr}
         )
-        mapped = torch.func.vmap(optimizer.update)(*several.values())
+        mapped = torch.func.vmap(update)(*several.values())
         assert torch.equal(mapped[0][0], alone[0])
         assert_equal(tree_map(lambda x: x[0], mapped[1]), alone[1])
 

@@ -2,53 +2,89 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
-from juggler.learner.optim.optimizers import Adam, Optimizer, RMSProp, Schedule, clip_by_global_norm
+from juggler.learner.optim.optimizers import (
+    Adam,
+    Optimizer,
+    RMSProp,
+    Schedule,
+    Step,
+    clip_by_global_norm,
+)
+
+ALL = torch.tensor(True)
+
+
+def rmsprop(parameters, *, fused: bool, **settings) -> torch.optim.RMSprop:
+    """That of torch, which has no fused form."""
+    return torch.optim.RMSprop(parameters, **settings)
 
 
 @pytest.mark.parametrize("lr", [1e-3, 0.3])
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        (Adam(), lambda p, lr: torch.optim.Adam(p, lr=lr, foreach=False)),
+        (Adam(), torch.optim.Adam),
         (
             Adam(betas=(0.5, 0.9), epsilon=1e-5),
-            lambda p, lr: torch.optim.Adam(p, lr=lr, betas=(0.5, 0.9), eps=1e-5, foreach=False),
+            partial(torch.optim.Adam, betas=(0.5, 0.9), eps=1e-5),
         ),
-        (RMSProp(), lambda p, lr: torch.optim.RMSprop(p, lr=lr, foreach=False)),
+        (RMSProp(), rmsprop),
         (
             RMSProp(decay=0.9, epsilon=0.1),
-            lambda p, lr: torch.optim.RMSprop(p, lr=lr, alpha=0.9, eps=0.1, foreach=False),
+            partial(rmsprop, alpha=0.9, eps=0.1),
         ),
     ],
     ids=["adam", "adam with other settings", "rmsprop", "rmsprop with other settings"],
 )
-def test_fifty_steps_agree_with_torch_bit_for_bit(ours: Optimizer, theirs, lr: float) -> None:
+def test_fifty_steps_agree_with_torch_bit_for_bit(
+    ours: Optimizer, theirs, fused: bool, lr: float
+) -> None:
     generator = torch.Generator().manual_seed(0)
     parameters = torch.randn(1000, generator=generator)
     reference = parameters.clone().requires_grad_()
-    optimizer = theirs([reference], lr)
+    fused = fused and isinstance(ours, Adam)  # there is none of RMSProp
+    optimizer = theirs([reference], lr=lr, foreach=False, fused=fused)
     moments = ours.init(parameters)
     for _ in range(50):
         gradient = torch.randn(1000, generator=generator) * 10 ** torch.randn(
             1000, generator=generator
         )
-        parameters, moments = ours.update(
-            parameters, gradient, moments, torch.tensor(lr, dtype=torch.float64)
-        )
+        step = Step(torch.tensor(lr, dtype=torch.float64), ALL, fused)
+        parameters, moments = ours.update(parameters, gradient, moments, step)
         reference.grad = gradient.clone()
         optimizer.step()
         assert torch.equal(parameters, reference.detach())
 
 
-def test_an_update_leaves_the_old_values_alone() -> None:
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("ours", [Adam(), RMSProp()])
+def test_a_step_that_moves_nothing_leaves_parameters_and_moments_as_they_were(
+    ours: Optimizer, fused: bool
+) -> None:
+    parameters, lr = torch.arange(3.0), torch.tensor(0.1)
+    moments = ours.init(parameters)
+    _, moments = ours.update(parameters, torch.ones(3), moments, Step(lr, ALL, fused))
+    for wrong in (float("nan"), float("inf"), 1.0):
+        after, kept = ours.update(
+            parameters, torch.full((3,), wrong), moments, Step(lr, ~ALL, fused)
+        )
+        assert torch.equal(after, parameters)
+        assert all(torch.equal(kept[name], moments[name]) for name in moments)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_update_leaves_the_old_values_alone(fused: bool) -> None:
     for optimizer in (Adam(), RMSProp()):
         parameters, gradient = torch.ones(3), torch.ones(3)
         moments = optimizer.init(parameters)
         before = {name: moment.clone() for name, moment in moments.items()}
-        optimizer.update(parameters, gradient, moments, torch.tensor(0.1))
+        optimizer.update(parameters, gradient, moments, Step(torch.tensor(0.1), ALL, fused))
         assert torch.equal(parameters, torch.ones(3))
         assert all(torch.equal(moments[name], before[name]) for name in before)
 

@@ -133,7 +133,7 @@ class Appo(Impala):
     def target(self, forward: Forward, state: ParameterGroupState) -> Forward:
         """The training pass with the target network's parameters; its buffers are discarded."""
         buffers = {name: buffer.clone() for name, buffer in state["buffers"].items()}
-        return forward._replace(parameters=state["extra"]["target"], buffers=buffers)
+        return Forward(forward.group, forward.module_id, state["extra"]["target"], buffers)
 
 
 def _after_uses(schedule: Callable[[Tensor], Tensor], uses: int, steps: Tensor) -> Tensor:

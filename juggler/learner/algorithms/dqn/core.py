@@ -38,7 +38,6 @@ from juggler.learner.algorithms.dqn.config import DqnConfig
 from juggler.learner.algorithms.off_policy.core import (
     OffPolicyCore,
     importance_weights,
-    with_parameters,
 )
 from juggler.learner.core.gradient_core import Factories, Forward, Loss, ParameterGroupState
 from juggler.learner.core.learner_core import Columns
@@ -108,10 +107,10 @@ class Dqn(OffPolicyCore):
         self, forward: Forward, following: Any, state: ParameterGroupState
     ) -> tuple[dict[str, Any], Tensor]:
         """What the target network returns for each observation, and the best action [B] there."""
-        target = with_parameters(forward, state["extra"]["target"])
+        target = forward.using(state["extra"]["target"])
         outputs = choice = target({c.OBSERVATIONS: following})
         if self.config.double:
-            choice = with_parameters(forward, forward.parameters)({c.OBSERVATIONS: following})
+            choice = forward.frozen()({c.OBSERVATIONS: following})
         return outputs, choice[c.ACTION_DIST_INPUTS].argmax(-1)
 
 

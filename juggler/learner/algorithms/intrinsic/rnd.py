@@ -33,7 +33,6 @@ from juggler.learner.algorithms.actor_critic.core import (
 )
 from juggler.learner.algorithms.intrinsic.networks import Explorer
 from juggler.learner.core.around_core import AroundCore, AroundState
-from juggler.learner.core.forward import InChunks
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import Columns, Metrics, Sample, Seam
@@ -184,7 +183,7 @@ class Rnd(AroundCore):
             return {**columns, c.REWARDS: columns[c.REWARDS] + bonus}, None
         networks = self._explorers[module_id].networks
         values = networks.in_chunks(own, everything, "values")  # [N (T + 1)]
-        forward = InChunks(*self.inner.forward(inner, module_id))
+        forward = self.inner.forward(inner, module_id).in_chunks()
         log_ratios, live = self._estimator.log_ratios(forward, columns)  # [N, T] both
         stream = _Stream.of(live, values[seen.before], values[seen.after[:, -1]])
         nothing = torch.zeros_like(live)  # [N, T]: nothing ever ends

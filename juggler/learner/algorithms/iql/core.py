@@ -20,7 +20,6 @@ from juggler.learner.algorithms.iql.config import IqlConfig
 from juggler.learner.algorithms.off_policy.core import (
     OffPolicyCore,
     importance_weights,
-    with_parameters,
 )
 from juggler.learner.core.gradient_core import Forward, Loss, ParameterGroupState
 from juggler.learner.core.learner_core import Columns
@@ -50,9 +49,9 @@ class Iql(OffPolicyCore):
         outputs = forward({c.OBSERVATIONS: taken[c.OBSERVATIONS]})
         values = outputs[c.VALUES].view(n, t)  # [N, T]
         with torch.no_grad():
-            target = with_parameters(forward, state["extra"]["target"])
+            target = forward.using(state["extra"]["target"])
             by_target = _of_taken(target, taken).amin(-1).view(n, t)  # [N, T]
-            frozen = with_parameters(forward, forward.parameters)
+            frozen = forward.frozen()
             after = frozen({c.OBSERVATIONS: following})[c.VALUES].view(n, t)  # [N, T]
             targets = rewards + discounts * after  # [N, T]
         gains = torch.where(live, by_target - values, 0.0)  # [N, T] u

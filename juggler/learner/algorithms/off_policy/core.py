@@ -14,7 +14,6 @@ from torch import Tensor
 from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
 from juggler.learner.core.gradient_core import (
     Factories,
-    Forward,
     GradientCore,
     ParameterGroupState,
 )
@@ -44,14 +43,21 @@ class TargetNetworkCore(GradientCore, ABC):
         return {"target": parameters.clone(), "since_move": torch.zeros((), dtype=torch.int64)}
 
     def next_extra(self, new: ParameterGroupState, aux: GradientAux) -> dict[str, Tensor]:
-        target, since_move = new["extra"]["target"], new["extra"]["since_move"] + 1  # [P], []
-        due = since_move >= self.config.target_period  # []
-        moved = torch.lerp(target, new["parameters"], self.config.target_share)  # [P]
-        return {
-            **new["extra"],
-            "target": torch.where(due, moved, target),  # [P]
-            "since_move": torch.where(due, 0, since_move),  # []
-        }
+        """All but the target network, which `extra_after` moves."""
+        since_move = torch.where(self.target_moves(new), 0, new["extra"]["since_move"] + 1)  # []
+        return {**new["extra"], "since_move": since_move}
+
+    def extra_after(
+        self, new: ParameterGroupState, aux: GradientAux, stepped: Tensor
+    ) -> dict[str, Tensor]:
+        extra, target = super().extra_after(new, aux, stepped), new["extra"]["target"]  # [P]
+        moves = stepped & self.target_moves(new)  # []
+        share = moves.to(target.dtype) * self.config.target_share  # []
+        return {**extra, "target": torch.lerp(target, new["parameters"], share)}  # [P]
+
+    def target_moves(self, state: ParameterGroupState) -> Tensor:
+        """Whether the target network moves in the optimizer step that follows -> [] bool."""
+        return state["extra"]["since_move"] + 1 >= self.config.target_period  # []
 
     def replay(
         self,
@@ -107,12 +113,6 @@ class OffPolicyCore(TargetNetworkCore, ABC):
         everything = all_observations(columns)  # [N T + N + K, ...]
         following = tree_map(lambda x: x[found.after.flatten()], everything)  # [N T, ...]
         return found.rewards * scale, found.discounts, following
-
-
-def with_parameters(forward: Forward, parameters: Tensor) -> Forward:
-    """A training pass with other parameters [P], which leaves the buffers as they are."""
-    buffers = {name: buffer.clone() for name, buffer in forward.buffers.items()}
-    return forward._replace(parameters=parameters, buffers=buffers)
 
 
 def action_noise(module: RLModule, key: Tensor, columns: Columns, draws: int) -> Tensor:

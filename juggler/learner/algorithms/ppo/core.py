@@ -38,7 +38,6 @@ from juggler.learner.algorithms.actor_critic.core import (
 )
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.minibatches import Table
-from juggler.learner.core.forward import InChunks
 from juggler.learner.core.gradient_core import (
     Forward,
     Loss,
@@ -172,7 +171,7 @@ class Ppo(ActorCriticCore):
         """By module id: the table of a sample, and the number of live steps [] in the samples of
         all learners."""
         estimated = {
-            module_id: self._estimated(InChunks(*self.forward(state, module_id)), columns)
+            module_id: self._estimated(self.forward(state, module_id).in_chunks(), columns)
             for module_id, columns in sample.items()
         }
         advantages = {key: columns[ADVANTAGES] for key, columns in estimated.items()}

@@ -34,7 +34,6 @@ from torch import Tensor
 from juggler.learner.algorithms.off_policy.core import (
     TargetNetworkCore,
     importance_weights,
-    with_parameters,
 )
 from juggler.learner.algorithms.r2d2.config import R2d2Config
 from juggler.learner.core.gradient_core import Factories, Forward, Loss, ParameterGroupState
@@ -109,9 +108,7 @@ class R2d2(TargetNetworkCore):
     ) -> Tensor:
         """y_t [N, T]; 0 where nothing is learned from a step."""
         config = self.config
-        target = unrolled(
-            with_parameters(forward, state["extra"]["target"]), columns, config.burn_in
-        )
+        target = unrolled(forward.using(state["extra"]["target"]), columns, config.burn_in)
         after = own.places + 1  # [N, T]
         best = _values(own)[after].argmax(-1, keepdim=True)  # [N, T, 1] a'
         values = _values(target)[after].gather(-1, best).squeeze(-1)  # [N, T] one step later

@@ -34,7 +34,6 @@ from juggler.learner.algorithms.off_policy.core import (
     OffPolicyCore,
     action_noise,
     importance_weights,
-    with_parameters,
 )
 from juggler.learner.algorithms.sac.config import SacConfig
 from juggler.learner.core.gradient_core import Factories, Forward, Loss, ParameterGroupState
@@ -90,7 +89,7 @@ class Sac(OffPolicyCore):
         temperature = log_temperature.detach().exp()  # []
         noise = action_noise(forward.module, state["extra"]["key"], columns, draws=2)  # [2, N T, M]
         with torch.no_grad():
-            target = with_parameters(forward, state["extra"]["target"])
+            target = forward.using(state["extra"]["target"])
             after = _acted(forward, target, following, noise[0])
             soft = (after.values + temperature * after.entropies).view(n, t)  # [N, T]
             targets = torch.where(live, rewards + discounts * soft, 0.0)  # [N, T]
@@ -98,7 +97,7 @@ class Sac(OffPolicyCore):
         values = torch.where(live.unsqueeze(-1), values.view(n, t, 2), 0.0)  # [N, T, 2]
         errors = targets.unsqueeze(-1) - values  # [N, T, 2]
         # Gradients pass through the values of actions to the policy, and leave Q as it is.
-        critic = with_parameters(forward, forward.parameters.detach())
+        critic = forward.frozen()
         acted = _acted(forward, critic, observations, noise[1])
         gain = (acted.values + temperature * acted.entropies).view(n, t)  # [N, T]
         entropies = acted.entropies.view(n, t)  # [N, T]

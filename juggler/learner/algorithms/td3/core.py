@@ -32,7 +32,6 @@ from juggler.learner.algorithms.off_policy.core import (
     OffPolicyCore,
     action_noise,
     importance_weights,
-    with_parameters,
 )
 from juggler.learner.algorithms.td3.config import Td3Config
 from juggler.learner.core.gradient_core import (
@@ -44,7 +43,7 @@ from juggler.learner.core.gradient_core import (
 )
 from juggler.learner.core.learner_core import Columns, GradientAux
 from juggler.learner.core.live_mean import LiveMean
-from juggler.learner.optim.optimizers import Schedule
+from juggler.learner.optim.optimizers import Schedule, chosen
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.deterministic_actor_critic import (
     EXPLORATION_NOISE,
@@ -94,12 +93,14 @@ class Td3(OffPolicyCore):
 
     def next_extra(self, new: ParameterGroupState, aux: GradientAux) -> dict[str, Tensor]:
         old, moves = new["extra"], self._policy_moves(new)  # []
-        followed = super().next_extra(new, aux)
         return {
-            **{name: torch.where(moves, followed[name], old[name]) for name in followed},
+            **chosen(moves, super().next_extra(new, aux), old),
             "since_policy_move": torch.where(moves, 0, old["since_policy_move"] + 1),  # []
             "key": (old["key"] + 1) % 2**32,  # []
         }
+
+    def target_moves(self, state: ParameterGroupState) -> Tensor:
+        return super().target_moves(state) & self._policy_moves(state)  # []
 
     def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
         live = columns[c.LIVE]  # [N, T]
@@ -107,7 +108,7 @@ class Td3(OffPolicyCore):
         rewards, discounts, following = self.led_to(columns)  # [N, T], [N, T], [N T, ...]
         observations = tree_map(lambda x: x.flatten(0, 1), columns[c.OBSERVATIONS])  # [N T, ...]
         with torch.no_grad():
-            target = with_parameters(forward, state["extra"]["target"])
+            target = forward.using(state["extra"]["target"])
             noise = self._target_noise(forward, state["extra"]["key"], columns)  # [N T, M]
             after = _values(target, following, _policy(target, following).moved(noise))  # [N T, 2]
             best = after.amin(-1).view(n, t)  # [N, T]
@@ -116,9 +117,9 @@ class Td3(OffPolicyCore):
         values = torch.where(live.unsqueeze(-1), values.view(n, t, 2), 0.0)  # [N, T, 2]
         errors = targets.unsqueeze(-1) - values  # [N, T, 2]
         # Gradients pass through the values of actions to the policy, and leave Q as it is.
-        critic = with_parameters(forward, forward.parameters.detach())
-        chosen = _policy(forward, observations).mode()  # [N T, ...]
-        gain = _values(critic, observations, chosen)[:, 0].view(n, t)  # [N, T]
+        critic = forward.frozen()
+        actions = _policy(forward, observations).mode()  # [N T, ...]
+        gain = _values(critic, observations, actions)[:, 0].view(n, t)  # [N, T]
         mean = LiveMean(live)
         value_loss = mean(0.5 * errors.square().sum(-1) * importance_weights(columns, values))  # []
         policy_loss = -mean(torch.where(live, gain, 0.0))  # []
