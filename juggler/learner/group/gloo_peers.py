@@ -54,7 +54,7 @@ class MeetingPoint:
         try:
             listener = socket.create_server((host, 0), family=family, backlog=128)
         except OSError as error:
-            raise _not_ours(host, error.strerror) from error
+            raise _not_ours(host, error.strerror or str(error)) from error
         port = listener.getsockname()[1]
         self.address = f"{host}:{port}"
         # Without a listening socket, torch would open one on every interface.
