@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from replay import compare
+from replay import Buffer, compare
 
 PEER = Path(__file__).parent / "peers" / "sb3_updates.py"
 COMMON = {"together": 32, "batch": 256, "capacity": 100_000, "begin": 1024, "lr": 3e-4}
@@ -144,4 +144,5 @@ if __name__ == "__main__":
         theirs = {"sb3": [options.peers, str(PEER), "sb3"]} if options.peers else {}
         for name, setting in SETTINGS.items():
             commands = {"ours": [sys.executable, __file__, "--cycle"], **theirs}
-            compare(name, setting, commands, options.rounds, 5)
+            buffers = {key: Buffer(command, setting) for key, command in commands.items()}
+            compare(name, buffers, options.rounds, 5)
