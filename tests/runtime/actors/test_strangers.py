@@ -138,7 +138,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[[Any], str]]:
 
 
 def _come(contact: Contact) -> Attachment:
-    return _attach(contact, "worker", _LeavingInbox(watched=False), WorkerLog("worker"), (), ())
+    return _attach(contact, "worker", _LeavingInbox(watched=False), WorkerLog("worker"), (), (), ())
 
 
 @pytest.mark.parametrize(
