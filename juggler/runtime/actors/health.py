@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
@@ -27,6 +28,9 @@ from juggler.runtime.actors.tls import Tls
 READINESS = "readiness"
 #: The most calls at the same time.
 MOST_ASKING = 64
+
+_CROWDED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)  # as `Strangers` ends it
+_PAUSE_SECONDS = 0.05  # before asking again
 
 _Status = health_pb2.HealthCheckResponse
 _CROWDED_OUT = f"over {MOST_ASKING} others ask for health"
@@ -190,7 +194,7 @@ def _response(status: Any) -> bytes:
 
 
 def check_health(address: str, service: str, tls: Tls | None, timeout: float) -> str:
-    """The health of one service of a process.
+    """The health of one service of a process. Whoever is crowded out by others asks again.
 
     Args:
         address: "host:port" or "unix:path".
@@ -201,13 +205,19 @@ def check_health(address: str, service: str, tls: Tls | None, timeout: float) ->
     Returns:
         "" if it serves, else the reason why not, for people.
     """
+    deadline = time.monotonic() + timeout
     with dial(address, tls) as channel:
-        request = health_pb2.HealthCheckRequest(service=service)
-        try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout)
-        except grpc.RpcError as error:
-            return _why_no_answer(error, service, timeout)
-    return "" if answer.status == _Status.SERVING else "it is not ready"
+        request, stub = health_pb2.HealthCheckRequest(service=service), health_pb2_grpc.HealthStub
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            try:
+                answer = stub(channel).Check(request, timeout=left)
+            except grpc.RpcError as error:
+                if error.code() not in _CROWDED or left <= _PAUSE_SECONDS:
+                    return _why_no_answer(error, service, timeout)
+            else:
+                return "" if answer.status == _Status.SERVING else "it is not ready"
+            time.sleep(_PAUSE_SECONDS)
 
 
 def _why_no_answer(error: Any, service: str, timeout: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 from support.hub_world import World
 
@@ -41,6 +42,35 @@ def test_a_process_lives_before_it_is_ready_and_after(health: tuple[Health, str]
 
 def test_a_service_that_is_not_there_is_named(health: tuple[Health, str]) -> None:
     assert _says(health[1], "juggler.v1.Nothing") == "it has no service 'juggler.v1.Nothing'"
+
+
+class _Crowded(Health):
+    """Ends so many calls before it answers one."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.left = calls
+
+    def _check(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        self.left -= 1
+        if self.left >= 0:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "over 64 others ask")
+        yield from super()._check(requests, context)
+
+
+@pytest.mark.parametrize(("calls", "said"), [(2, ""), (10_000, "no answer: over 64 others ask")])
+def test_who_is_crowded_out_asks_again_until_the_time_is_over(
+    tmp_path: Path, calls: int, said: str
+) -> None:
+    process, server, address = _Crowded(calls), make_server(4), f"unix:{tmp_path / 'h'}"
+    bind(server, address)
+    process.add_to(server)
+    server.start()
+    try:
+        assert check_health(address, "", None, _SECONDS if not said else 0.3) == said
+        assert process.left < calls - 1, "it was asked more than once"
+    finally:
+        server.stop(grace=0).wait()
 
 
 def test_where_nobody_listens_nobody_lives(tmp_path: Path) -> None:
