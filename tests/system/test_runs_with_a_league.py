@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def test_players_are_copied_reset_and_go_on_when_the_run_is_resumed(place: Place
 
     shown = place.run("league", "run", "--picture", "league.png")
     assert shown.status == 0, shown.output
-    assert " steps\n" in shown.output, "copies say where they come from"
+    assert re.search(r" at \d+ steps", shown.output), "copies say where they come from"
     assert "wins of" in shown.output
     assert (place.path / "league.png").stat().st_size > 10_000
     matches = ["--play", "row=main-0", "--play", f"column=run/frozen/{present[-1]}"]
