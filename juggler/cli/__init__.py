@@ -77,8 +77,7 @@ def _run(argv: Sequence[str] | None) -> int:
         return 0
     name = arguments[0]
     if name not in COMMANDS:
-        near = closest(name, COMMANDS)
-        near = _OTHER_WORDS.get(name, near)
+        near = _OTHER_WORDS.get(name) or closest(name, COMMANDS)
         hint = f"Did you mean 'juggler {near}'?" if near else ""
         print(f"juggler: there is no command {name!r}. {hint}\n\n{_usage()}", file=sys.stderr)
         return 2

@@ -32,8 +32,8 @@ class Arguments(WorkerArguments):
 
     receivers: int = 0
     """How many processes receive episodes for this learner, on cores of their own, and hand them
-    over in shared memory. They listen at one port: the one after that of --bind, or any free one if
-    that is 0. 0: the learner receives by itself."""
+    over in shared memory. They listen at the port after that of --bind, or at any free port if
+    --bind has port 0. Without receivers, the learner receives by itself."""
 
 
 def run(arguments: Sequence[str]) -> int:

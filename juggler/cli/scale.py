@@ -45,7 +45,7 @@ def _scale(given: Arguments) -> int:
 
     wanted = dict(zip(ROLES, (given.learners, given.env_runners, given.evaluators), strict=True))
     if all(number is None for number in wanted.values()):
-        raise LaunchError("say how many: --env-runners N, --learners N, --evaluators N")
+        raise LaunchError("say how many: --env-runners N, --learners N or --evaluators N")
     must_allow(wanted)
     run_dir = Path(given.run).absolute()
     launched = Wanted(Launch(run_dir, "").directory)

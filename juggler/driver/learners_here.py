@@ -22,8 +22,8 @@ def must_be_alone(config: RunConfig) -> None:
             where = f"modules.{module_id}: " if config.played_by else ""
             raise ConfigError(
                 f"{where}max_times_sampled = {most} with {learners} learners: they would run out "
-                "of steps at different times, and make every step of the optimizer together; set "
-                "it to 0, or num_learners to 1"
+                "of steps at different times, but have to make every step of the optimizer "
+                "together; set it to 0, or num_learners to 1"
             )
 
 

@@ -125,7 +125,8 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
     must_fit(config, frozen, said)
     built = _build(config, groups, critic_spaces, module_factory, own_classes, does)
     kept = {module_id: each.learner.kept_bytes for module_id, each in built.items()}
-    must_fit_together(config, kept, [device == CPU for device in devices])
+    of_learners = devices[: config.driver.learners]
+    must_fit_together(config, kept, [device == CPU for device in of_learners])
     is_whole = True
     if not runner.dataset:
         does(f"making a few steps of the environment {runner.env}")

@@ -17,6 +17,7 @@ from juggler.driver.training import train
 from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
 
 _MOST_LINES = 1000  # that wait for a reader
+_ANSWER_SECONDS = 60.0  # for the run to take a number
 
 
 class StartedRun:
@@ -77,7 +78,7 @@ class StartedRun:
 
     def set(self, key: str, value: float | None, module_id: str | None = None) -> None:
         """Put a number in the place of a schedule, as `juggler.Run.set` does. This waits until the
-        run has taken it, a second at most.
+        run has taken it, which is usually within a second.
 
         Args:
             key: as there.
@@ -86,10 +87,16 @@ class StartedRun:
 
         Raises:
             ValueError: as there; or the run is over.
+            TimeoutError: the run has not taken it within a minute. It may still do so.
         """
         asked = self._follower.ask(lambda run: run.set(key, value, module_id))
         if threading.current_thread() is self._thread:  # a callback, for which the run waits
             self._follower.answer()
+        if not wait([asked], _ANSWER_SECONDS).done:
+            raise TimeoutError(
+                f"set({key!r}, {value}): the run in {self.run_dir} has not taken it within "
+                f"{_ANSWER_SECONDS:.0f} s: does it make updates?"
+            )
         asked.result()
 
     def result(self, timeout: float | None = None) -> Result:

@@ -28,8 +28,8 @@ _OF_LEARNERS: Final = (
     *("mean_value", "mean_error", "mean_advantage", "epsilon", "exploration_noise"),
     *("replay_rows", "replay_rows_waiting", "replay_rows_unused"),
     *("samples_per_insert", "updates_per_step", "replayed_steps", "replay_age"),
-    *("intrinsic_reward", "novelty"),
-    *("imitation_reward", "discriminator_loss", "taken_for_demonstrated"),
+    *("intrinsic_reward", "intrinsic_value_loss", "novelty", "predictor_loss"),
+    *("imitation_reward", "discriminator_loss", "gradient_penalty", "taken_for_demonstrated"),
     "compiled_calls",
 )
 #: Tables: what is in them depends on the algorithm, the environment or the workers.

@@ -28,7 +28,7 @@ from juggler.gateway.served_module import ServedModule
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.runtime.actors.attachment import Attachment, Command, Detached
 from juggler.runtime.actors.credentials import read_token
-from juggler.runtime.actors.endpoints import split_address
+from juggler.runtime.actors.endpoints import join_address, split_address
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.setups import from_json
 from juggler.runtime.actors.tls import read_tls
@@ -163,8 +163,7 @@ class GatewayRunner:
     def _address(self) -> str:
         """The address of this gateway: each gateway of a host has its own port."""
         host, port = split_address(self._gateway_address.address)
-        host = f"[{host}]" if ":" in host else host
-        return f"{host}:{port + self._index if port else 0}"
+        return join_address(host, port + self._index if port else 0)
 
     def _learners(self, _: int, message: training_pb2.Learners) -> attach_pb2.Done:
         """Dial the learners that train a module now, and let go of those that no longer do."""

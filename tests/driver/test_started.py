@@ -89,7 +89,9 @@ class Values:
         self.were_set.append((key, value, module_id, threading.current_thread().name))
 
 
-def test_numbers_are_set_by_the_thread_of_the_run_and_errors_come_back() -> None:
+def test_numbers_are_set_by_the_thread_of_the_run_and_errors_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     trains, values = Trains(), Values()
     trains.goes_on = lambda: trains.follower.on_update(trains.run, "default", {})
     run = StartedRun(trains)
@@ -104,6 +106,9 @@ def test_numbers_are_set_by_the_thread_of_the_run_and_errors_come_back() -> None
     while len(values.were_set) < 3:
         time.sleep(0.01)
     trains.goes_on = lambda: None
+    monkeypatch.setattr(started, "_ANSWER_SECONDS", 0.05)
+    with pytest.raises(TimeoutError, match=r"^set\('lr', 3.0\): the run in .* has not taken it"):
+        run.set("lr", 3.0)
     trains.over.set()
     run.result(10)
     with pytest.raises(ValueError, match="the run is over"):

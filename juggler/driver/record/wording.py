@@ -118,9 +118,8 @@ def conclude(summary: Mapping[str, Any]) -> str:
             lines.append(f"{name}: {here(summary[key])}")
     if best := best_checkpoint(summary):
         lines.append(f"best: {best}")
-    if summary.get("reason_for_stop") in ("interrupted", "terminated") and summary.get(
-        "checkpoint"
-    ):
+    is_signalled = summary.get("reason_for_stop") in ("interrupted", "terminated")
+    if is_signalled and summary.get("checkpoint"):
         lines.append(f"to go on: juggler train --resume {shlex.quote(here(summary['run_dir']))}")
     return "\n".join(lines)
 

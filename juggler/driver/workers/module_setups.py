@@ -28,9 +28,8 @@ def acting_setup(config: RunConfig) -> ActingSetup:
 def exploration_exponents(config: RunConfig, runner: int, environments: int) -> tuple[float, ...]:
     """By which powers of the number that its learner sends a module explores in one EnvRunner
     (Horgan et al. 2018, "Distributed Prioritized Experience Replay", section 4). Of all N
-    environments, the i-th has
-    1 + α i / (N - 1). Where an EnvRunner's rows are not those of its environments, with a gateway
-    or several agents, it is the i-th of N EnvRunners.
+    environments, the i-th has 1 + α i / (N - 1). Where an EnvRunner's rows are not those of its
+    environments, with a gateway or several agents, it is the i-th of N EnvRunners.
 
     Args:
         config: as the module has it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -74,19 +74,27 @@ def holds_tensors(value: Any) -> bool:
 
 def on_host(value: Any) -> Any:
     """A structure of dicts and tuples, with arrays in place of tensors."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu().numpy()
-    return _mapped(on_host, value)
+
+    def moved(each: Any) -> Any:
+        return each.detach().cpu().numpy() if isinstance(each, Tensor) else each
+
+    return with_leaves(moved, value)
 
 
 def on_device(value: Any, device: torch.device) -> Any:
     """A structure of dicts and tuples, with tensors on a device in place of arrays."""
-    if isinstance(value, np.ndarray):
-        return torch.as_tensor(value, device=device)
-    return _mapped(lambda each: on_device(each, device), value)
+
+    def moved(each: Any) -> Any:
+        return torch.as_tensor(each, device=device) if isinstance(each, np.ndarray) else each
+
+    return with_leaves(moved, value)
 
 
-def _mapped(function: Any, value: Any) -> Any:
+def with_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+    """A structure of dicts and tuples, as Gymnasium's spaces have them, with what the function
+    makes of each of its leaves."""
     if isinstance(value, Mapping):
-        return {key: function(each) for key, each in value.items()}
-    return tuple(map(function, value)) if isinstance(value, tuple) else value
+        return {key: with_leaves(function, each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return tuple(with_leaves(function, each) for each in value)
+    return function(value)

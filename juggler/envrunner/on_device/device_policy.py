@@ -59,6 +59,7 @@ class DevicePolicy(BehaviourPolicy):
         self.device = device
         self._there = copy.deepcopy(module).to(device)
         self._weights_there = weights_of(self._there)
+        self._initial: Any = {}  # [N, ...]
         self._states: Any = None  # [N, ...]; None: new ones
         self._starts: Any = {}  # [N, ...] before the fragment's first step
         self._noise_there: Tensor | None = None  # [T, N, M]
@@ -76,6 +77,10 @@ class DevicePolicy(BehaviourPolicy):
         self._inputs_there, self._actions_there = [], []
         if self._noise is not None:
             self._noise_there = torch.from_numpy(self._noise).to(self.device)  # [T, N, M]
+        if self.remembers:
+            # They may be learned, and a module may make them where it likes.
+            made = initial_states(self._there, self._rows)  # [N, ...]
+            self._initial = tree_map(lambda leaf: leaf.to(self.device), made)  # [N, ...]
 
     def act(self, observations: Any, step: int, first: Any = None) -> Any:
         """Choose the actions of one step of the fragment.
@@ -91,7 +96,9 @@ class DevicePolicy(BehaviourPolicy):
         with torch.no_grad():
             forward = self._there.forward_exploration
             if self.remembers:
-                self._restart_there(first)
+                if self._states is None:
+                    self._states = self._initial
+                self._states = restarted(self._states, self._initial, first)  # [N, ...]
                 if step == 0:
                     self._starts = self._states
                 outputs, self._states = one_step(forward, observations, self._states)
@@ -130,12 +137,6 @@ class DevicePolicy(BehaviourPolicy):
     def restart(self) -> None:
         """Begin anew in all environments."""
         self._states = None
-
-    def _restart_there(self, first: Tensor) -> None:
-        # They may be learned, and a module may make them where it likes.
-        made = initial_states(self._there, self._rows)  # [N, ...]
-        initial = tree_map(lambda leaf: leaf.to(self.device), made)  # [N, ...]
-        self._states = initial if self._states is None else restarted(self._states, initial, first)
 
 
 def _over_steps(*leaves: Tensor) -> Tensor:

@@ -15,7 +15,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
-from juggler.envrunner.environments.accepted_vector import AcceptedVector, on_device, on_host
+from juggler.envrunner.environments.accepted_vector import (
+    AcceptedVector,
+    on_device,
+    on_host,
+    with_leaves,
+)
 from juggler.envrunner.environments.autoreset import autoreset_mode, final_observation
 from juggler.envrunner.on_device.device_policy import DevicePolicy
 from juggler.envrunner.sampler import Sampler, refuse_late_mask, write_tree
@@ -46,9 +51,11 @@ def why_on_host(
         return 'metadata["autoreset_mode"] is DISABLED: let the environments reset themselves'
     around = [*connectors.stored, *connectors.contexts.values(), *module_to_env.connectors]
     for each in around:
-        acts_with_context = isinstance(each, ContextConnector) and each.for_acting
-        works_there = isinstance(each, ContextConnector) or each.takes_tensors
-        if acts_with_context or not works_there:
+        if isinstance(each, ContextConnector):
+            is_of_host = each.for_acting  # that of the learner alone is worked out afterwards
+        else:
+            is_of_host = not each.takes_tensors
+        if is_of_host:
             return f"the connector {type(each).__name__} works on the host"
     blank: Any = zeros(env.single_observation_space, (1,))  # [1, ...]
     try:
@@ -240,20 +247,14 @@ def _kept(infos: Mapping[str, Any], rows: int) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for name, given in infos.items():
         if name == "final_obs":
-            kept[name] = _copied(given)
+            kept[name] = with_leaves(
+                lambda x: x.clone() if isinstance(x, Tensor) else copy(x), given
+            )
         elif name == "final_info" and isinstance(given, Mapping):
             kept[name] = _kept(given, rows)
         elif isinstance(given, Tensor) and given.shape == (rows,):
             kept[name] = given.clone()  # [N]
     return kept
-
-
-def _copied(given: Any) -> Any:
-    if isinstance(given, Mapping):
-        return {key: _copied(each) for key, each in given.items()}
-    if isinstance(given, tuple):
-        return tuple(map(_copied, given))
-    return given.clone() if isinstance(given, Tensor) else copy(given)
 
 
 def _numbers_on_host(given: list[dict[str, Any]]) -> list[dict[str, Any]]:

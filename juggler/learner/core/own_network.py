@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from juggler.learner.core.learner_core import Seam
 from juggler.learner.optim.optimizers import Adam, Step
 from juggler.learner.optim.parameter_group import seeded
+from juggler.learner.optim.places import Places
 from juggler.runtime.wire.structures import tree_map
 
 #: Rows in one pass without gradients.
@@ -41,6 +41,7 @@ class OwnNetwork:
         """
         self._name, self._make = name, make
         self._network = self._made(0)
+        self._places = Places(self._network)
         self._adam = Adam()
         self._shapes = {
             name: parameter.shape
@@ -65,7 +66,7 @@ class OwnNetwork:
         """The network with the tensors of a state, and these trained ones [P]."""
         pieces = zip(self._shapes.items(), torch.split(trained, self._sizes), strict=True)
         named = {name: piece.view(shape) for (name, shape), piece in pieces}
-        result: Tensor = functional_call(self._network, {**own["constant"], **named}, args)
+        result: Tensor = self._places.call({**own["constant"], **named}, *args)
         return result
 
     @torch.no_grad()

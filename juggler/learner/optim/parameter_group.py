@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from juggler.learner.optim.places import Places
 from juggler.learner.optim.training_pass import TrainingPass
 from juggler.runtime.modules.acting import acting_names
 from juggler.runtime.modules.multi_rl_module import MultiRLModule
@@ -68,7 +69,7 @@ class ParameterGroup:
         self.arrange(list(self._shapes))
         _check_one_dtype(modules)
         self._initial_states = {
-            module_id: _InitialState(module)
+            module_id: Places(_InitialState(module))
             for module_id, module in modules.items()
             if module.get_initial_state()
         }
@@ -150,9 +151,7 @@ class ParameterGroup:
             return {}
         tensors = {**parameters, **buffers}
         named = {f"module.{name}": tensors[own] for name, own in self._names[module_id].items()}
-        state: dict[str, Any] = torch.func.functional_call(
-            self._initial_states[module_id], named, (), tie_weights=False
-        )
+        state: dict[str, Any] = self._initial_states[module_id].call(named)
         return state
 
     def concerned(self, live_steps: Mapping[str, Tensor]) -> Tensor:

@@ -12,7 +12,13 @@ import grpc
 from grpc_health.v1 import health
 
 from juggler.learner.process.program import LearnerProgram
-from juggler.runtime.actors.endpoints import EndpointError, bind, make_server, split_address
+from juggler.runtime.actors.endpoints import (
+    EndpointError,
+    bind,
+    join_address,
+    make_server,
+    split_address,
+)
 from juggler.runtime.actors.health import MOST_ASKING, Health
 from juggler.runtime.actors.reflection import add_reflection
 from juggler.runtime.actors.temporary import HeldDirectory
@@ -154,7 +160,7 @@ def _bind(server: grpc.Server, program: LearnerProgram) -> list[str]:
 def _address_of_receivers(program: LearnerProgram) -> str:
     """Where receivers listen: at the port after that of --bind."""
     host, port = split_address(program.bind)
-    return _address(host, port + 1 if port else 0)
+    return join_address(host, port + 1 if port else 0)
 
 
 def _as_dialled(program: LearnerProgram, bound: str) -> str:
@@ -162,11 +168,7 @@ def _as_dialled(program: LearnerProgram, bound: str) -> str:
     if not program.advertise:
         return bound
     host, port = split_address(program.advertise)
-    return _address(host, port + 1 if port else split_address(bound)[1])
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return join_address(host, port + 1 if port else split_address(bound)[1])
 
 
 def _memory_socket(address: str) -> MemorySocket:

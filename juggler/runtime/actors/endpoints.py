@@ -87,6 +87,11 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def join_address(host: str, port: int) -> str:
+    """The inverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
@@ -137,7 +142,7 @@ def bind(
         raise EndpointError(_why_not_bound(host, port)) from error
     if bound == 0:
         raise EndpointError(_why_not_bound(host, port))
-    return f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+    return join_address(host, bound)
 
 
 def _must_be_protected(address: str, token: str, tls: Tls | None) -> None:

@@ -207,11 +207,12 @@ def check_health(address: str, service: str, tls: Tls | None, timeout: float) ->
     """
     deadline = time.monotonic() + timeout
     with dial(address, tls) as channel:
-        request, stub = health_pb2.HealthCheckRequest(service=service), health_pb2_grpc.HealthStub
+        request = health_pb2.HealthCheckRequest(service=service)
+        ask = health_pb2_grpc.HealthStub(channel).Check
         while True:
             left = max(deadline - time.monotonic(), 0.0)
             try:
-                answer = stub(channel).Check(request, timeout=left)
+                answer = ask(request, timeout=left)
             except grpc.RpcError as error:
                 if error.code() not in _CROWDED or left <= _PAUSE_SECONDS:
                     return _why_no_answer(error, service, timeout)

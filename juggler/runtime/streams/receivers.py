@@ -16,7 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from juggler.runtime.actors.credentials import call_metadata, why_refused
-from juggler.runtime.actors.endpoints import EndpointError, bind, make_server, split_address
+from juggler.runtime.actors.endpoints import (
+    EndpointError,
+    bind,
+    join_address,
+    make_server,
+    split_address,
+)
 from juggler.runtime.actors.logs import LogFormat, WorkerLog
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.memory import keep_freed_memory
@@ -112,8 +118,7 @@ class Receivers:
         """
         host, _ = split_address(address)
         self._port = _port_of_our_own(address)
-        port = self._port.getsockname()[1]
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = join_address(host, self._port.getsockname()[1])
         self._events: Mailbox[Exited] = Mailbox()
         self._supervisor = Supervisor(self._events)
         self._over = threading.Event()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -94,6 +94,30 @@ def drawn_from(replay: DataSource, pipeline: LearnerPipeline, batch: EpisodeBatc
     return found
 
 
+def drawn_by_both(
+    make_batch: MakeBatch, space: Any, make: Callable[[], Any], sources: list[Any], **keeping: bool
+) -> Iterator[tuple[Any, Any]]:
+    """What a source draws of whole stacks, and another one of frames that are kept once.
+
+    Args:
+        make_batch: the fixture.
+        space: of observations.
+        make: makes a source.
+        sources: gets both. In the middle, another one goes on from the state of the second.
+        keeping: of `keep_frames_once`.
+    """
+    whole, once = (pipeline_of(space) for _ in range(2))
+    once.keep_frames_once(**keeping)
+    sources[:] = make(), make()
+    for seed in range(25):
+        batch = batch_of(make_batch, space, seed, steps=5 + seed % 4)
+        expected = drawn_from(sources[0], whole, batch)
+        yield from zip(expected, drawn_from(sources[1], once, batch), strict=True)
+        if seed == 12:
+            state, sources[1] = sources[1].state(), make()
+            sources[1].restore(state, CPU)
+
+
 def assert_same(one: Any, other: Any) -> None:
     assert one.keys() == other.keys()
     tree_map(lambda x, y: torch.testing.assert_close(x, y, rtol=0, atol=0), one, other)
@@ -113,27 +137,17 @@ def assert_same(one: Any, other: Any) -> None:
 def test_stacks_of_frames_that_are_kept_once_are_those_that_were_kept_whole(
     make_batch: MakeBatch, space: str, rules: dict[str, Any]
 ) -> None:
-    whole, once = (pipeline_of(SPACES[space]) for _ in range(2))
-    once.keep_frames_once()
-    replays = replay_of(**rules), replay_of(**rules)
-    count = 0
-    for seed in range(25):
-        batch = batch_of(make_batch, SPACES[space], seed, steps=7 + seed % 3)
-        expected, found = (
-            drawn_from(replay, pipeline, batch)
-            for replay, pipeline in zip(replays, (whole, once), strict=True)
-        )
-        assert len(expected) == len(found)
-        for one, other in zip(expected, found, strict=True):
-            assert_same(one, other)
-            count += 1
-        if seed == 12:  # it goes on from its saved state
-            state = replays[1].state()
-            replays = replays[0], replay_of(**rules, seed=9)
-            replays[1].restore(state, CPU)
-    table = replays[1]._modules["default"].table
-    assert isinstance(table, FrameTable)
-    assert count > 20
+    sources: list[Any] = []
+    seeds = iter((5, 5, 9))  # the one that goes on has the draws of the one before
+
+    def make() -> Replay:
+        return replay_of(**rules, seed=next(seeds))
+
+    pairs = [*drawn_by_both(make_batch, SPACES[space], make, sources)]
+    for one, other in pairs:
+        assert_same(one, other)
+    assert isinstance(sources[1]._modules["default"].table, FrameTable)
+    assert len(pairs) > 20
 
 
 def rows_kept(rules: dict[str, Any]) -> Replay:
@@ -172,26 +186,16 @@ def assert_the_same_is_learned(one: Any, other: Any) -> None:
 def test_rows_whose_frames_are_stacked_when_they_are_drawn_are_those_that_were_kept_whole(
     make_batch: MakeBatch, space: str, make: Any, rules: dict[str, Any]
 ) -> None:
-    whole, once = (pipeline_of(SPACES[space]) for _ in range(2))
-    once.keep_frames_once(rows_stay=True)
-    sources = make(rules), make(rules)
-    assert sources[1].keeps_rows
+    sources: list[Any] = []
+    of_both = drawn_by_both(
+        make_batch, SPACES[space], partial(make, rules), sources, rows_stay=True
+    )
     count = ends = longest = 0
-    for seed in range(25):
-        batch = batch_of(make_batch, SPACES[space], seed, steps=5 + seed % 4)
-        expected, found = (
-            drawn_from(source, pipeline, batch)
-            for source, pipeline in zip(sources, (whole, once), strict=True)
-        )
-        assert len(expected) == len(found)
-        for one, other in zip(expected, found, strict=True):
-            assert_the_same_is_learned(one, other)
-            count, ends = count + 1, ends + len(one["final_rows"])
-            longest = max(longest, one["live"].shape[1])
-        if seed == 12:  # it goes on from its saved state
-            state = sources[1].state()
-            sources = sources[0], make(rules)
-            sources[1].restore(state, CPU)
+    for one, other in of_both:
+        assert_the_same_is_learned(one, other)
+        count, ends = count + 1, ends + len(one["final_rows"])
+        longest = max(longest, one["live"].shape[1])
+    assert sources[1].keeps_rows
     assert count > 20
     assert ends > 20, "truncated episodes, with observations of their own"
     assert longest == 8, "shorter rows were padded"

@@ -216,9 +216,8 @@ class _Kept:
             return
         self._begin(self._room.steps_of(step_bytes), step_bytes)
         self.table.restore(state["table"], device)
-        self.steps, self.arrived = (
-            np.zeros(self.table.capacity, np.int64) for _ in range(2)
-        )  # [C] both
+        self.steps = np.zeros(self.table.capacity, np.int64)  # [C]
+        self.arrived = np.zeros(self.table.capacity, np.int64)  # [C]
         self.steps[: self.table.used] = state["steps"]
         self.arrived[: self.table.used] = state["arrived"]
         if not self.table.is_ring:  # there is more room than there was
