@@ -24,7 +24,8 @@ def must_suit(key: str, algorithm: str, where: str) -> None:
     """
     having = algorithms_with(key)
     if having and key not in (each.name for each in fields(find_algorithm(algorithm).config)):
-        names = " and ".join(having)
+        *others, last = having
+        names = f"{', '.join(others)} and {last}" if others else last
         why = find_algorithm(algorithm).lacks.get(key, "")
         raise ConfigError(
             f"{where}: {key!r} is a key of {names}, and algorithm = {algorithm!r}"

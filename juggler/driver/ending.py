@@ -12,7 +12,7 @@ from juggler.driver.core.events import Finish, StopRequested
 from juggler.driver.loop import Loop
 from juggler.driver.parts import RunParts
 from juggler.driver.record.run_directory import RunDirectory, RunDirectoryError
-from juggler.driver.record.wording import here
+from juggler.driver.record.wording import resuming
 from juggler.driver.upkeep import Upkeep
 from juggler.envrunner.program import ENVRUNNER
 from juggler.learner.process.program import LEARNER
@@ -190,5 +190,4 @@ class Ending:
             return ""
         if update is None:
             return "\nThere is no checkpoint to go on from"
-        where = here(self._directory.path)
-        return f"\nTo go on from update {update}: juggler train --resume {where}"
+        return f"\nTo go on from update {update}: {resuming(self._directory.path)}"

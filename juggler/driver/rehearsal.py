@@ -94,7 +94,7 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
     names = config.driver.device_names()
     devices = [
         device_for(names[index % len(names)], index, here)
-        for index in range(max(config.driver.learners, len(names)))
+        for index in range(config.driver.learners)
     ]
     if not rehearsal.own_code:
         for what, name in named_parts(config):
@@ -125,8 +125,7 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
     must_fit(config, frozen, said)
     built = _build(config, groups, critic_spaces, module_factory, own_classes, does)
     kept = {module_id: each.learner.kept_bytes for module_id, each in built.items()}
-    of_learners = devices[: config.driver.learners]
-    must_fit_together(config, kept, [device == CPU for device in of_learners])
+    must_fit_together(config, kept, [device == CPU for device in devices])
     is_whole = True
     if not runner.dataset:
         does(f"making a few steps of the environment {runner.env}")

@@ -119,10 +119,10 @@ def test_noise_around_actions_is_less_in_some_environments() -> None:
 
 def test_where_no_number_says_how_much_a_policy_explores_there_is_no_ladder() -> None:
     for own in ({}, {"temperature": 0.1}):
-        words = "is a key of dqn and r2d2 and td3, and algorithm = 'sac': its policy is as random"
+        words = "is a key of dqn, r2d2 and td3, and algorithm = 'sac': its policy is as random"
         with pytest.raises(ValueError, match=words):
             config_of("sac", **own)
-    with pytest.raises(ValueError, match="is a key of dqn and r2d2 and td3, and algorithm = 'iql'"):
+    with pytest.raises(ValueError, match="is a key of dqn, r2d2 and td3, and algorithm = 'iql'"):
         config_of("iql")
     with pytest.raises(ValueError, match=r"exploration_noise = 1.5 with exploration_ladder = 7"):
         config_of("td3", exploration_noise=1.5)

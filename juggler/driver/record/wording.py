@@ -120,8 +120,13 @@ def conclude(summary: Mapping[str, Any]) -> str:
         lines.append(f"best: {best}")
     is_signalled = summary.get("reason_for_stop") in ("interrupted", "terminated")
     if is_signalled and summary.get("checkpoint"):
-        lines.append(f"to go on: juggler train --resume {shlex.quote(here(summary['run_dir']))}")
+        lines.append(f"to go on: {resuming(summary['run_dir'])}")
     return "\n".join(lines)
+
+
+def resuming(run_dir: str | Path) -> str:
+    """The command with which a run goes on."""
+    return f"juggler train --resume {shlex.quote(here(run_dir))}"
 
 
 def best_checkpoint(summary: Mapping[str, Any]) -> str:
