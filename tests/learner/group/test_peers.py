@@ -46,6 +46,23 @@ def test_sums_gathers_and_broadcasts_reach_everybody() -> None:
     assert data == [b"news"] * 3
 
 
+def test_what_cannot_be_sent_is_told_as_itself_and_not_as_a_lost_peer() -> None:
+    def error_of(work: Callable[[], Any]) -> Exception:
+        with pytest.raises(RuntimeError) as caught:
+            work()
+        return caught.value
+
+    group = meet(2)
+    no_place = torch.zeros(4, device="meta")
+    error = error_of(lambda: group[0]._sum_on_host(no_place))
+    assert "device type meta" in str(error)
+    assert not isinstance(error, PeerLost)
+    short = torch.zeros(4, dtype=torch.int16)
+    for error in at_once([lambda p=p: error_of(lambda: p.sum(short)) for p in group]):  # type: ignore[misc]
+        assert "Invalid scalar type" in str(error)
+        assert not isinstance(error, PeerLost)
+
+
 def test_a_meeting_point_listens_where_it_says_and_nowhere_else() -> None:
     point = MeetingPoint("127.0.0.1")
     port = int(point.address.rpartition(":")[2])
