@@ -25,15 +25,15 @@ Space = gymnasium.Space[Any]
 def observe_masks(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
     """Put a vector's action masks into its observations, if its infos have any.
 
-    The environments are reset once to see whether they do.
+    The environments are reset once to see whether they do, and where they compute.
 
     Raises:
         EnvironmentFailed: a reset failed, or a mask does not fit the actions.
     """
-    if holds_masks(env.single_observation_space):
-        return env
     _, infos = env.reset()
-    return ObservedMasks(env, infos) if ACTION_MASK in infos else env
+    if holds_masks(env.single_observation_space) or ACTION_MASK not in infos:
+        return env
+    return ObservedMasks(env, infos)
 
 
 class ObservedMasks(VectorWrapper):

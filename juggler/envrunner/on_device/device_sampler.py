@@ -26,6 +26,7 @@ from juggler.envrunner.on_device.device_policy import DevicePolicy
 from juggler.envrunner.sampler import Sampler, refuse_late_mask, write_tree
 from juggler.runtime.connectors.connector import ContextConnector
 from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
+from juggler.runtime.connectors.leaves import holds_masks
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
 from juggler.runtime.wire.structures import to_tree, tree_leaves, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
@@ -45,8 +46,10 @@ def why_on_host(
         module_to_env: from the module to the environments.
         device: of the tensors that a reset gave.
     """
+    if holds_masks(env.single_observation_space):
+        return "action masks are checked on the host"
     if not isinstance(env, AcceptedVector):
-        return "every step is recorded, or has an action mask in its info"
+        return "every step is recorded"
     if autoreset_mode(env) is AutoresetMode.DISABLED:
         return 'metadata["autoreset_mode"] is DISABLED: let the environments reset themselves'
     around = [*connectors.stored, *connectors.contexts.values(), *module_to_env.connectors]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.vector.utils import batch_space
 from support.fake_device import DEVICE, FakeDevice
 from support.recording import assert_recorded
 from support.scripted_environments import NativeScripted, scripted_trees
@@ -18,7 +19,9 @@ from support.tensor_vectors import TensorVector, on_cpu, on_fake_device
 from support.vectors import seeds_of
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
+from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.accepted_vector import AcceptedVector, tensors_on
+from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.on_device.device_policy import DevicePolicy
@@ -297,9 +300,40 @@ def test_what_keeps_steps_from_staying_on_the_device_is_told(device) -> None:
     odd = EnvToModule({"odd": FailsThere(spaces.Discrete(2), spaces.Discrete(2))}, {}, space)
     said = why_on_host(env, odd, to_env, DEVICE)
     assert said == "connectors fail there: RuntimeError: tensors are on two devices"
-    assert why_on_host(RecordedLike(env), none, to_env, DEVICE).startswith("every step is recorded")
+    assert why_on_host(RecordedLike(env), none, to_env, DEVICE) == "every step is recorded"
     assert tensors_on(RecordedLike(env)) == DEVICE
     assert tensors_on(NativeScripted(SCRIPTS, MODES[0])) is None
+
+
+class WithMasks(NativeScripted):
+    """Observations have a mask, in their infos or in themselves."""
+
+    def __init__(self, observed: bool, num_envs: int = len(SCRIPTS)) -> None:
+        super().__init__(SCRIPTS[:num_envs], MODES[0])
+        self._observed = observed
+        if observed:
+            masks = spaces.MultiBinary(int(self.single_action_space.n))
+            plain = self.single_observation_space
+            self.single_observation_space = spaces.Dict(observation=plain, action_mask=masks)
+            self.observation_space = batch_space(self.single_observation_space, num_envs)
+
+    def reset(self, **arguments):
+        observations, infos = super().reset(**arguments)
+        masks = np.ones((self.num_envs, self.single_action_space.n), np.int8)
+        if self._observed:
+            return {"observation": observations, "action_mask": masks}, infos
+        return observations, {**infos, "action_mask": masks}
+
+
+@pytest.mark.parametrize("observed", [False, True])
+def test_action_masks_bring_each_step_to_the_host_and_that_is_told(device, observed) -> None:
+    config = EnvRunnerConfig(env="masked", envs_per_runner=len(SCRIPTS))
+    env = make_vector_env(config, lambda: TensorVector(WithMasks(observed), on_fake_device))
+    assert tensors_on(env) == DEVICE
+    none = EnvToModule({}, {}, env.single_observation_space)
+    actions = env.single_action_space
+    said = why_on_host(env, none, ModuleToEnv([], actions, actions), DEVICE)
+    assert said == "action masks are checked on the host"
 
 
 class RecordedLike(VectorWrapper):
