@@ -9,6 +9,7 @@ from typing import Final
 from gymnasium.vector import VectorEnv
 
 from juggler.driver.config import RunConfig
+from juggler.driver.trial_observations import checked
 from juggler.driver.trial_updates import Built, acting_slots, can_be_tried, sampler
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.failures import EnvironmentFailed
@@ -38,7 +39,8 @@ def try_steps(
         Whether there was time for it. If not, the environment was left in the middle of a call.
 
     Raises:
-        EnvironmentFailed: the environment failed, or gave a number that is not finite.
+        EnvironmentFailed: the environment failed, gave a number that is not finite, or an
+            observation outside of its space.
         NonFinite: a module with its first weights gives log-probabilities that are not finite.
     """
 
@@ -78,6 +80,7 @@ def _stepping(
     config: RunConfig, env: VectorEnvironment | MultiAgentEnvs, built: Mapping[str, Built]
 ) -> Callable[[], Collection[object]]:
     """Reset the environment, and return what makes a step of it, and returns what came of it."""
+    env = checked(env, config.env_runner.env)
     if isinstance(env, VectorEnv):
         alone = sampler(built[DEFAULT_MODULE], env, 1)
         return lambda: [alone.sample((0, 0))]

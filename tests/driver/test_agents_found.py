@@ -61,6 +61,12 @@ def test_a_reward_that_is_not_finite_is_told_with_its_agent() -> None:
         rehearse(_config(env="support.tag_game:UnpaidTag"))
 
 
+def test_an_observation_outside_of_its_space_is_told_with_its_agent() -> None:
+    said = r"agent 'runner_0' in environment 0 .* failed in step: its observation holds 9, .*\(4\)"
+    with pytest.raises(PreflightError, match=said):
+        rehearse(_config(env="support.tag_game:MiscountingTag"))
+
+
 OWN = "support.own_algorithms"
 
 

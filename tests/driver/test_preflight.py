@@ -9,7 +9,9 @@ from typing import Any
 
 import cloudpickle
 import gymnasium
+import numpy as np
 import pytest
+from gymnasium import spaces
 
 from juggler.driver.config import RunConfig
 from juggler.driver.preflight import PreflightError, rehearse
@@ -182,3 +184,40 @@ def test_a_number_of_a_reset_that_is_not_finite_is_told_as_one_of_the_reset() ->
         PreflightError, match=r"failed in reset: observations are inf before step 1"
     ):
         rehearse(_config(), _own(_env(f"import numpy; {broken}")))
+
+
+_FIVE = np.array([5, 1])
+
+
+@pytest.mark.parametrize(
+    ("space", "inside", "beyond", "told"),
+    [
+        (spaces.Discrete(4), 1, 7, "holds 7, which is not in its space Discrete(4)"),
+        (spaces.Discrete(4, start=1), 4, 0, "holds 0, which is not in its space Discrete(4, start"),
+        (spaces.MultiDiscrete([6, 3]), _FIVE, _FIVE + 1, "holds 6, which is not in its space Mult"),
+        (spaces.MultiBinary(2), _FIVE // 5, _FIVE, "holds 5, which is not in its space MultiBin"),
+        (
+            spaces.Dict(a=spaces.Discrete(4), b=spaces.Box(0, 1, (1,))),
+            {"a": 3, "b": np.full(1, 2, np.float32)},  # outside of a Box does no harm
+            {"a": -1, "b": np.full(1, 2, np.float32)},
+            "at 'a' holds -1, which is not in its space Discrete(4)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("call", ["reset", "step"])
+def test_an_observation_outside_of_its_space_is_told_with_the_call_that_gave_it(
+    space: Any, inside: Any, beyond: Any, told: str, call: str
+) -> None:
+    class Env(gymnasium.Env):
+        observation_space = space
+        action_space = spaces.Discrete(2)
+
+        def reset(self, **_):
+            return beyond if call == "reset" else inside, {}
+
+        def step(self, _):
+            return beyond if call == "step" else inside, 0.0, False, False, {}
+
+    with pytest.raises(PreflightError, match="environment 0 .* failed in") as got:
+        rehearse(_config(), _own(Env))
+    assert f"failed in {call}: its observation {told}" in str(got.value)

@@ -73,3 +73,14 @@ class UnpaidTag(Tag):
         if self._steps > 1:
             rewards["runner_0"] = float("nan")
         return seen, rewards, *others
+
+
+class MiscountingTag(Tag):
+    """Everybody sees how many there are, of whom the runner counts too many in its steps."""
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(4)
+
+    def _observe(self) -> dict[str, Any]:
+        seen: dict[str, Any] = dict.fromkeys(self.agents, 3)
+        return {**seen, "runner_0": 9} if self._steps else seen
