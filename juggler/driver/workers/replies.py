@@ -229,8 +229,10 @@ def read_evaluation(
     request: training_pb2.Evaluate, body: any_pb2.Any, agents: Collection[str]
 ) -> training_pb2.Evaluation:
     """`agents`: of an environment, if there are several."""
-    most = (1 << 10) + request.episodes * (16 + 4 * len(agents)) + _OF_AGENT * len(agents)
-    evaluation = unpack(body, training_pb2.Evaluation(), most, _FEW + len(agents))
+    # Another module may play an agent in each episode.
+    played = request.episodes * len(agents)
+    most = min((1 << 10) + 16 * request.episodes + _OF_AGENT * played, MAX_MESSAGE_BYTES)
+    evaluation = unpack(body, training_pb2.Evaluation(), most, _FEW + played)
     if not evaluation.episode_returns:
         raise ValueError("an evaluation without an episode")
     returns, lengths = evaluation.episode_returns, evaluation.episode_lengths

@@ -204,6 +204,7 @@ class WorkerEvents:
             self._learners.left(event)
         else:
             self._evaluates_no_more(worker)
+            parts.confirmation.play()  # another one may be here
 
 
 class ReceiptsFirst:

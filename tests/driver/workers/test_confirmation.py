@@ -184,6 +184,23 @@ def test_whoever_takes_the_place_of_an_evaluator_plays_the_candidate(tmp_path: P
     assert world.parts.end.reason == "solved"
 
 
+def test_another_evaluator_that_is_here_plays_the_candidate_of_one_that_leaves(
+    tmp_path: Path,
+) -> None:
+    world = asynchronous(tmp_path, num_evaluators=2, evaluation_seconds=60.0)
+    first = evaluator(world)
+    second = world.join("evaluator", 1)
+    world.get_ready(second)
+    train(world)
+    written = cut(world)
+    assert not asked(world, second)
+    world.leave(first)
+    (_, command) = asked(world, second)[-1]
+    assert command.checkpoint == str(written.path)
+    play(world, second, [500.0] * 100)
+    assert world.parts.end.reason == "solved"
+
+
 def test_people_hear_of_a_candidate_that_waits_for_an_evaluator_in_vain(tmp_path: Path) -> None:
     world = asynchronous(tmp_path)
     confirmation = world.parts.confirmation

@@ -13,7 +13,7 @@ from google.protobuf import any_pb2
 from support.ready import ready_message
 from support.worker_events_world import ROWS, SPACE, STEPS, WorkersWorld
 
-from juggler.driver.workers.replies import COUNTS, SECONDS
+from juggler.driver.workers.replies import COUNTS, SECONDS, read_evaluation
 from juggler.runtime.actors.hello import MOST_EVENTS_PER_SECOND
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2, training_pb2
@@ -315,6 +315,21 @@ def test_an_evaluation_that_cannot_be_is_not_booked(
     world.reply(evaluator, world.asked(evaluator, training_pb2.Evaluate)[0][0], played)
     assert words in world.why_dismissed(evaluator)
     assert world.parts.metrics.evaluation_return is None
+
+
+def test_each_agent_may_be_played_by_another_module_in_each_episode_of_an_evaluation() -> None:
+    agents, episodes = ("left", "right"), 100
+    told = [
+        training_pb2.AgentReturns(agent=agent, module_id=f"a-copy-of-main-{k}", returns=[1.0])
+        for agent in agents
+        for k in range(episodes)
+    ]
+    many = {"episode_returns": [2.0] * episodes, "episode_lengths": [9] * episodes}
+    evaluation = training_pb2.Evaluation(**many, agent_returns=told)
+    body = any_pb2.Any()
+    body.Pack(evaluation)
+    request = training_pb2.Evaluate(episodes=episodes)
+    assert read_evaluation(request, body, agents) == evaluation
 
 
 def test_a_traceback_cannot_look_like_lines_of_the_run(world: WorkersWorld) -> None:
