@@ -104,7 +104,8 @@ def tracing(to: str, run: str, tell: Callable[[str], None]) -> Traces:
         provider.force_flush()
         provider.shutdown()
         if file is not None:
-            file.close()
+            with suppress(OSError):  # a full disk, as was told
+                file.close()
 
     def close() -> None:
         # An endpoint that does not answer is tried again for ten seconds, with every 512 spans.
@@ -118,8 +119,9 @@ def tracing(to: str, run: str, tell: Callable[[str], None]) -> Traces:
 
     def look() -> None:
         if problem := problems.new():
-            text = f"trace = {to!r}: traces cannot be sent there, and are lost meanwhile"
-            tell(f"{text} ({problem}): is a collector running?")
+            done, advice = ("written", "") if file else ("sent", ": is a collector running?")
+            text = f"trace = {to!r}: traces cannot be {done} there, and are lost meanwhile"
+            tell(f"{text} ({problem}){advice}")
 
     return BatchTraces(provider.get_tracer("juggler"), close, look=look)
 

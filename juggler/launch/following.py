@@ -206,7 +206,7 @@ def _follow(run: EngineRun, say: Say, signals: list[int]) -> int:
 
 
 def wait_until_removed(there: Callable[[], object], advice: str) -> None:
-    """Wait until an engine has nothing of a run any more.
+    """Wait until an engine has nothing of a run any more. Without an answer it is asked again.
 
     Args:
         there: whether it has something.
@@ -216,8 +216,14 @@ def wait_until_removed(there: Callable[[], object], advice: str) -> None:
         LaunchError: it took too long.
     """
     end = time.monotonic() + _REMOVED_SECONDS
-    while there():
+    while True:
+        why = ""
+        try:
+            if not there():
+                return
+        except NoAnswer as error:
+            why = f" ({error})"
         if time.monotonic() > end:
-            said = f"what was launched is not removed within {_REMOVED_SECONDS:.0f} s"
+            said = f"what was launched is not removed within {_REMOVED_SECONDS:.0f} s{why}"
             raise LaunchError(f"{said}: see {advice}")
-        time.sleep(0.5)
+        time.sleep(_LOOK_SECONDS)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from juggler.launch.commands import ROLES, Launch, LaunchError, learner, must_allow, player
-from juggler.launch.following import DriverState, Say, ask, taken_down
+from juggler.launch.following import DriverState, NoAnswer, Say, ask, taken_down
 from juggler.launch.job_scripts import DRIVER_SCRIPT, WORKER_SCRIPT
 from juggler.launch.scaling import Wanted
 from juggler.learner.process.program import LEARNER
@@ -199,8 +199,14 @@ class SlurmRun:
     def take_down(self) -> None:
         """See `EngineRun`."""
         self._wanted.forget()
+        problems: list[NoAnswer] = []
         for role in ("driver", *ROLES):
-            _ask("scancel", "--me", f"--name={self._name(role)}")
+            try:
+                _ask("scancel", "--me", f"--name={self._name(role)}")
+            except NoAnswer as error:
+                problems.append(error)  # the jobs of the others are to end all the same
+        if problems:
+            raise problems[0]
 
     # -- names and options ----------------------------------------------------------------------
 

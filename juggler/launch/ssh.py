@@ -90,11 +90,11 @@ class SshRun:
             for role, number in self._numbers.items():
                 self._wanted.begin(role, number)
             self._say(f"what the workers print is in {self._logs}")
-            last.callback(self._forget)
-            last.callback(self._end)
             for number in ending_signals():
                 before = signal.signal(number, self._note)
                 last.callback(signal.signal, number, before)
+            last.callback(self._forget)
+            last.callback(self._end)
             return self._drive()
 
     # -- the driver and its workers -------------------------------------------------------------
@@ -155,7 +155,7 @@ class SshRun:
         return [*kept, *self._leaving.values()]
 
     def _end(self) -> None:
-        """Give workers time to leave, and end those that stay."""
+        """Give workers time to leave, and end those that stay. A signal cuts a wait short."""
         for each in self._all():
             each.start_no_more()
         for number, seconds in ((0, _LEAVE_SECONDS), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
@@ -164,6 +164,9 @@ class SshRun:
                     each.end(number)
             end = time.monotonic() + seconds
             while any(each.running for each in self._all()) and time.monotonic() < end:
+                if self._signals:
+                    self._signals.pop()
+                    break
                 for each in self._all():
                     each.look()
                 time.sleep(_LOOK_SECONDS)

@@ -181,6 +181,19 @@ def test_an_endpoint_that_is_dead_is_told_in_one_line_once(
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_disk_that_is_full_is_told_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    traces = tracing("/dev/full", "mine", told.append)
+    traces.command(request(7))
+    traces.event(events.SampleFailed(7, "envrunner-0", "a"))
+    traces.close()
+    assert told == [
+        "trace = '/dev/full': traces cannot be written there, and are lost meanwhile ([Errno 28] No "
+        "space left on device)"
+    ]
+    assert capfd.readouterr() == ("", "")
+
+
 def test_without_the_packages_or_a_place_to_write_the_run_does_not_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

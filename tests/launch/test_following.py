@@ -109,6 +109,26 @@ def test_a_driver_that_does_not_end_in_time_is_ended(monkeypatch: pytest.MonkeyP
     assert engine.done == ["end", "take down"]
 
 
+def test_an_engine_that_gives_no_answer_while_it_removes_a_run_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(following, "_LOOK_SECONDS", 0.001)
+    answers: list[bool | Exception] = [True, NoAnswer("it is busy"), True, False]
+
+    def there() -> bool:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    following.wait_until_removed(there, "the engine")
+    assert not answers
+    monkeypatch.setattr(following, "_REMOVED_SECONDS", 0.0)
+    answers = [NoAnswer("it is busy")] * 9
+    with pytest.raises(LaunchError, match=r"not removed within 0 s \(it is busy\): see the engine"):
+        following.wait_until_removed(there, "the engine")
+
+
 def test_what_a_command_of_an_engine_says_is_told() -> None:
     assert ask("cat", advice="", given="text") == "text"
     with pytest.raises(NoAnswer, match=r"`ls /none` failed: .*No such file"):

@@ -1,0 +1,68 @@
+"""Runs that are taken down although something goes wrong."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from juggler.launch import slurm
+from juggler.launch.commands import ROLES, Launch
+from juggler.launch.following import NoAnswer
+from juggler.launch.hosts import Host, Hosts
+from juggler.launch.kept_running import KeptRunning
+from juggler.launch.slurm import Jobs, SlurmRun
+from juggler.launch.ssh import SshRun
+
+
+class _Stays(KeptRunning):
+    """A worker that leaves only when it is killed."""
+
+    def __init__(self) -> None:
+        self.name = "a worker"
+        self.got: list[int] = []
+
+    @property
+    def running(self) -> bool:
+        return signal.SIGKILL not in self.got
+
+    def look(self) -> None:
+        pass
+
+    def start_no_more(self) -> None:
+        pass
+
+    def end(self, number: int) -> None:
+        self.got.append(number)
+
+
+def test_each_further_signal_cuts_short_a_wait_for_workers_that_stay(tmp_path: Path) -> None:
+    hosts = Hosts("127.0.0.1:0", (Host("a", env_runners=1, learners=1),))
+    run = SshRun(Launch(tmp_path / "run", ""), hosts, lambda text: None)
+    worker = _Stays()
+    run._kept["envrunner", "a"] = {0: worker}
+    began = time.monotonic()
+    run._signals = [signal.SIGINT, signal.SIGINT]
+    run._end()
+    assert worker.got == [signal.SIGTERM, signal.SIGKILL]
+    assert time.monotonic() - began < 10, "workers have 35 s where nobody is in a hurry"
+
+
+def test_jobs_of_a_role_that_slurm_does_not_cancel_leave_no_others_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def ask(*words: str) -> str:
+        asked.append(words[-1])
+        if words[-1].endswith("-driver"):
+            raise NoAnswer("slurmctld is busy")
+        return ""
+
+    monkeypatch.setattr(slurm, "_ask", ask)
+    run = SlurmRun(Launch(tmp_path / "run", ""), Jobs(numbers=dict.fromkeys(ROLES, 1)), print)
+    with pytest.raises(NoAnswer, match="busy"):
+        run.take_down()
+    assert [each.rpartition("-")[2] for each in asked] == ["driver", *ROLES]
