@@ -218,6 +218,6 @@ def test_an_observation_outside_of_its_space_is_told_with_the_call_that_gave_it(
         def step(self, _):
             return beyond if call == "step" else inside, 0.0, False, False, {}
 
-    with pytest.raises(PreflightError, match="environment 0 .* failed in") as got:
+    with pytest.raises(PreflightError, match=r"environment 0 .* failed in") as got:
         rehearse(_config(), _own(Env))
     assert f"failed in {call}: its observation {told}" in str(got.value)

@@ -188,8 +188,8 @@ def test_a_disk_that_is_full_is_told_in_one_line(capfd: pytest.CaptureFixture[st
     traces.event(events.SampleFailed(7, "envrunner-0", "a"))
     traces.close()
     assert told == [
-        "trace = '/dev/full': traces cannot be written there, and are lost meanwhile ([Errno 28] No "
-        "space left on device)"
+        "trace = '/dev/full': traces cannot be written there, and are lost meanwhile "
+        "([Errno 28] No space left on device)"
     ]
     assert capfd.readouterr() == ("", "")
 
