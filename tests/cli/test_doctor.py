@@ -135,3 +135,22 @@ def test_cores_and_memory_are_those_of_a_container(
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("25000\n")
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
     assert cores.usable_cores() == 0.25
+
+
+def test_files_that_the_kernel_keeps_in_the_memory_of_a_container_are_free_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores, "_CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text(f"{3 << 20}\n")
+    (tmp_path / "memory.current").write_text(f"{3 << 20}\n")
+    (tmp_path / "memory.stat").write_text(
+        f"anon {1 << 20}\nshmem 4096\ninactive_file {1 << 19}\nactive_file {1 << 20}\n"
+    )
+    assert cores.usable_memory() == 3 << 19
+    first = tmp_path / "memory"
+    first.mkdir()
+    (first / "memory.limit_in_bytes").write_text(f"{2 << 20}\n")
+    (first / "memory.usage_in_bytes").write_text(f"{2 << 20}\n")
+    below = f"total_inactive_file {1 << 18}\ntotal_active_file {1 << 19}\n"
+    (first / "memory.stat").write_text(f"inactive_file 0\nactive_file 0\n{below}")
+    assert cores.usable_memory() == 3 << 18

@@ -30,8 +30,17 @@ def usable_memory() -> int:
         ):
             most, taken = _text(group / limit), _text(group / used)
             if most.isdigit() and taken.isdigit():
-                free = min(free, max(0, int(most) - int(taken)))
+                free = min(free, max(0, int(most) - int(taken) + _cached(group)))
     return free
+
+
+def _cached(group: Path) -> int:
+    """Bytes of files in the memory of a cgroup, which the kernel drops where somebody needs it."""
+    words = _text(group / "memory.stat").split()
+    counts = dict(zip(words[::2], words[1::2], strict=False))
+    # The first version counts groups below under names of their own.
+    prefix = "total_" if "total_active_file" in counts else ""
+    return sum(int(counts.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
 
 
 def _memory_groups() -> list[Path]:
