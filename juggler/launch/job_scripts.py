@@ -13,6 +13,8 @@ trap 'again=1; [ "$child" ] && kill -TERM "$child"' USR1
 run() {{
   "$@" &
   child=$!
+  # A signal may have come between two commands.
+  [ "$stopped$again" ] && kill -TERM "$child"
   while :; do
     wait "$child"
     status=$?

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
+from support.sharing import soon
 
 from juggler.launch import slurm
 from juggler.launch.commands import ROLES, Launch
 from juggler.launch.following import NoAnswer
 from juggler.launch.hosts import Host, Hosts
+from juggler.launch.job_scripts import WORKER_SCRIPT
 from juggler.launch.kept_running import KeptRunning
 from juggler.launch.slurm import Jobs, SlurmRun
 from juggler.launch.ssh import SshRun
@@ -66,3 +69,18 @@ def test_jobs_of_a_role_that_slurm_does_not_cancel_leave_no_others_running(
     with pytest.raises(NoAnswer, match="busy"):
         run.take_down()
     assert [each.rpartition("-")[2] for each in asked] == ["driver", *ROLES]
+
+
+def test_a_signal_between_two_lives_of_a_job_ends_the_next_one(tmp_path: Path) -> None:
+    twice = tmp_path / "twice"
+    twice.write_text("[ -e ran ] && exec sleep 60; touch ran; exit 1\n")
+    about = {"options": "", "work": tmp_path, "tls": "", "command": f"bash {twice}"}
+    script = WORKER_SCRIPT.format(**about).replace("sleep 5\n", "touch pauses; sleep 1\n")
+    job = subprocess.Popen(["bash", "-c", script])
+    try:
+        soon(lambda: (tmp_path / "pauses").exists(), "the first life has ended")
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(timeout=30) == 128 + signal.SIGTERM
+    finally:
+        job.kill()
+        job.wait()
