@@ -31,7 +31,8 @@ class EpisodeRelay:
         why_refused: returns why a call may not open a stream, given its metadata; None lets it in.
         limits: of one batch, compared with its header before memory is taken.
         check: raises a WireError if a header is not acceptable, before memory is taken.
-        most_bytes: of all batches that the learner has not answered, and of unfinished ones.
+        most_bytes: of all batches; half of it for those that the learner has not answered, and half
+            for unfinished ones.
         inline: called with the reason, for people, if no memory is shared with the learner.
     """
 
@@ -50,9 +51,9 @@ class EpisodeRelay:
         self.limits = limits
         self.check = check
         self.inline = inline
-        self.unfinished = Unfinished(most_bytes)
+        self.unfinished = Unfinished(most_bytes // 2)
         self._why_refused = why_refused
-        self._most_bytes = most_bytes
+        self._most_waiting = most_bytes // 2
         self._lock = threading.Lock()
         self._held = 0
 
@@ -67,7 +68,7 @@ class EpisodeRelay:
             WireError: all that wait hold too much.
         """
         with self._lock:
-            if self._held + size > self._most_bytes:
+            if self._held + size > self._most_waiting:
                 raise WireError(f"{self._held} bytes of batches wait for the learner already")
             self._held += size
 

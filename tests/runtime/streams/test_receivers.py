@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -29,13 +29,15 @@ from juggler.runtime.streams import receivers as receivers_module
 from juggler.runtime.streams.episodes import PUSH_METHOD, BatchFrame, EpisodeSender
 from juggler.runtime.streams.permits import Permits
 from juggler.runtime.streams.receivers import ReceiverProgram, Receivers
-from juggler.runtime.wire.frames import DEFAULT_CHUNK_BYTES, encode_frame
+from juggler.runtime.streams.relay import EpisodeRelay
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.frames import DEFAULT_CHUNK_BYTES, Limits, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
 
 PERMITS = Permits.new()
 SIZE = 100_000  # elements of float32: large enough for shared memory
 LARGE = 5 * DEFAULT_CHUNK_BYTES // 8  # elements of float32: three chunks
-MOST_BYTES = 16 * LARGE  # four of these
+MOST_BYTES = 32 * LARGE  # half of it for those that wait: four of these
 
 A_LEARNER = """
 import signal, sys
@@ -197,6 +199,17 @@ def test_batches_that_the_learner_does_not_answer_take_bounded_memory(
     goes_on.set()
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
     assert "bytes of batches wait for the learner already" in str(error)
+
+
+def test_batches_that_wait_and_unfinished_ones_take_no_more_than_they_may_together() -> None:
+    relay = EpisodeRelay("unix:/none", (), lambda _: None, Limits(), lambda _: None, 100)
+    one, other = cast(Any, object()), cast(Any, object())
+    relay.unfinished.hold(one, 50)
+    relay.hold(50)
+    with pytest.raises(WireError, match="50 bytes of batches wait for the learner already"):
+        relay.hold(1)
+    with pytest.raises(WireError, match="51 bytes of unfinished frames wait here already"):
+        relay.unfinished.hold(other, 1)
 
 
 def test_a_batch_is_lost_where_no_learner_listens_and_the_next_one_arrives(
