@@ -124,13 +124,15 @@ class StartedRun:
             result = self._train_with(self._follower)
         except BaseException as error:
             failure = error
-        if self._shares:
-            let_go_of_forkserver()
-        if result is None:
-            self._result.set_exception(failure)
-        else:
-            self._result.set_result(result)
-        self._follower.over()
+        try:
+            if self._shares:
+                let_go_of_forkserver()
+        finally:
+            if result is None:
+                self._result.set_exception(failure)
+            else:
+                self._result.set_result(result)
+            self._follower.over()
 
 
 class _Follower(Callback):

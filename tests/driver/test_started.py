@@ -143,6 +143,21 @@ def test_what_fails_later_is_raised_by_the_result_and_ends_the_metrics() -> None
         run.result(10)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_ever_where_the_end_of_the_processes_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails() -> None:
+        raise ChildProcessError("somebody else has waited for the forkserver")
+
+    monkeypatch.setattr(started, "let_go_of_forkserver", fails)
+    trains = Trains()
+    run = StartedRun(trains)
+    trains.over.set()
+    assert run.result(timeout=30).run_dir == Path("runs/one")
+    assert list(run.metrics()) == []
+
+
 def test_an_interrupt_while_it_begins_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
     trains = Trains()
 
