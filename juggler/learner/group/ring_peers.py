@@ -130,7 +130,8 @@ class RingPeers(Peers):
         """The next piece from the learner before this one, of this shape and dtype."""
         message = self._inbox.get(self._why_give_up)
         if len(message) != like.nbytes:
-            raise PeerLost(f"the learner before this one sent {len(message)} bytes: {like.nbytes}")
+            got = len(message)
+            raise PeerLost(f"the learner before this one sent {got} bytes, not {like.nbytes}")
         return torch.frombuffer(bytearray(message), dtype=like.dtype)  # torch wants to own them
 
     def _why_give_up(self) -> str:
