@@ -45,6 +45,10 @@ class LaunchArguments:
     """Let several learners add up gradients without encryption, by gloo or NCCL, which is faster:
     only on a network that you trust."""
 
+    receivers: int = 0
+    """How many processes receive episodes for each learner, on cores of their own: as `juggler
+    learner --receivers`."""
+
 
 @dataclass(kw_only=True)
 class HostArguments(LaunchArguments):
@@ -170,7 +174,9 @@ def run(arguments: Sequence[str]) -> int:
 def _launch(given: LaunchArguments, options: Sequence[str]) -> Launch:
     """The run to launch, once its configuration and the driver's options have been checked."""
     from juggler.cli.driver import read_arguments
+    from juggler.learner.process.program import must_allow_receivers
 
+    must_allow_receivers(given.receivers)
     config = given.config or ""
     launch = Launch(
         launch_directory(given.run_dir, config).absolute(),
@@ -178,6 +184,7 @@ def _launch(given: LaunchArguments, options: Sequence[str]) -> Launch:
         options,
         isinstance(given, HostArguments) and given.insecure,
         given.plain_gradients,
+        given.receivers,
     )
     checked = [*([config] if config else []), "--run-dir", str(launch.run_dir), "--go-on"]
     read_arguments([*checked, *options])

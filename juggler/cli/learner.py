@@ -43,10 +43,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def _work(given: Arguments) -> int:
     from juggler.learner.process.learner_worker import main
-    from juggler.learner.process.program import MOST_RECEIVERS, LearnerProgram
+    from juggler.learner.process.program import LearnerProgram, must_allow_receivers
 
-    if not 0 <= given.receivers <= MOST_RECEIVERS:
-        raise ValueError(f"--receivers {given.receivers}: it may be 0 to {MOST_RECEIVERS}")
+    must_allow_receivers(given.receivers)
     contact = given.contact("learner")
     advertise = given.advertise
     if not advertise and split_address(given.bind)[0] in ("0.0.0.0", "::"):

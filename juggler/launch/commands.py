@@ -36,6 +36,7 @@ class Launch:
         options: of `juggler driver`, besides those that the engine sets.
         insecure: without TLS and tokens.
         plain_gradients: several learners add up gradients without encryption, which is faster.
+        receivers: how many processes receive episodes for each learner.
     """
 
     run_dir: Path
@@ -43,6 +44,7 @@ class Launch:
     options: Sequence[str] = ()
     insecure: bool = False
     plain_gradients: bool = False
+    receivers: int = 0
 
     @property
     def tag(self) -> str:
@@ -64,9 +66,11 @@ class Launch:
         return path if path.suffix == ".toml" or (self.config and path.exists()) else None
 
     @property
-    def plain(self) -> bool:
-        """Whether several learners add up gradients without encryption."""
-        return self.plain_gradients or self.insecure
+    def of_learners(self) -> list[str]:
+        """Options of `juggler learner` that all learners have."""
+        plain = self.plain_gradients or self.insecure
+        receivers = [f"--receivers={self.receivers}"] if self.receivers else []
+        return [*(["--insecure"] if plain else []), *receivers]
 
     @property
     def directory(self) -> Path:
@@ -186,7 +190,7 @@ def player(role: str, driver: str, juggler: Sequence[str], index: int | str) -> 
 
 
 def learner(
-    driver: str, juggler: Sequence[str], index: int | str, host: str, insecure: bool
+    driver: str, juggler: Sequence[str], index: int | str, host: str, own: Sequence[str]
 ) -> list[str]:
     """The command of a learner.
 
@@ -195,11 +199,11 @@ def learner(
         juggler: the words that start Juggler.
         index: of this learner; -1: the driver chooses.
         host: by which EnvRunners dial it; "": as the host calls itself.
-        insecure: without TLS, or plain among several learners.
+        own: further options, which all learners have.
     """
-    own = ["--index", str(index), "--bind", "0.0.0.0:0"]
-    own += ["--advertise", f"{host}:0"] if host else []
-    return [*juggler, "learner", "--driver", driver, *own, *(["--insecure"] if insecure else [])]
+    here = ["--index", str(index), "--bind", "0.0.0.0:0"]
+    here += ["--advertise", f"{host}:0"] if host else []
+    return [*juggler, "learner", "--driver", driver, *here, *own]
 
 
 def shell(words: Sequence[str], tls: str = "") -> str:

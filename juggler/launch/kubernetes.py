@@ -184,10 +184,10 @@ class KubernetesRun:
                 {"op": "replace", "path": service, "value": self._name("driver")},
             ),
         ]
-        if launch.plain:
-            patches.append(
-                ("StatefulSet", {"op": "add", "path": f"{args}/-", "value": "--insecure"})
-            )
+        patches += [
+            ("StatefulSet", {"op": "add", "path": f"{args}/-", "value": option})
+            for option in launch.of_learners
+        ]
         return {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",

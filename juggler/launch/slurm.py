@@ -107,7 +107,7 @@ class SlurmRun:
         }
         where = str(self._launch.run_dir)
         words = {
-            role: learner(where, _JUGGLER, -1, "", self._launch.plain)
+            role: learner(where, _JUGGLER, -1, "", self._launch.of_learners)
             if role == LEARNER
             else player(role, where, _JUGGLER, -1)
             for role in ROLES

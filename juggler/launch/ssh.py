@@ -180,7 +180,7 @@ class SshRun:
         """What a worker is, and its words."""
         juggler, driver = shlex.split(host.juggler), self._hosts.driver
         if role == LEARNER:
-            words = learner(driver, juggler, index, host.dialed, self._launch.plain)
+            words = learner(driver, juggler, index, host.dialed, self._launch.of_learners)
         else:
             words = player(role, driver, juggler, index)
         return f"{role} {index} on {host.name}", self._at(host, words)

@@ -79,7 +79,7 @@ class SwarmRun:
             "user": f"{os.getuid()}:{os.getgid()}",
             "uid": str(os.getuid()),
             "driver": driver,
-            "learner": learner("driver:5005", juggler, -1, "", launch.plain),
+            "learner": learner("driver:5005", juggler, -1, "", launch.of_learners),
             **{role: player(role, "driver:5005", juggler, -1) for role in (ENVRUNNER, EVALUATOR)},
             "here": f"node.hostname == {socket.gethostname()}",
             "run_dir": run_dir,

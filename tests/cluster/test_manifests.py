@@ -81,6 +81,7 @@ def test_a_launch_has_names_of_its_own_and_the_parts_that_were_asked_for(
     (tmp_path / "mine.toml").write_text('env = "CartPole-v1"\n')
     numbers = ["--env-runners", "7", "--learners", "2", "--evaluators", "3", "--plain-gradients"]
     more = ["--image", "lab:5000/juggler", "--component", "gpu", "--component", "autoscale"]
+    more += ["--receivers", "2"]
     own = ["--run-dir", "a run", "--namespace", "lab", "--dry-run", "--", "--lr", "1e-3"]
     assert launch.run(["kubernetes", "mine.toml", *numbers, *more, *own]) == 0
     made = list(yaml.safe_load_all(capsys.readouterr().out))
@@ -110,7 +111,9 @@ def test_a_launch_has_names_of_its_own_and_the_parts_that_were_asked_for(
     assert by_kind["StatefulSet"]["spec"]["replicas"] == 2
     assert by_kind["StatefulSet"]["spec"]["serviceName"] == f"{label}-learner"
     assert {pod["containers"][0]["image"] for pod in pods.values()} == {"lab:5000/juggler:latest"}
-    assert pods[f"{label}-learner"]["containers"][0]["args"][-1] == "--insecure"
+    args = pods[f"{label}-learner"]["containers"][0]["args"]
+    assert args[-2:] == ["--insecure", "--receivers=2"]
+    assert not [each for each in args if each.endswith(":5007")], "receivers listen there"
     limits = pods[f"{label}-learner"]["containers"][0]["resources"]["limits"]
     assert limits["nvidia.com/gpu"] == 1
     # What one resource calls another by is what that is called.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -69,6 +70,19 @@ def test_scripts_of_slurm_are_scripts_that_a_shell_can_read(
     assert ["--gres=gpu:1" in script for script in scripts] == [False, True, False, False]
     assert "--bind 0.0.0.0:0" in scripts[1]
     assert "juggler evaluator --driver " in scripts[3]
+
+
+def test_learners_get_the_receivers_that_were_asked_for(
+    hosts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ["--run-dir", "run", "--receivers", "2"]
+    for engine in (["ssh", "--hosts", str(hosts)], ["slurm"], ["swarm"]):
+        assert launch.run([*engine, "cartpole", *own, "--dry-run"]) == 0
+        printed = capsys.readouterr().out
+        assert printed.count("--receivers=2") == 1
+        assert re.search("learner.*--driver.*--receivers=2", printed)
+    assert launch.run(["slurm", "cartpole", *own[:-1], "17", "--dry-run"]) == 1
+    assert "--receivers 17: must be from 0 to 16" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from juggler.runtime.actors.worker import Contact
 
 LEARNER = "learner"
-MOST_RECEIVERS = 16  # which is more than a learner could read the batches of
+_MOST_RECEIVERS = 16  # which is more than a learner could read the batches of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +32,12 @@ class LearnerProgram:
     reflection: bool = False
     receivers: int = 0
     own_code: bytes = b""
+
+
+def must_allow_receivers(count: int) -> None:
+    """
+    Raises:
+        ValueError: a learner cannot have so many.
+    """
+    if not 0 <= count <= _MOST_RECEIVERS:
+        raise ValueError(f"--receivers {count}: must be from 0 to {_MOST_RECEIVERS}")
