@@ -18,6 +18,7 @@ from torch import Tensor
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS, Replay
 from juggler.learner.data.replay.table import Table
 from juggler.learner.data.sources import NEW_STEPS, Sample
+from juggler.runtime.wire.trees import flatten, unflatten
 
 CPU = torch.device("cpu")
 
@@ -283,6 +284,14 @@ def test_a_saved_table_that_is_larger_than_this_one_is_refused() -> None:
     list(replay.add(numbered(0, 50)))
     with pytest.raises(ValueError, match="replay_memory as they were, or save_replay = false"):
         make(capacity=20).restore(replay.state(), CPU)
+
+
+def test_a_checkpoint_from_before_the_first_row_is_one_to_go_on_from() -> None:
+    replay, other = make(), make()
+    list(replay.add(numbered(0, 0)))
+    saved = unflatten(flatten(replay.state()))  # a file of arrays keeps no empty branch
+    other.restore(saved, CPU)
+    assert len(drawn(other.add(numbered(0, 8)))) == 16
 
 
 def test_a_damaged_state_is_refused() -> None:
