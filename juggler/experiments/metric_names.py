@@ -8,7 +8,6 @@ from typing import Final
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.core.ledger import Counters
 from juggler.driver.record.metrics import Metrics
-from juggler.learner.config import LearnerConfig
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.nearest import closest
 
@@ -20,17 +19,6 @@ _OF_THE_DRIVER: Final = (
     "num_env_runners",
     "num_learners",
     "restarts",
-)
-#: Numbers of learners, with any algorithm that ships and anything around it.
-_OF_LEARNERS: Final = (
-    *("policy_loss", "value_loss", "critic_loss", "entropy", "kl", "kl_stop_fraction"),
-    *("clip_fraction", "explained_variance", "grad_norm", "lr", "skipped", "temperature"),
-    *("mean_value", "mean_error", "mean_advantage", "epsilon", "exploration_noise"),
-    *("replay_rows", "replay_rows_waiting", "replay_rows_unused"),
-    *("samples_per_insert", "updates_per_step", "replayed_steps", "replay_age"),
-    *("intrinsic_reward", "intrinsic_value_loss", "novelty", "predictor_loss"),
-    *("imitation_reward", "discriminator_loss", "gradient_penalty", "taken_for_demonstrated"),
-    "compiled_calls",
 )
 #: Tables: what is in them depends on the algorithm, the environment or the workers.
 _TABLES: Final = (
@@ -53,13 +41,6 @@ def plain_metrics() -> frozenset[str]:
     return frozenset({*_OF_THE_DRIVER, *gathered, *books}.difference(_TABLES))
 
 
-def learner_metrics(config: LearnerConfig) -> frozenset[str] | None:
-    """Those that learners of an algorithm may have; None: it is of somebody's own."""
-    if ":" in config.algorithm:
-        return None
-    return frozenset({*_OF_LEARNERS, *(spec.lr_key for spec in config.optimizer_specs())})
-
-
 def must_be_a_metric(name: str, config: RunConfig) -> None:
     """
     Args:
@@ -77,7 +58,7 @@ def must_be_a_metric(name: str, config: RunConfig) -> None:
     if is_alone and table == "modules" and rest.partition("/")[0] != DEFAULT_MODULE:
         raise ConfigError(
             f"metric = {name!r}: a metric of the learner is named modules/{DEFAULT_MODULE}/NAME, "
-            f"such as modules/{DEFAULT_MODULE}/policy_loss"
+            f"such as modules/{DEFAULT_MODULE}/grad_norm"
         )
     if slash and table == "modules":
         return _must_be_of_a_learner(name, config)
@@ -87,7 +68,7 @@ def must_be_a_metric(name: str, config: RunConfig) -> None:
     hint = f" (did you mean {near!r}?)" if near else ""
     raise ConfigError(
         f"metric = {name!r}: lines of metrics have no such number{hint}. Those of a learner are "
-        f"named as modules/{first}/policy_loss is, those of an environment's infos info/NAME/mean"
+        f"named as modules/{first}/grad_norm is, those of an environment's infos info/NAME/mean"
     )
 
 
@@ -102,10 +83,13 @@ def _must_be_of_a_learner(name: str, config: RunConfig) -> None:
     """
     _, module_id, metric = (*name.split("/", 2), "")[:3]
     is_known = module_id in {*config.module_ids, *config.agents.modules}
-    known = learner_metrics((config.of(module_id) if is_known else config).learner)
-    if known is None or metric in known:
+    learner = (config.of(module_id) if is_known else config).learner
+    known = learner.metric_names()
+    if ":" in learner.algorithm or metric in known:  # nobody knows the metrics of one's own
         return
     near = closest(metric, known)
-    meant = f": did you mean 'modules/{module_id}/{near}'?"
-    rest = meant if near else f"; they have {', '.join(sorted(known))}"
-    raise ConfigError(f"metric = {name!r}: learners have no number {metric!r}{rest}")
+    hint = f" (did you mean {near!r}?)" if near else ""
+    raise ConfigError(
+        f"metric = {name!r}: {learner.algorithm} has no metric {metric!r} as it is configured"
+        f"{hint}. It has {', '.join(sorted(known))}"
+    )

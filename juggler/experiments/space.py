@@ -6,7 +6,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -104,17 +104,34 @@ def parse_space(given: Mapping[str, str | Sequence[Value]], run: Mapping[str, An
         ConfigError: a key is not one of the configuration, a value is wrong for its key, or a range
             is none.
     """
-    algorithms = [dict(run)]
+    first = dict(run)
     if "algorithm" in given:
-        chosen = _axis("algorithm", given["algorithm"], run)
-        algorithms = [placed(run, {"algorithm": value}) for value in chosen.extremes()]
+        algorithms = _with_each_algorithm([_axis("algorithm", given["algorithm"], run)], run)
         _must_suit_all(algorithms)
-    axes = [_axis(key, value, algorithms[0]) for key, value in given.items()]
-    for axis in axes:
-        for around in algorithms:
-            for value in axis.extremes():
-                RunConfig.from_flat(placed(around, {axis.key: value}), where="--space")
+        first = algorithms[0]
+    axes = [_axis(key, value, first) for key, value in given.items()]
+    for _ in configurations(axes, run):
+        pass  # each was checked
     return axes
+
+
+def configurations(axes: Sequence[Axis], run: Mapping[str, Any]) -> Iterator[RunConfig]:
+    """The configurations at the edges of a space: of each algorithm in it, with each of the other
+    keys at each of its extremes.
+
+    Raises:
+        ConfigError: a configuration does not accept a value.
+    """
+    for axis in axes:
+        for around in _with_each_algorithm(axes, run):
+            for value in axis.extremes():
+                yield RunConfig.from_flat(placed(around, {axis.key: value}), where="--space")
+
+
+def _with_each_algorithm(axes: Sequence[Axis], run: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What runs give with each algorithm of a space."""
+    chosen = [value for axis in axes if axis.key == "algorithm" for value in axis.extremes()]
+    return [placed(run, {"algorithm": value}) for value in chosen] or [dict(run)]
 
 
 def _must_suit_all(algorithms: Sequence[Mapping[str, Any]]) -> None:

@@ -15,7 +15,7 @@ from juggler.experiments.at_once import jobs_for, run_all
 from juggler.experiments.board import Board
 from juggler.experiments.directory import configured, held
 from juggler.experiments.metric_names import must_be_a_metric
-from juggler.experiments.space import Axis, parse_space, placed
+from juggler.experiments.space import Axis, configurations, parse_space, placed
 from juggler.experiments.sweep import Sweep, optuna_is_there
 from juggler.experiments.sweep_directory import PLAN_FILE, SweepDirectory, SweepPlan
 from juggler.experiments.sweep_picture import write_picture
@@ -170,8 +170,9 @@ def plan_of(
         key.strip().replace("-", "_"): value if isinstance(value, str) else list(value)
         for key, value in space.items()
     }
-    parse_space(plain, run)  # before anything is made
-    must_be_a_metric(metric, config)
+    axes = parse_space(plain, run)  # before anything is made
+    for each in configurations(axes, run):
+        must_be_a_metric(metric, each)
     for key in _STOPS:
         if key in plain:
             raise ConfigError(f"--space {key}: trials are compared at equal lengths; leave it out")

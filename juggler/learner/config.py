@@ -136,6 +136,19 @@ class LearnerConfig(OptimizerConfig):
         rest = OptimizerSpec("", (), self, "lr")
         return [rest, *parse_optimizers(self, self.optimizers)]
 
+    def metric_names(self) -> list[str]:
+        """Names of the metrics of a learner. A class adds those of its loss."""
+        rates = dict.fromkeys(spec.lr_key for spec in self.optimizer_specs())
+        names = ["grad_norm", "skipped", *rates]
+        if self.compile:
+            names.append("compiled_calls")
+        if self.intrinsic:
+            names += ("intrinsic_reward", "novelty", "predictor_loss")
+        if self.imitation:
+            names += ("imitation_reward", "taken_for_demonstrated")
+            names += ("discriminator_loss", "gradient_penalty")
+        return names
+
     def schedules(self) -> list[str]:
         """Keys that are a number or a schedule."""
         return [key for key, hint in get_type_hints(type(self)).items() if hint == Scheduled]

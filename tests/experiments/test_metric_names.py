@@ -2,39 +2,71 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from gymnasium import spaces
 from support.algorithms import action_space_of, keeps_steps, needs_memory
 
-from juggler.driver.config import RunConfig
-from juggler.experiments.metric_names import learner_metrics, must_be_a_metric
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.experiments.metric_names import must_be_a_metric
 from juggler.learner.algorithms.registry import ALGORITHMS, build_learner
 from juggler.runtime.modules.building import build_module
 from juggler.testing import sample_for
 
 VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+RND = {"intrinsic": {"kind": "rnd"}}
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_all_numbers_of_a_learner_are_known(algorithm: str) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "keys"),
+    [
+        *((algorithm, {}) for algorithm in ALGORITHMS),
+        ("appo", {"target_kl": 0.01}),
+        ("impala", {"replay_share": 0.5, **RND}),
+        ("ppo", {"target_kl": 0.01, **RND}),
+        ("dqn", {"optimizers": {"layers": {"parameters": ["*weight"]}}, **RND}),
+    ],
+)
+def test_a_learner_has_the_metrics_that_its_configuration_names(
+    algorithm: str, keys: dict[str, Any]
+) -> None:
     model = {"recurrent": "gru"} if needs_memory(algorithm) else {}
-    keys = {"replay_begin": 8, "replay_capacity": 4096} if keeps_steps(algorithm) else {}
+    few = {"replay_begin": 8, "replay_capacity": 4096, "replay_ratio": 2.0}
+    kept = few if keeps_steps(algorithm) else {}
     acts = action_space_of(algorithm)
-    learner = build_learner({"algorithm": algorithm, **keys}, None, VECTOR, acts, model)
+    learner = build_learner({"algorithm": algorithm, **kept, **keys}, None, VECTOR, acts, model)
     module = build_module(ALGORITHMS[algorithm].module, VECTOR, acts, model)
     found: set[str] = set()
     for seed in range(20):
         sample = sample_for(module, 4, 32, seed)
         found |= learner.step({"default": sample}).get("default", {}).keys()
-    assert "grad_norm" in found
-    known = learner_metrics(learner.config)
-    assert known is not None
-    assert found <= known
+    named = ALGORITHMS[algorithm].config(algorithm=algorithm, **kept, **keys).metric_names()
+    assert sorted(named) == sorted(found)
 
 
-def test_the_numbers_of_ones_own_algorithm_and_of_its_optimizers_are_let_through() -> None:
+def test_the_metrics_of_ones_own_algorithm_and_of_its_optimizers_are_let_through() -> None:
     own = RunConfig.from_flat({"algorithm": "support.own_algorithms:Learning"})
     must_be_a_metric("modules/default/whatever", own)
     optimizers = {"value": {"parameters": ["value*"], "lr": 1e-3}}
     must_be_a_metric("modules/default/lr_value", RunConfig.from_flat({"optimizers": optimizers}))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "metric", "told"),
+    [
+        ("dqn", "policy_loss", "epsilon, grad_norm, lr, mean_error, mean_value, replay_rows, "),
+        ("appo", "kl_from_target", "clip_fraction, entropy, explained_variance, grad_norm, kl, "),
+        ("bc", "explained_variance", "entropy, grad_norm, lr, policy_loss, skipped"),
+    ],
+)
+def test_a_metric_that_the_algorithm_lacks_is_told_with_those_that_it_has(
+    algorithm: str, metric: str, told: str
+) -> None:
+    dataset = {"dataset": "somewhere"} if algorithm == "bc" else {}
+    config = RunConfig.from_flat({"algorithm": algorithm, **dataset})
+    with pytest.raises(ConfigError) as error:
+        must_be_a_metric(f"modules/default/{metric}", config)
+    assert f"{algorithm} has no metric {metric!r} as it is configured" in str(error.value)
+    assert f". It has {told}" in str(error.value)

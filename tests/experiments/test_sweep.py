@@ -30,6 +30,7 @@ RUNS = {"stop_steps": 1000, "progress": "plain", "num_env_runners": 1, "value_co
 
 
 ONE = ["cartpole", "--stop-steps", "9", "--space", "lr=1,2"]
+BOTH = ["--env", "CartPole-v1", "--stop-steps", "9", "--space", "algorithm=ppo,dqn"]
 
 
 def scripted(directory: Path, space: dict[str, Any], **how: Any) -> Any:
@@ -197,7 +198,11 @@ def test_one_process_at_a_time_has_a_sweep(tmp_path: Path) -> None:
         ([*ONE, "--metric", "modules/defualt/entropy"], "is named modules/default/NAME"),
         (
             [*ONE, "--metric", "modules/default/polcy_loss"],
-            "no number 'polcy_loss': did you mean 'modules/default/policy_loss'?",
+            "has no metric 'polcy_loss' as it is configured (did you mean 'policy_loss'?). It has ",
+        ),
+        (
+            [*BOTH, "--metric", "modules/default/policy_loss"],
+            "modules/default/policy_loss': dqn has no metric 'policy_loss' as it is configured",
         ),
     ],
 )

@@ -117,7 +117,7 @@ def advice_for(config: RunConfig, given: Collection[str], speeds: Speeds) -> Adv
     values = {**config.flat(), **changed}
     return Advice(
         RunConfig.from_flat(values),
-        frozenset(_needed(config, given) | changed.keys()),
+        frozenset((values.keys() & given) | changed.keys()),
         expected(speeds, now, synchronous=config.driver.synchronous),
         best,
         None if larger is best else larger,
@@ -193,10 +193,6 @@ def _told(found: Expected) -> str:
 def _rounded(rate: float) -> int:
     """Two digits, since more would not be true."""
     return int(float(f"{rate:.2g}"))
-
-
-def _needed(config: RunConfig, given: Collection[str]) -> set[str]:
-    return {key for key in config.flat() if key in given}
 
 
 def _is_valid(config: RunConfig, sizes: Sizes) -> bool:

@@ -152,7 +152,7 @@ def expected(speeds: Speeds, sizes: Sizes, *, synchronous: bool) -> Expected:
         in_turn = per_step["the EnvRunners"] + per_step["the learner"]
         slower = max(("the EnvRunners", "the learner"), key=lambda each: per_step[each])
         if in_turn >= per_step["the cores"]:
-            return Expected(sizes, 1 / in_turn, f"{slower}, which work in turn")
+            return Expected(sizes, 1 / in_turn, f"{slower}, since they work in turn")
     limit = max(per_step, key=lambda each: per_step[each])
     return Expected(sizes, 1 / per_step[limit], limit)
 

@@ -16,7 +16,6 @@ from google.protobuf.message import Message
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.data.batch_store import HeldBatch
 from juggler.learner.group.membership import Membership
-from juggler.learner.group.ring_peers import RingAccess
 from juggler.learner.group.ring_server import RingServer
 from juggler.learner.learner import Learner
 from juggler.learner.process.devices import device_for, devices_here, reserved_bytes
@@ -27,7 +26,7 @@ from juggler.learner.process.setup import LearnerSetup, ModuleSetup, critic_spac
 from juggler.learner.process.shared_parts import SharedParts
 from juggler.learner.process.state_handover import StateHandover, hand_over, receive
 from juggler.runtime.actors.attachment import LOST_THE_DRIVER, Attachment, Detached
-from juggler.runtime.actors.credentials import call_metadata, why_refused
+from juggler.runtime.actors.credentials import why_refused
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.actors.open_files import allow_many_open_files
@@ -169,7 +168,7 @@ class LearnerWorker:
             self._attachment.worker_id,
             peer_host(self._program),
             self._program.insecure,
-            self._ring_access(),
+            self._server.ring_access(self._ring, self._attachment),
         )
         module = HostedModule(
             command,
@@ -322,17 +321,6 @@ class LearnerWorker:
 
     def _why_refused(self, metadata: Any) -> str | None:
         return why_refused(metadata, self._program.contact.token, self._attachment.run_id)
-
-    def _ring_access(self) -> RingAccess | None:
-        """How this learner sums with those of other hosts over encrypted streams; None: it does
-        not, since it listens to none, or trusts its network."""
-        contact, address = self._program.contact, self._server.tcp_address
-        if contact.tls is None or not address or self._program.insecure:
-            return None
-        metadata = call_metadata(
-            contact.token, self._attachment.run_id, self._attachment.incarnation
-        )
-        return RingAccess(self._ring, address, metadata, contact.tls)
 
     def _send_chunks(self, command_id: int, chunk: bytes | None, rest: Iterator[bytes]) -> None:
         try:

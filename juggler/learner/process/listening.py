@@ -11,7 +11,11 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health
 
+from juggler.learner.group.ring_peers import RingAccess
+from juggler.learner.group.ring_server import RingServer
 from juggler.learner.process.program import LearnerProgram
+from juggler.runtime.actors.attachment import Attachment
+from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import (
     EndpointError,
     bind,
@@ -111,6 +115,20 @@ class LearnerServer:
     def ready(self, is_ready: bool) -> None:
         """Tell health checks whether EnvRunners should come."""
         self._health.ready(is_ready)
+
+    def ring_access(self, ring: RingServer, attachment: Attachment) -> RingAccess | None:
+        """How this learner sums with those of other hosts over encrypted streams; None: it does
+        not, since it listens to none, or trusts its network.
+
+        Args:
+            ring: takes their streams.
+            attachment: to the driver.
+        """
+        contact = self._program.contact
+        if contact.tls is None or not self.tcp_address or self._program.insecure:
+            return None
+        metadata = call_metadata(contact.token, attachment.run_id, attachment.incarnation)
+        return RingAccess(ring, self.tcp_address, metadata, contact.tls)
 
     def close(self) -> None:
         self._health.ready(False)

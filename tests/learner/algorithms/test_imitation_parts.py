@@ -79,3 +79,10 @@ def test_a_gradient_penalty_and_its_gradient_are_those_of_central_differences() 
         step[place] = 1e-4
         slope = (slow(weights + step) - slow(weights - step)) / 2e-4
         assert float(gradient[place]) == pytest.approx(slope, rel=1e-3)
+
+
+def test_what_a_function_leaves_out_adds_nothing_to_its_gradient() -> None:
+    rows = {"a": torch.ones(2, 3), "left out": torch.ones(2, 2)}
+    weights = torch.tensor([2.0, 3.0, 6.0], requires_grad=True)
+    found = gradient_penalties(lambda x: x["a"] @ weights, rows, rows, torch.ones(2))
+    assert found.tolist() == pytest.approx([36.0, 36.0])  # (7 - 1)²

@@ -285,6 +285,13 @@ def test_a_saved_table_that_is_larger_than_this_one_is_refused() -> None:
         make(capacity=20).restore(replay.state(), CPU)
 
 
+def test_a_checkpoint_from_before_the_first_row_is_one_to_go_on_from() -> None:
+    replay, other = make(), make()
+    list(replay.add(numbered(0, 0)))
+    other.restore(replay.state(), CPU)
+    assert len(drawn(other.add(numbered(0, 8)))) == 16
+
+
 def test_a_damaged_state_is_refused() -> None:
     with pytest.raises(ValueError, match="holds no replay table"):
         make().restore({"format": np.array(3), "modules": {}}, CPU)

@@ -27,6 +27,13 @@ class ActorCriticConfig(LearnerConfig):
     """Steps that only warm up the state of a recurrent module, where a row continues an episode:
     older weights made the state that came with the row. Nothing is learned from these steps."""
 
+    def metric_names(self) -> list[str]:
+        names = ["policy_loss", "value_loss", "entropy"]
+        names += ("kl", "clip_fraction", "explained_variance")
+        if self.intrinsic:
+            names.append("intrinsic_value_loss")
+        return [*super().metric_names(), *names]
+
     def validate(self) -> None:
         super().validate()
         self.check_schedule("entropy_coefficient")

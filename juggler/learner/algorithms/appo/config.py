@@ -40,6 +40,10 @@ class AppoConfig(ImpalaConfig):
     kl_coefficient: float = 1.0
     """The initial weight of that divergence in the loss."""
 
+    def metric_names(self) -> list[str]:
+        names = () if self.target_kl is None else ("kl_from_target",)
+        return [*super().metric_names(), *names]
+
     def validate(self) -> None:
         super().validate()
         for key in ("target_period", "buffer_batches", "batch_uses"):

@@ -92,8 +92,8 @@ class Appo(Impala):
 
         actions, behaviour_logp = columns[c.ACTIONS], columns[c.ACTION_LOGP]  # [N, T, ...], [N, T]
         with torch.no_grad():
-            target_forward = self.target(forward, state)
-            seen = actor_critic_pass(target_forward, columns, config.burn_in)
+            target = forward.using(state["extra"]["target"])
+            seen = actor_critic_pass(target, columns, config.burn_in)
             target_policy = forward.module.action_distribution()(seen.action_dist_inputs)  # [N, T]
             # The log-probabilities of steps that are not live may be anything.
             target_log_ratios = torch.where(
@@ -129,11 +129,6 @@ class Appo(Impala):
                 "explained_variance": mean.explained_variance(estimates.targets, errors),
             }
         return Loss(total, mean.live_steps, metrics, means)
-
-    def target(self, forward: Forward, state: ParameterGroupState) -> Forward:
-        """The training pass with the target network's parameters; its buffers are discarded."""
-        buffers = {name: buffer.clone() for name, buffer in state["buffers"].items()}
-        return Forward(forward.group, forward.module_id, state["extra"]["target"], buffers)
 
 
 def _after_uses(schedule: Callable[[Tensor], Tensor], uses: int, steps: Tensor) -> Tensor:

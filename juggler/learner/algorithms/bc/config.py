@@ -19,6 +19,9 @@ class BcConfig(LearnerConfig):
     """Weight of the policy's entropy in the loss. It keeps a policy of numbers, whose actions a
     data set repeats exactly, from becoming ever more certain of them."""
 
+    def metric_names(self) -> list[str]:
+        return [*super().metric_names(), "policy_loss", "entropy"]
+
     def validate(self) -> None:
         super().validate()
         self.check_at_least("entropy_coefficient", 0)

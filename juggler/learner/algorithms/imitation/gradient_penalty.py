@@ -32,6 +32,8 @@ def gradient_penalties(
         share = shares.view(-1, *[1] * (x.ndim - 1))  # [B, 1...]
         between[name] = torch.lerp(others[name], x, share).requires_grad_()  # [B, ...]
     total = values_of(between).sum()  # []
-    gradients = torch.autograd.grad(total, list(between.values()), create_graph=True)
+    gradients = torch.autograd.grad(
+        total, list(between.values()), create_graph=True, materialize_grads=True
+    )  # [B, ...] each; 0 of what f leaves out
     squares = torch.stack([x.flatten(1).square().sum(1) for x in gradients]).sum(0)  # [B]
     return ((squares + _EPSILON).sqrt() - 1).square()  # [B]

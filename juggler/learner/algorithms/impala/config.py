@@ -44,6 +44,10 @@ class ImpalaConfig(ActorCriticConfig, KeptConfig):
         # One source of data draws for all members of a population.
         return [key for key in super().numbers_of_losses() if key != "replay_share"]
 
+    def metric_names(self) -> list[str]:
+        names = ("replayed_steps", "replay_age") if self.replay_share else ()
+        return [*super().metric_names(), *names]
+
     def validate_rows(self, steps: int) -> None:
         super().validate_rows(steps)
         if self.replay_share and self.replay_capacity < steps:

@@ -27,6 +27,10 @@ class IqlConfig(OffPolicyConfig):
     """How much more likely an action becomes that is better than the value (β): 0 imitates all
     actions alike."""
 
+    def metric_names(self) -> list[str]:
+        names = ("value_loss", "critic_loss", "policy_loss", "mean_value", "mean_advantage")
+        return [*super().metric_names(), *names]
+
     def validate(self) -> None:
         super().validate()
         if not 0.5 <= self.expectile < 1:

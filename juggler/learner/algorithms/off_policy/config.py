@@ -63,6 +63,10 @@ class OffPolicyConfig(KeptConfig):
         of_replay = ("gamma", "replay_ratio", "priority_exponent", "importance_exponent")
         return [key for key in super().numbers_of_losses() if key not in of_replay]
 
+    def metric_names(self) -> list[str]:
+        of_replay = ("replay_rows", "replay_rows_waiting", "replay_rows_unused")
+        return [*super().metric_names(), *of_replay, "samples_per_insert", "updates_per_step"]
+
     def validate(self) -> None:
         super().validate()
         self.check_one_of("replay_selector", get_args(Selector))

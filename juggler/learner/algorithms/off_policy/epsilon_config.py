@@ -23,6 +23,9 @@ class EpsilonGreedyConfig(LadderConfig):
     exploration_epsilon: Scheduled = field(default_factory=lambda: [(0.0, 1.0), (1e4, 0.05)])
     """Share ε of training actions that are drawn at random: a number, or a schedule as for lr."""
 
+    def metric_names(self) -> list[str]:
+        return [*super().metric_names(), "value_loss", "mean_value", "mean_error", "epsilon"]
+
     def validate(self) -> None:
         super().validate()
         self.check_share("exploration_epsilon")

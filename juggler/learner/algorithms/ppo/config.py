@@ -57,6 +57,10 @@ class PpoConfig(ActorCriticConfig):
     """An update ends where the KL divergence of a minibatch from the policy that sampled it is
     more than 1.5 times this; none: never."""
 
+    def metric_names(self) -> list[str]:
+        names = () if self.target_kl is None else ("kl_stop_fraction",)
+        return [*super().metric_names(), *names]
+
     def validate(self) -> None:
         super().validate()
         self.check_at_least("epochs", 1)

@@ -35,6 +35,10 @@ class PqnConfig(LearnerConfig):
     minibatches: int = 2
     """Optimizer steps in each pass, each on other rows of the sample."""
 
+    def metric_names(self) -> list[str]:
+        names = ("value_loss", "mean_value", "explained_variance", "epsilon")
+        return [*super().metric_names(), *names]
+
     def validate(self) -> None:
         super().validate()
         self.check_within("lambda_", self.lambda_, 0, 1)

@@ -29,6 +29,10 @@ class SacConfig(OffPolicyConfig):
     as if its bounds were -1 and 1. none: minus the number of elements of a Box action, or half of
     the largest entropy of the Discrete actions that are legal."""
 
+    def metric_names(self) -> list[str]:
+        names = ("value_loss", "policy_loss", "mean_value", "entropy", "temperature")
+        return [*super().metric_names(), *names]
+
     def validate(self) -> None:
         super().validate()
         if self.temperature is not None:

@@ -37,6 +37,10 @@ class Td3Config(LadderConfig):
     target_noise_clip: float = 0.5
     """The largest such noise, in the same unit."""
 
+    def metric_names(self) -> list[str]:
+        names = ("value_loss", "policy_loss", "mean_value", "exploration_noise")
+        return [*super().metric_names(), *names]
+
     def validate(self) -> None:
         super().validate()
         self.check_at_least("policy_period", 1)

@@ -25,6 +25,8 @@ from juggler.learner.data.sources import NEW_STEPS, Columns, DataSource, Sample,
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.trees import Tree
 
+_NONE = np.zeros(0, np.intp)
+
 
 class MixInReplay(DataSource):
     """Gives the samples of another source, each with older rows beside its own.
@@ -237,6 +239,3 @@ class _Kept:
         new = np.zeros(self.table.capacity, np.int64)  # [C]
         new[: len(slots)] = numbers[slots]
         return new
-
-
-_NONE = np.zeros(0, np.intp)

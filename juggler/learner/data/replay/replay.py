@@ -294,7 +294,8 @@ class _Kept:
         }
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
-        self.table.restore(state["table"], device)
-        self.selection.restore(state["selection"])
+        if self.table.capacity:  # else no row had come
+            self.table.restore(state["table"], device)
+            self.selection.restore(state["selection"])
         self.due, new_steps, waiting, *self._counts = state["counts"].tolist()
         self.new_steps, self._waiting = int(new_steps), int(waiting)

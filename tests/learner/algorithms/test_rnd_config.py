@@ -1,0 +1,76 @@
+"""Random network distillation: the table `intrinsic`, and cores that it is not for."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.learner.algorithms.bc.config import BcConfig
+from juggler.learner.algorithms.bc.core import Bc
+from juggler.learner.algorithms.dqn.config import DqnConfig
+from juggler.learner.algorithms.dqn.core import Dqn
+from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.algorithms.intrinsic.rnd import Rnd
+from juggler.learner.core.population import Population
+from juggler.runtime.modules.models import ActorCritic
+from juggler.runtime.modules.q_network import QNetwork
+
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+TWO = spaces.Discrete(2)
+ACTING = {"default": partial(ActorCritic, VECTOR, TWO, {})}
+
+
+def test_bc_refuses_it_with_a_sentence() -> None:
+    bc = Bc(ACTING, BcConfig())
+    with pytest.raises(ValueError, match="bc, which learns nothing from rewards"):
+        Rnd(bc)
+    with pytest.raises(ConfigError, match="so that nothing that it does is ever rewarded"):
+        RunConfig.from_flat(
+            {"algorithm": "bc", "dataset": "somewhere", "intrinsic": {"kind": "rnd"}}
+        )
+
+
+def test_what_cannot_be_explored_with_says_so() -> None:
+    with pytest.raises(ValueError, match="are for a GradientCore, and population of impala"):
+        Rnd(Population(Impala(ACTING, ImpalaConfig()), size=2))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"Put juggler\.Rnd\(core"):
+        Impala(ACTING, ImpalaConfig(intrinsic={"kind": "rnd"}))
+
+
+@pytest.mark.parametrize(
+    ("table", "error"),
+    [
+        ({"kind": "rdn"}, r"intrinsic\.kind = 'rdn'"),
+        ({"coefficent": 1.0}, r"no key 'coefficent': did you mean 'coefficient'"),
+        ({"coefficient": 0.0}, r"intrinsic\.coefficient = 0\.0: must be above 0"),
+        ({"gamma_int": 1.0}, r"intrinsic\.gamma_int = 1\.0: must be at least 0, below 1"),
+        ({"predictor_share": 0.0}, r"predictor_share = 0\.0: must be above 0, at most 1"),
+        ({"model": {"hiden_sizes": [8]}}, r"intrinsic\.model has no key 'hiden_sizes'"),
+    ],
+)
+def test_a_wrong_table_names_the_key(table: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        RunConfig.from_flat({"intrinsic": table})
+
+
+def test_modules_may_differ_in_it() -> None:
+    config = RunConfig.from_flat(
+        {
+            "agents": {"a": "one", "b": "two"},
+            "modules": {"one": {"intrinsic": {"kind": "rnd", "coefficient": 2.0}}},
+        }
+    )
+    assert config.of("one").learner.intrinsic["coefficient"] == 2.0
+    assert config.of("two").learner.intrinsic == {}
+
+
+def test_a_module_cannot_have_the_name_of_what_is_kept_beside_it_in_checkpoints() -> None:
+    inner = Dqn({"rnd": partial(QNetwork, VECTOR, TWO, {})}, DqnConfig())
+    with pytest.raises(ValueError, match="module 'rnd': checkpoints use this name for what Rnd k"):
+        Rnd(inner)
