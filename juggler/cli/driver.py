@@ -21,7 +21,7 @@ from juggler.cli.monitoring_arguments import MonitoringArguments
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver import Listen
 from juggler.driver.given_config import load_given
-from juggler.driver.result import has_checkpoint
+from juggler.driver.record.run_directory import has_checkpoint
 from juggler.driver.starting import resume_run, start_run
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.tls import read_tls

@@ -50,6 +50,7 @@ class Ending:
         self._upkeep = upkeep
         self._hub = hub
         self._directory = directory
+        self._command = "train" if parts.only_local else "driver"
         self._last_line: dict[str, Any] | None = None
         self._hung = ""  # where all environments were stuck as the run was to end
 
@@ -170,6 +171,7 @@ class Ending:
             "reason_for_stop": parts.end.reason or "killed",
             "failure": parts.end.failure or None,
             "run_dir": str(self._directory.path),
+            "command": self._command,
             "checkpoint": str(newest) if newest else None,
             "best": parts.evaluations.best.summary,
         }
@@ -190,4 +192,4 @@ class Ending:
             return ""
         if update is None:
             return "\nThere is no checkpoint to go on from"
-        return f"\nTo go on from update {update}: {resuming(self._directory.path)}"
+        return f"\nTo go on from update {update}: {resuming(self._directory.path, self._command)}"

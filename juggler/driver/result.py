@@ -11,7 +11,6 @@ from juggler.driver.config import RunConfig
 from juggler.driver.record.metrics_file import metrics_table
 from juggler.driver.record.run_state import last_summary
 from juggler.driver.record.wording import best_checkpoint, here, outcome
-from juggler.runtime.checkpoints.checkpoint import DIRECTORY, newest_first
 
 _GOALS = {"solved": "stop_return", "stop_steps": "stop_steps", "stop_seconds": "stop_seconds"}
 
@@ -67,12 +66,6 @@ class Result:
         where = [("run", here(self.run_dir)), ("checkpoint", checkpoint)]
         best = best_checkpoint(self.summary)
         return [*outcome(self.summary), *where, *([("best", best)] if best else [])]
-
-
-def has_checkpoint(run_dir: Path) -> bool:
-    """Tell whether a run has left a checkpoint, good or not."""
-    checkpoints = run_dir / DIRECTORY
-    return checkpoints.is_dir() and bool(newest_first(checkpoints))
 
 
 def goal_reached(run_dir: Path, before: RunConfig, now: RunConfig) -> str:

@@ -181,7 +181,7 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
         "num_learners": len(core.members),
         "devices": {name: parts.registry.devices[name] for name in core.members},
         "restarts": parts.local.restarts,
-        **parts.metrics.line(times.wall, counters.trained),
+        **parts.metrics.line(times.training, counters.trained),
     }
     others = parts.config.others
     if len(core.modules) > 1 or others:

@@ -53,7 +53,7 @@ def make_directory(
     """
     name = re.sub(r"[^\w.-]+", "-", env.rpartition(":")[2])
     path = path or Path("runs") / f"{kind}-{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    must_be_free(path, going_on)
+    must_be_free(path, going_on=going_on)
     try:
         path.mkdir(parents=True, exist_ok=True)
         write_synced(path / file, content)

@@ -67,10 +67,13 @@ class SlurmRun:
             say: tells people.
 
         Raises:
-            LaunchError: a number is out of range, or the time limit is none.
+            LaunchError: a number is out of range, or the time limit or an option of sbatch is none.
         """
         must_allow(jobs.numbers)
         _check_time(jobs.time)
+        for option in (*jobs.all, *jobs.learner, *jobs.envrunner):
+            if not option.startswith("-"):
+                raise LaunchError(f"{option!r}: write an option of sbatch as --{option}")
         self._launch, self._jobs, self._say = launch, jobs, say
         self._wanted = Wanted(launch.directory)
         self._log, self._shown = launch.directory / "logs" / "driver.log", 0

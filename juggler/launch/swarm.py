@@ -57,9 +57,12 @@ class SwarmRun:
             say: tells people.
 
         Raises:
-            LaunchError: a number is out of range.
+            LaunchError: a number is out of range, or a compose file is not there.
         """
         must_allow(numbers)
+        for file in compose:
+            if not Path(file).is_file():
+                raise LaunchError(f"--compose {file}: there is no such file")
         self._launch, self._image, self._say = launch, image, say
         self._numbers = dict(numbers)
         self._more = [word for file in compose for word in ("-c", str(Path(file).absolute()))]

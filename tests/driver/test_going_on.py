@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from juggler.driver.config import RunConfig
-from juggler.driver.result import goal_reached, has_checkpoint
+from juggler.driver.record.run_directory import has_checkpoint
+from juggler.driver.result import goal_reached
 
 CONFIG = RunConfig.from_flat({"stop_return": 475.0, "stop_steps": 1000})
 

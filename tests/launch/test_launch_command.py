@@ -120,6 +120,14 @@ def test_time_limits_are_those_of_slurm(hosts: Path, given: str) -> None:
             "--time 0:1:59: must be more than 2 minutes",
         ),
         (["slurm", "cartpole", "--", "--evaluation-video", "5"], "there are no evaluations"),
+        (
+            ["slurm", "cartpole", "--sbatch", "account=lab", "--dry-run"],
+            "'account=lab': write an option of sbatch as --account=lab",
+        ),
+        (
+            ["swarm", "cartpole", "--image", "x", "--compose", "none.yaml", "--dry-run"],
+            "--compose none.yaml: there is no such file",
+        ),
     ],
 )
 def test_a_mistake_is_told_before_anything_starts(

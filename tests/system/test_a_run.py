@@ -51,6 +51,9 @@ def test_a_run_writes_what_happened_and_leaves_nothing_behind(place: Place) -> N
 
     assert_books_balance(directory)
     lines, end = metrics(directory), summary(directory)
+    first = lines[0]
+    trained = first["steps_per_second"] * first["training_time"]
+    assert trained == pytest.approx(first["env_steps_trained"]), "starting up is no part of it"
     for line in lines:
         assert line.keys() >= LINE_KEYS
     assert [line["wall_time"] for line in lines] == sorted(line["wall_time"] for line in lines)

@@ -89,7 +89,9 @@ def metrics_of(resume: Checkpoint | None) -> Metrics:
         metrics.candidates = Candidates(**resume.counters.get("candidates", {}))
         for module_id, steps in resume.counters.get("played", {}).items():
             metrics.of(module_id).played = steps
-        metrics.goes_on(resume.counters["wall_time"], resume.counters["trained"])
+        counters = resume.counters
+        trained_for = counters.get("training_time", counters["wall_time"])
+        metrics.goes_on(trained_for, counters["trained"])
     return metrics
 
 

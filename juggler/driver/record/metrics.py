@@ -46,10 +46,10 @@ class Metrics:
     staleness: Histogram = field(default_factory=lambda: Histogram(_STALENESS))
     # Since the last line.
     _staleness_lately: StalenessSince = field(default_factory=StalenessSince)
-    _trained_last: tuple[float, int] = (0.0, 0)  # (wall time, steps trained)
+    _trained_last: tuple[float, int] = (0.0, 0)  # (training time, steps trained)
     _counts_last: dict[str, float] = field(default_factory=dict)
     # When an episode ended last, as seen in lines.
-    _ended_last: tuple[float, int] = (0.0, 0)  # (wall time, steps trained)
+    _ended_last: tuple[float, int] = (0.0, 0)  # (training time, steps trained)
     _episodes_last: int = 0
 
     def episodes_ended(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
@@ -131,9 +131,9 @@ class Metrics:
     def learner_left(self, worker_id: str) -> None:
         self.modules = {key: said for key, said in self.modules.items() if key[0] != worker_id}
 
-    def goes_on(self, wall_time: float, steps_trained: int) -> None:
+    def goes_on(self, training_time: float, steps_trained: int) -> None:
         """The run has a past: rates are over what it adds."""
-        self._trained_last = self._ended_last = (wall_time, steps_trained)
+        self._trained_last = self._ended_last = (training_time, steps_trained)
         self._episodes_last = self.episodes
 
     @property
@@ -150,21 +150,26 @@ class Metrics:
         """Trained on since an episode ended, as of the last line."""
         return self._trained_last[1] - self._ended_last[1]
 
-    def line(self, wall_time: float, steps_trained: int) -> dict[str, Any]:
-        """What happened since the last line; counters come from the ledger."""
+    def line(self, training_time: float, steps_trained: int) -> dict[str, Any]:
+        """What happened since the last line; counters come from the ledger.
+
+        Args:
+            training_time: seconds since the first sample request: starting up is not part of rates.
+            steps_trained: since the run began.
+        """
         (time_before, trained_before), self._trained_last = (
             self._trained_last,
-            (wall_time, steps_trained),
+            (training_time, steps_trained),
         )
         if self.episodes != self._episodes_last:
             self._episodes_last, self._ended_last = self.episodes, self._trained_last
-        seconds = max(wall_time - time_before, 1e-9)
+        seconds = max(training_time - time_before, 1e-9)
         rate = (steps_trained - trained_before) / seconds
         return {
             **self._staleness_lately.take(),
             "episodes": self.episodes,
             "episode_return_mean": self.return_mean,
-            "episode_return_age": wall_time - self._ended_last[0] if self.returns else None,
+            "episode_return_age": training_time - self._ended_last[0] if self.returns else None,
             "episode_length_mean": self.length_mean,
             "steps_per_second": rate,
             "evaluation_return_mean": self.evaluation_return,

@@ -19,7 +19,8 @@ import tomli_w
 from juggler.driver.driver_config import TENSORBOARD, TRACKERS
 from juggler.driver.record.checkpoints import write_synced
 from juggler.driver.record.directory_lock import lock
-from juggler.runtime.checkpoints.checkpoint import DIRECTORY
+from juggler.driver.record.wording import resuming
+from juggler.runtime.checkpoints.checkpoint import DIRECTORY, newest_first
 
 if TYPE_CHECKING:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -33,11 +34,18 @@ class RunDirectoryError(Exception):
     """A run directory cannot be created, opened or written; the message says what to do."""
 
 
-def must_be_free(path: Path, going_on: str = "juggler train --resume") -> None:
+def has_checkpoint(run_dir: Path) -> bool:
+    """Tell whether a run has left a checkpoint, good or not."""
+    checkpoints = run_dir / DIRECTORY
+    return checkpoints.is_dir() and bool(newest_first(checkpoints))
+
+
+def must_be_free(path: Path, command: str = "train", going_on: str = "") -> None:
     """
     Args:
         path: of a new run.
-        going_on: the command that goes on with what such a directory holds.
+        command: `train` or `driver`, for the run.
+        going_on: the command that goes on with a directory of several runs; "": it is of one.
 
     Raises:
         RunDirectoryError: a new run cannot have this directory: something is there, or it cannot
@@ -50,11 +58,14 @@ def must_be_free(path: Path, going_on: str = "juggler train --resume") -> None:
         raise RunDirectoryError(f"cannot make the run directory {path}: {error}") from error
     if is_there and not path.is_dir():
         raise RunDirectoryError(f"{path} is a file; name another run directory")
-    if is_taken:
-        raise RunDirectoryError(
-            f"the run directory {path} is not empty; name another one, "
-            f"or go on with what is in it: {going_on} {path}"
-        )
+    if not is_taken:
+        return
+    taken = f"the run directory {path} is not empty"
+    if not going_on and not has_checkpoint(path):
+        what = ", or delete this one" if (path / CONFIG_FILE).is_file() else ""
+        raise RunDirectoryError(f"{taken}, and has no checkpoint to go on from; name another{what}")
+    command = f"{going_on} {path}" if going_on else resuming(path, command)
+    raise RunDirectoryError(f"{taken}; name another one, or go on with what is in it: {command}")
 
 
 class RunDirectory:

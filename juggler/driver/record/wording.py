@@ -120,13 +120,14 @@ def conclude(summary: Mapping[str, Any]) -> str:
         lines.append(f"best: {best}")
     is_signalled = summary.get("reason_for_stop") in ("interrupted", "terminated")
     if is_signalled and summary.get("checkpoint"):
-        lines.append(f"to go on: {resuming(summary['run_dir'])}")
+        going_on = resuming(summary["run_dir"], summary.get("command", "train"))
+        lines.append(f"to go on: {going_on}")
     return "\n".join(lines)
 
 
-def resuming(run_dir: str | Path) -> str:
-    """The command with which a run goes on."""
-    return f"juggler train --resume {shlex.quote(here(run_dir))}"
+def resuming(run_dir: str | Path, command: str = "train") -> str:
+    """How a run goes on that this command began: `train`, or `driver`, whose workers dial in."""
+    return f"juggler {command} --resume {shlex.quote(here(run_dir))}"
 
 
 def best_checkpoint(summary: Mapping[str, Any]) -> str:
