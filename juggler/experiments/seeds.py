@@ -17,7 +17,7 @@ from juggler.driver.record.checkpoints import write_synced
 from juggler.driver.record.metrics_file import number as finite
 from juggler.driver.record.metrics_file import read_metrics
 from juggler.driver.record.run_directory import to_toml
-from juggler.driver.record.wording import clock, here, number, quantity
+from juggler.driver.record.wording import clock, here, how_it_ended, number, quantity
 from juggler.experiments.at_once import jobs_for, run_all
 from juggler.experiments.board import Board
 from juggler.experiments.directory import configured, held, make_directory
@@ -195,7 +195,7 @@ class _Seeds:
             f"seed {seed:>3}  return {number(reached['final_return'])}"
             f"  best {number(reached['best_return'])}"
             f"  steps {quantity(reached['env_steps_trained'])}"
-            f"  {end.summary['reason_for_stop']} in {clock(end.summary.get('wall_time', 0.0))}"
+            f"  {how_it_ended(end.summary)} after {clock(end.summary.get('wall_time', 0.0))}"
         )
 
     def show(self, running: Sequence[RunProcess], stopping: bool) -> None:

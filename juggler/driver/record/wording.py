@@ -100,7 +100,7 @@ def outcome(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     steps, updates = summary.get("env_steps_trained", 0), summary.get("updates", 0)
     time = f"{clock(summary.get('wall_time', 0.0))}{_parts(summary)}"
     return [
-        ("outcome", f"{_how(summary)} after {time}"),
+        ("outcome", f"{how_it_ended(summary)} after {time}"),
         ("return", f"{_mean(summary)}, the mean of the last episodes{_proof(summary)}"),
         ("steps", f"{quantity(steps)} trained on, in {updates:,} updates"),
     ]
@@ -110,7 +110,7 @@ def conclude(summary: Mapping[str, Any]) -> str:
     """Word a run's summary in a few lines."""
     steps = (_confirmed(summary) or summary).get("env_steps_trained", 0)
     lines = [
-        f"{_how(summary)}: return {_mean(summary)} after {quantity(steps)} steps "
+        f"{how_it_ended(summary)}: return {_mean(summary)} after {quantity(steps)} steps "
         f"in {clock(summary.get('wall_time', 0.0))}{_parts(summary)}{_proof(summary)}"
     ]
     for key, name in (("run_dir", "run directory"), ("checkpoint", "checkpoint")):
@@ -159,7 +159,8 @@ def age(line: Mapping[str, Any]) -> str:
     return "" if seconds is None or seconds < _OLD_SECONDS else clock(seconds)
 
 
-def _how(summary: Mapping[str, Any]) -> str:
+def how_it_ended(summary: Mapping[str, Any]) -> str:
+    """Word the end of a run in a few words."""
     return "solved" if summary.get("solved") else f"ended ({summary.get('reason_for_stop')})"
 
 

@@ -163,6 +163,8 @@ def waits_for(parts: RunParts) -> str:
     if ENVRUNNER not in here:
         return f"waiting for EnvRunners (0 of {config.driver.num_env_runners} are here)"
     if not registry.of_role(ENVRUNNER):
+        if config.env_runner.gateway:
+            return "waiting for a simulator to dial in"
         return f"EnvRunners make their environments, {config.env_runner.env}"
     if LEARNER not in here:
         return "waiting for a learner"
