@@ -261,6 +261,20 @@ def test_frames_that_no_row_has_are_let_go_and_their_slots_used_again(
     assert used < 50 + 50 // 2 + 60, "those of the rows, and of one arrival"
 
 
+@pytest.mark.parametrize("frames_once", [True, False])
+def test_rows_that_come_in_the_other_way_after_a_resume_are_refused(
+    make_batch: MakeBatch, frames_once: bool
+) -> None:
+    """As with a connector that looks at observations, and that was not there before."""
+    before, after = pipeline_of(IMAGE), pipeline_of(IMAGE)
+    (before if frames_once else after).keep_frames_once()
+    replay, resumed = replay_of(), replay_of()
+    drawn_from(replay, before, batch_of(make_batch, IMAGE, 0))
+    resumed.restore(replay.state(), CPU)
+    with pytest.raises(ValueError, match=r"only one side has \['frames'\]"):
+        drawn_from(resumed, after, batch_of(make_batch, IMAGE, 1))
+
+
 def test_84_by_84_images_in_stacks_of_4_take_a_seventh_of_the_memory(make_batch: MakeBatch) -> None:
     space = spaces.Box(0, 255, (84, 84), np.uint8)
     sizes = []

@@ -8,7 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from juggler.learner.data.replay.memory_columns import MemoryColumns, any_leaf, runs_of
+from juggler.learner.data.replay.memory_columns import (
+    MemoryColumns,
+    any_leaf,
+    runs_of,
+    unlike,
+)
 from juggler.learner.data.replay.table import Leaving, Table
 from juggler.runtime.connectors.frame_stack import FRAMES
 from juggler.runtime.connectors.leaves import at, replaced
@@ -36,7 +41,8 @@ class FrameTable(Table):
 
     def put(self, rows: dict[str, Any], leaving: Leaving | None = None) -> NDArray[np.intp]:
         rest = dict(rows)
-        frames = rest.pop(FRAMES)
+        if (frames := rest.pop(FRAMES, None)) is None:
+            raise unlike(f"only one side has {[FRAMES]}")
         paths = [path for path, _ in tree_leaves(frames)]
         numbers = [at(rest[name], paths[0]).flatten(1).cpu().numpy() for name in _OBSERVED]
         for name in _OBSERVED:  # they stay apart, since they count other slots in the table

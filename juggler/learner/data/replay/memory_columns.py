@@ -54,9 +54,9 @@ class MemoryColumns:
         tensors = self._tensors(rows)
         for new, column in zip(tensors, self._columns, strict=True):
             if new.shape[1:] != column.shape or new.dtype != column.dtype:
-                raise ValueError(
-                    f"these rows do not fit those in the replay table: {new.dtype} of shape "
-                    f"{tuple(new.shape[1:])} where it has {column.dtype} of {tuple(column.shape)}"
+                raise unlike(
+                    f"they have {new.dtype} of shape {tuple(new.shape[1:])} where it has "
+                    f"{column.dtype} of {tuple(column.shape)}"
                 )
         return tensors
 
@@ -81,19 +81,14 @@ class MemoryColumns:
     def _tensors(self, rows: Mapping[str, Any]) -> list[Tensor]:
         """The leaves of rows, in the order of the columns."""
         if rows.keys() != self._like.keys():
-            odd = sorted(rows.keys() ^ self._like.keys())
-            raise ValueError(
-                f"these rows do not fit those in the replay table: only one side has {odd}"
-            )
+            raise unlike(f"only one side has {sorted(rows.keys() ^ self._like.keys())}")
         if self._flat:
             return [rows[name] for name in self._like]
         found: list[Tensor] = []
         try:
             tree_map(lambda _, x: found.append(x), self._like, rows)
         except (KeyError, TypeError) as error:
-            raise ValueError(
-                f"these rows do not fit those in the replay table, which has {error}"
-            ) from None
+            raise unlike(f"it has {error}, and they have not") from None
         return found
 
     def _named(self, leaves: list[Any]) -> dict[str, Any]:
@@ -209,6 +204,14 @@ def _on_disk(directory: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ND
             return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
     except OSError as error:
         raise no_room_on_disk(directory, size, error.strerror or str(error)) from error
+
+
+def unlike(how: str) -> ValueError:
+    """An error that says how rows are unlike those of their table."""
+    return ValueError(
+        f"these rows do not fit those in the replay table: {how}. If the run goes on with other "
+        "connectors than it began with, set save_replay = false"
+    )
 
 
 def no_room_on_disk(directory: str, size: float, why: str) -> ValueError:
