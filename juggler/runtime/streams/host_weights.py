@@ -40,7 +40,7 @@ from juggler.runtime.wire.v1 import episodes_pb2
 WeightsFrame = Frame[episodes_pb2.WeightsHeader]
 
 #: How often a reader asks again, and after how many times in vain the relay hangs.
-ASK_SECONDS, MOST_ASKED = 1.0, 5
+ASK_SECONDS, MOST_ASKED = 1.0, 3
 
 _NAMES = 3  # places that hanging relays may keep
 _TRIES, _TRY_SECONDS = 20, 0.02  # to connect to who has bound a name and does not listen yet
@@ -223,6 +223,10 @@ class WeightsRelay:
                 assert isinstance(key.fileobj, socket.socket)
                 with self._lock:
                     self._hear(key.fileobj)
+            if self.why_not:  # at once: nobody may wait for what does not come
+                self._socket.close()
+                self._let_go()
+                return
 
     def _hear(self, connection: socket.socket) -> None:
         reader = self._readers.get(connection)
