@@ -14,6 +14,8 @@ import os
 import tempfile
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from streams import IN_FLIGHT, Pushing, _serve, _stay_on_core
 from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
+from juggler.runtime.streams.host_weights import Meeting
 from juggler.runtime.streams.memory_sockets import MemorySocket
 from juggler.runtime.streams.shared_memory import SHARED_MEMORY_VARIABLE
 from juggler.runtime.streams.weights import Weights, WeightsSubscription
@@ -45,7 +48,7 @@ def _reads(frame: BatchFrame) -> str:
 def episodes_server(address: str, ready: Any, reads: bool) -> None:
     take = _reads if reads else lambda frame: ""
     receiver = EpisodeReceiver(take, lambda metadata: None, Limits(), memory=MemorySocket(address))
-    server = _serve([receiver.handler()], address)
+    server, _ = _serve([receiver.handler()], address)
     ready.set()
     server.wait_for_termination()
 
@@ -88,21 +91,33 @@ def _cpu(process: psutil.Process) -> float:
 
 
 class Counting(WeightsSubscription):
-    """Tells the main process when a version is here."""
+    """Counts with the others, for each version, who has it."""
 
-    def __init__(self, *args: Any, back: Any) -> None:
-        self._back = back
-        super().__init__(*args)
+    def __init__(self, *args: Any, counted: Callable[[Version], None], **kwargs: Any) -> None:
+        self._counted = counted
+        super().__init__(*args, **kwargs)
 
     def _take(self, weights: Weights) -> None:
         super()._take(weights)
-        self._back.release()
+        self._counted(weights.version)
 
 
-def subscribe(address: str, count: int, says: str, back: Any) -> None:
+def subscribe(address: str, count: int, says: str, back: Any, direct: bool) -> None:
     os.environ[SHARED_MEMORY_VARIABLE] = says
     keep_freed_memory()
-    held = [Counting(address, (), "bench", Limits(), back=back) for _ in range(count)]
+    meeting = None if direct else Meeting(address)
+    lock, have = threading.Lock(), Counter[Version]()
+
+    def counted(version: Version) -> None:
+        with lock:
+            have[version] += 1
+            if have[version] == count:
+                back.release()  # one word to the learner's process, however many readers
+
+    held = [
+        Counting(address, (), "bench", Limits(), counted=counted, meeting=meeting)
+        for _ in range(count)
+    ]
     threading.Event().wait()
     del held
 
@@ -118,34 +133,39 @@ def weights(given: argparse.Namespace) -> dict[str, Any]:
         for turn in range(given.turns):
             for way in given.ways:
                 for count in given.subscribers:
-                    address = f"unix:{directory}/{turn}-{way}-{count}"
-                    cost = _cost_of_a_version(address, tree, count, WAYS[way], given.seconds)
+                    path = f"unix:{directory}/{turn}-{way}-{count}"
+                    address = "127.0.0.1:0" if given.tcp else path
+                    cost = _cost_of_a_version(address, tree, count, WAYS[way], given)
                     found[f"{way}, {count}"].append(cost)
     return found
 
 
-def _cost_of_a_version(address: str, tree: Tree, count: int, says: str, seconds: float) -> float:
+def _cost_of_a_version(
+    address: str, tree: Tree, count: int, says: str, given: argparse.Namespace
+) -> float:
     context = multiprocessing.get_context("spawn")
-    memory = MemorySocket(address)
+    memory = None if given.tcp else MemorySocket(address)
     publisher = WeightsPublisher(lambda metadata: None, memory)
-    server = _serve([publisher.handler()], address, count)
+    server, address = _serve([publisher.handler()], address, count)
     back = context.Semaphore(0)
-    process = context.Process(target=subscribe, args=(address, count, says, back), daemon=True)
+    process = context.Process(
+        target=subscribe, args=(address, count, says, back, given.direct), daemon=True
+    )
     process.start()
     done, cpu, until = 0, 0.0, float("inf")
     while time.perf_counter() < until:
         if done == WARM_UP:
-            cpu, until = time.process_time(), time.perf_counter() + seconds
+            cpu, until = time.process_time(), time.perf_counter() + given.seconds
         publisher.publish(Version(1, done), tree)
-        for _ in range(count):
-            if not back.acquire(timeout=PATIENCE):
-                raise SystemExit("a version did not arrive")
+        if not back.acquire(timeout=PATIENCE):
+            raise SystemExit("a version did not arrive")
         done += 1
     used = time.process_time() - cpu
     process.kill()
     process.join()
     server.stop(None).wait()
-    memory.close()
+    if memory is not None:
+        memory.close()
     return used / (done - WARM_UP)
 
 
@@ -156,6 +176,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.5)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--reads", action="store_true", help="the learner sums up what comes")
+    parser.add_argument("--tcp", action="store_true", help="weights go over TCP")
+    parser.add_argument("--direct", action="store_true", help="all readers read from the learner")
     parser.add_argument("--ways", choices=WAYS, nargs="+", default=[*WAYS])
     parser.add_argument("--subscribers", type=int, nargs="+", default=[1, 64])
     given = parser.parse_args()

@@ -48,14 +48,17 @@ def _stay_on_core(number: int) -> None:
     os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
-def _serve(handlers: list[grpc.GenericRpcHandler], address: str, streams: int = 8) -> grpc.Server:
+def _serve(
+    handlers: list[grpc.GenericRpcHandler], address: str, streams: int = 8
+) -> tuple[grpc.Server, str]:
+    """A server, and the address at which it listens."""
     _stay_on_core(1)
     keep_freed_memory()  # as runners and learners do
     server = make_server(streams)
     server.add_generic_rpc_handlers(tuple(handlers))
-    bind(server, address)
+    bound = bind(server, address)
     server.start()
-    return server
+    return server, bound
 
 
 # Raw: a stream of messages up, and a byte down for each. The bytes of every message are newly made
@@ -68,7 +71,7 @@ def raw_server(address: str, ready: Any, _: int) -> None:
             yield newest[:1]
 
     handler = grpc.stream_stream_rpc_method_handler(take)
-    server = _serve([grpc.method_handlers_generic_handler("raw", {"Push": handler})], address)
+    server, _ = _serve([grpc.method_handlers_generic_handler("raw", {"Push": handler})], address)
     ready.set()
     server.wait_for_termination()
 
@@ -100,7 +103,7 @@ def raw_client(address: str, size: int, seconds: float) -> float:
 
 def episodes_server(address: str, ready: Any, _: int) -> None:
     receiver = EpisodeReceiver(lambda frame: "", lambda metadata: None, Limits())
-    server = _serve([receiver.handler()], address)
+    server, _ = _serve([receiver.handler()], address)
     ready.set()
     server.wait_for_termination()
 
@@ -162,7 +165,7 @@ class Publishing(WeightsPublisher):
 
 
 def weights_server(address: str, ready: Any, size: int) -> None:
-    server = _serve([Publishing(size).handler()], address)
+    server, _ = _serve([Publishing(size).handler()], address)
     ready.set()
     server.wait_for_termination()
 
@@ -193,7 +196,7 @@ def raw_down_server(address: str, ready: Any, size: int) -> None:
             yield payload.tobytes()
 
     handler = grpc.unary_stream_rpc_method_handler(give)
-    server = _serve([grpc.method_handlers_generic_handler("raw", {"Pull": handler})], address)
+    server, _ = _serve([grpc.method_handlers_generic_handler("raw", {"Pull": handler})], address)
     ready.set()
     server.wait_for_termination()
 

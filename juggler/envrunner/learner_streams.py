@@ -11,6 +11,7 @@ from juggler.runtime.actors.endpoints import EndpointError, why_not_secure
 from juggler.runtime.actors.worker import Contact
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import EpisodeSender
+from juggler.runtime.streams.host_weights import Meeting
 from juggler.runtime.streams.weights import Weights, WeightsSubscription
 from juggler.runtime.wire.frames import Limits
 from juggler.runtime.wire.trees import Tree
@@ -101,7 +102,11 @@ class LearnerStreams:
 
     def _shares_nothing(self, why: str) -> None:
         """Say once why no memory is shared; the first EnvRunner speaks for all on this host."""
-        if self._index == 0 and why not in self._said:
+        if self._index == 0:
+            self._say_once(why)
+
+    def _say_once(self, why: str) -> None:
+        if why not in self._said:
             self._said.add(why)
             self._attachment.report(training_pb2.Note(text=why))
 
@@ -133,6 +138,13 @@ class LearnerStreams:
                 tls=self._contact.tls,
                 module_id=self.module_id,
                 inline=self._shares_nothing,
+                meeting=Meeting(
+                    self._contact.token,
+                    self._attachment.run_id,
+                    learner.incarnation,
+                    self.module_id,
+                ),
+                alone=self._say_once,
             )
 
     # -- weights --------------------------------------------------------------------------------

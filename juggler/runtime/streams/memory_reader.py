@@ -23,6 +23,7 @@ from juggler.runtime.streams.shared_memory import (
     PROBE,
     PROOF_BYTES,
     SLOT,
+    Memory,
 )
 from juggler.runtime.wire.errors import WireError
 
@@ -33,19 +34,21 @@ class Reader:
     Attributes:
         answered: whether it has answered the probe.
         why_not: why nothing is shared any more, for people; "": nothing went wrong.
+        frozen: what was leased last, to hand it on; None: its content may change.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self.answered = False
         self.why_not = ""
+        self.frozen: Memory | None = None
         self._connection = connection
         # For the connection's end and what other threads say on it: the number of a file that is
         # closed may be another one's at once. The collector may call `_release` in a thread that
         # holds this.
         self._ending = threading.RLock()
         self._mapped: dict[int, mmap.mmap] = {}  # by slot
-        self._frozen: set[int] = set()  # slots of memory that is never filled again
+        self._frozen: dict[int, Memory] = {}  # by slot: never filled again, and not leased yet
         self._leased: set[int] = set()
 
     def hear(self) -> None:
@@ -61,23 +64,19 @@ class Reader:
             if self.why_not:
                 return
             try:
-                # Python's recv_fds ignores this flag.
-                said, rights, flags, _ = self._connection.recvmsg(
-                    64, socket.CMSG_LEN(DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
-                )
+                said, descriptors, whole = receive(self._connection, 64)
             except BlockingIOError:
                 return
             except ConnectionResetError:  # it left without reading all
-                said, rights, flags = b"", [], 0
+                said, descriptors, whole = b"", [], True
             except OSError as error:
-                said, rights, flags = b"", [], 0
+                said, descriptors, whole = b"", [], True
                 self.why_not = f"{error.strerror}"
-            descriptors = [DESCRIPTOR.unpack(each)[0] for *_, each in rights]
             try:
                 if not said:
                     self.why_not = self.why_not or "the other end shares nothing more"
                     return
-                if len(said) != OFFER.size or len(descriptors) != 1 or flags & socket.MSG_CTRUNC:
+                if len(said) != OFFER.size or len(descriptors) != 1 or not whole:
                     raise WireError("shared memory was offered without its descriptor")
                 self._map(descriptors[0], *OFFER.unpack(said))
             finally:
@@ -100,14 +99,17 @@ class Reader:
             WireError: there is no such memory, or it is still being read.
         """
         self.hear()
+        if slot in self._leased:
+            raise WireError(f"the memory in slot {slot} is still being read")
         mapped = self._mapped.get(slot)
         if mapped is None:
             raise WireError(f"no memory was offered in slot {slot}")
-        if slot in self._leased:
-            raise WireError(f"the memory in slot {slot} is still being read")
         if size > len(mapped):
             raise WireError(f"{size} bytes do not fit slot {slot}, which has {len(mapped)}")
         self._leased.add(slot)
+        self.frozen = self._frozen.pop(slot, None)
+        if self.frozen is not None:
+            del self._mapped[slot]
         root = np.ndarray(size, np.uint8, mapped)  # [size]
         # Views keep this array alive, whoever has them.
         weakref.finalize(root, self._release, slot).atexit = False
@@ -118,20 +120,21 @@ class Reader:
         with self._ending:
             self._connection.close()
         self._mapped.clear()
+        self._frozen.clear()
+        self.frozen = None
 
     def _map(self, descriptor: int, slot: int, size: int) -> None:
         if slot >= MOST_SLOTS and slot != PROBE:
             raise WireError(f"shared memory was offered in slot {slot} of {MOST_SLOTS}")
         if slot in self._leased:
             raise WireError(f"the memory in slot {slot} is still being read")
-        frozen = _must_last(descriptor, size)
-        try:
-            mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
-        except OSError as error:
-            raise WireError(f"cannot map {size} bytes of shared memory: {error}") from error
+        mapped, frozen = map_memory(descriptor, size)
         if slot != PROBE:
             self._mapped[slot] = mapped
-            (self._frozen.add if frozen else self._frozen.discard)(slot)
+            self._frozen.pop(slot, None)
+            if frozen:
+                with suppress(OSError):  # if no descriptor is left, it can be read all the same
+                    self._frozen[slot] = Memory.received(os.dup(descriptor), size)
             return
         self.answered = True
         with mapped, suppress(OSError):
@@ -139,12 +142,37 @@ class Reader:
 
     def _release(self, slot: int) -> None:
         """Called in whatever thread has dropped the last reference, whatever locks it holds."""
-        if slot in self._frozen:
-            self._mapped.pop(slot, None)
         self._leased.discard(slot)
         # If the writer is gone, so is whoever would use the slot again.
         with suppress(OSError), self._ending:
             self._connection.send(SLOT.pack(slot), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+
+def receive(connection: socket.socket, most: int) -> tuple[bytes, list[int], bool]:
+    """A message, the descriptors that came with it, and whether all of it is here.
+
+    Raises:
+        OSError: there is none, or the other end is gone.
+    """
+    # Python's recv_fds ignores this flag.
+    said, rights, flags, _ = connection.recvmsg(
+        most, socket.CMSG_LEN(DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
+    )
+    descriptors = [DESCRIPTOR.unpack(each)[0] for *_, each in rights]
+    return said, descriptors, not flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC)
+
+
+def map_memory(descriptor: int, size: int) -> tuple[mmap.mmap, bool]:
+    """Map memory that was offered, and tell whether its content can change no more.
+
+    Raises:
+        WireError: nobody should rely on it, or it cannot be mapped.
+    """
+    frozen = _must_last(descriptor, size)
+    try:
+        return mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ), frozen
+    except OSError as error:
+        raise WireError(f"cannot map {size} bytes of shared memory: {error}") from error
 
 
 def _must_last(descriptor: int, size: int) -> bool:

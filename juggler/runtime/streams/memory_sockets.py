@@ -21,6 +21,7 @@ from juggler.runtime.actors.credentials import CallMetadata
 
 MEMORY_METADATA = "juggler-memory"
 
+_ABSTRACT = "unix-abstract:"
 _TOKEN_BYTES = 32  # hexadecimal
 _MOST_STRANGERS = 64  # connections that have not shown a token
 _STRANGER_SECONDS = 5.0
@@ -32,7 +33,10 @@ Taken = Callable[[socket.socket], None]
 
 
 def memory_path(address: str) -> str:
-    """The path of the socket beside a gRPC server's "unix:path"; "": there is none over TCP."""
+    """The path of the socket beside a gRPC server's "unix:path"; "": there is none over TCP. A
+    name in "unix-abstract:name" has no file, and is free again when its process ends."""
+    if address.startswith(_ABSTRACT):
+        return f"\0{address.removeprefix(_ABSTRACT)}"
     return f"{address.removeprefix('unix:')}.memory" if address.startswith("unix:") else ""
 
 
@@ -74,21 +78,29 @@ class MemorySocket:
 
     def __init__(self, address: str) -> None:
         """Args:
-            address: of the gRPC server, "unix:path".
+            address: of the gRPC server, "unix:path"; or "unix-abstract:name", of no server.
 
         Raises:
             OSError: it cannot listen.
         """
         path = memory_path(address)
-        with suppress(FileNotFoundError):
-            os.unlink(path)  # a predecessor that was killed leaves its own behind
+        has_file = not address.startswith(_ABSTRACT)
+        if has_file:
+            with suppress(FileNotFoundError):
+                os.unlink(path)  # a predecessor that was killed leaves its own behind
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(path)
-        os.chmod(path, 0o600)  # before anybody can connect
-        self._listener.listen(_BACKLOG)
+        try:
+            self._listener.bind(path)
+            if has_file:
+                os.chmod(path, 0o600)  # before anybody can connect
+            self._listener.listen(_BACKLOG)
+        except OSError:
+            self._listener.close()
+            raise
         self._listener.setblocking(False)
         self._lock = threading.Lock()
-        self._expected: dict[str, Taken] = {}  # by token
+        self._expected: dict[str, Taken] = {}  # by token, once
+        self._always: dict[str, Taken] = {}  # by token
         self._strangers: dict[socket.socket, float] = {}  # until when; the oldest first
         self._ending, self._end = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="memory-socket", daemon=True)
@@ -109,6 +121,11 @@ class MemorySocket:
                     del self._expected[token]
 
         return forget
+
+    def expect_many(self, token: str, taken: Taken) -> None:
+        """Give every connection that shows this token to `taken`, which must not wait."""
+        with self._lock:
+            self._always[token] = taken
 
     def close(self) -> None:
         self._end.close()
@@ -155,7 +172,7 @@ class MemorySocket:
             token = ""
         self._leave(stranger, selector)
         with self._lock:
-            taken = self._expected.pop(token, None)
+            taken = self._expected.pop(token, None) or self._always.get(token)
             if taken is not None:
                 taken(stranger)
         if taken is None:

@@ -144,6 +144,19 @@ class Writer:
         self._free.clear()
 
 
+def freeze(header: Message, tree: Tree) -> tuple[bytes, Memory]:
+    """A chunk and the memory that it names, in slot 0, with the payload.
+
+    Raises:
+        OSError: there is no memory for it.
+        WireError: the tree has something that cannot be sent.
+    """
+    form, pieces = lay_out(tree)
+    memory = Memory.frozen(pieces, form.known.size)
+    encoded = header.SerializeToString()
+    return write_chunk((), 0, header=encoded, tree=form.known.tree, slot=0), memory
+
+
 class SharedFrame:
     """A frame for many readers, whose payload lies once in memory that nobody can change."""
 
@@ -155,12 +168,9 @@ class SharedFrame:
         least = least_bytes()
         if least is not None and form.known.size >= least:
             try:
-                self._memory = Memory(form.known.size)
+                self._memory = Memory.frozen(pieces, form.known.size)
             except OSError:  # there is no memory for it
                 self._failed = True
-            else:
-                self._memory.fill(pieces)
-                self._memory.freeze()
 
     def chunk(self, writer: Writer) -> bytes | None:
         """Its chunk for one reader; None: memory cannot be shared with it now."""

@@ -87,6 +87,25 @@ class Memory:
             self.close()
             raise
 
+    @classmethod
+    def received(cls, descriptor: int, size: int) -> Memory:
+        """Memory that another process made and froze, to hand it on. Takes the descriptor."""
+        memory = cls.__new__(cls)
+        memory.size, memory._descriptor, memory._mapped = size, descriptor, None
+        return memory
+
+    @classmethod
+    def frozen(cls, pieces: Iterable[Piece], size: int) -> Memory:
+        """New memory with a payload, which nobody can change.
+
+        Raises:
+            OSError: as for any new memory.
+        """
+        memory = cls(size)
+        memory.fill(pieces)
+        memory.freeze()
+        return memory
+
     def fill(self, pieces: Iterable[Piece]) -> None:
         """Copy the pieces of a payload into it, from its start."""
         assert self._mapped is not None
@@ -104,14 +123,19 @@ class Memory:
             self._mapped = None
         self._seal(fcntl.F_SEAL_WRITE)
 
-    def hand_over(self, connection: socket.socket, slot: int) -> None:
+    def hand_over(self, connection: socket.socket, slot: int, chunk: bytes = b"") -> None:
         """Send the descriptor, into a slot.
+
+        Args:
+            connection: to the reader.
+            slot: the number by which a chunk names it.
+            chunk: that names it, if it goes along.
 
         Raises:
             OSError: the reader is gone, or does not read.
         """
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, DESCRIPTOR.pack(self._descriptor))
-        connection.sendmsg([OFFER.pack(slot, self.size)], [rights], socket.MSG_DONTWAIT)
+        connection.sendmsg([OFFER.pack(slot, self.size), chunk], [rights], socket.MSG_DONTWAIT)
 
     def close(self) -> None:
         """Let go of it. Readers keep what they have mapped."""

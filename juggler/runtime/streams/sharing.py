@@ -23,7 +23,7 @@ from juggler.runtime.streams.memory_sockets import (
     token_in,
 )
 from juggler.runtime.streams.memory_writer import Writer
-from juggler.runtime.streams.shared_memory import least_bytes
+from juggler.runtime.streams.shared_memory import Memory, least_bytes
 from juggler.runtime.wire.errors import WireError
 
 E = TypeVar("E", Reader, Writer)
@@ -139,6 +139,14 @@ class Dialled(Generic[E]):
 
     def lease(self, slot: int, size: int) -> memoryview:
         return _lease(self.end, slot, size)
+
+    def take_frozen(self) -> Memory | None:
+        """The memory that was leased last, to hand it on; None: it was none that stays as it is."""
+        end = self.end
+        if not isinstance(end, Reader):
+            return None
+        memory, end.frozen = end.frozen, None
+        return memory
 
     def give_up(self, why: str) -> None:
         """Share nothing any more, and say so."""

@@ -1,4 +1,8 @@
-"""Weights from a learner to its EnvRunners: an EnvRunner's end of the stream."""
+"""Weights from a learner to its EnvRunners: an EnvRunner's end of the stream.
+
+As soon as weights prove to be large, one of the readers of a host hands them on to the others
+(`host_weights`), which then leave the learner.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,9 @@ from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
+from juggler.runtime.streams.host_weights import Meeting, Relayed, WeightsFrame, WeightsRelay
 from juggler.runtime.streams.memory_reader import Reader
+from juggler.runtime.streams.shared_memory import Memory
 from juggler.runtime.streams.sharing import Dialled
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, Limits
@@ -36,6 +42,8 @@ class WeightsSubscription:
     Dials again, every `retry_seconds`, when the stream breaks; until `close`. What else goes wrong
     in the thread ends it, and is raised at whoever asks for weights.
 
+    Large weights come from the reader of this host that relays them, or this one relays them.
+
     Attributes:
         address: of the learner.
     """
@@ -50,6 +58,8 @@ class WeightsSubscription:
         tls: Tls | None = None,
         module_id: str = DEFAULT_MODULE,
         inline: Callable[[str], None] | None = None,
+        meeting: Meeting | None = None,
+        alone: Callable[[str], None] | None = None,
     ) -> None:
         """Args:
         address: of the learner.
@@ -61,8 +71,14 @@ class WeightsSubscription:
         module_id: of the module.
         inline: called with the reason, for people, if the learner is on this host and shares no
             memory.
+        meeting: of the readers of this host; None: this one always reads from the learner.
+        alone: called with the reason, for people, if this one cannot share in what they do.
         """
         self.address = address
+        self._meeting, self._alone = meeting, alone
+        self._relay: WeightsRelay | None = None  # in this process
+        self._relayed: Relayed | None = None  # by another one
+        self._large = False  # whether weights have proved to be
         self._inline = inline
         self._module_id = module_id
         self._metadata = metadata
@@ -110,6 +126,8 @@ class WeightsSubscription:
     def close(self) -> None:
         self._closed.set()
         self._channel.close()
+        if (relayed := self._relayed) is not None:
+            relayed.end()
 
     def _run(self) -> None:
         try:
@@ -120,39 +138,127 @@ class WeightsSubscription:
                 with self._condition:
                     self._failure = error
                     self._condition.notify_all()
+        finally:
+            self._stop_relaying()
+
+    # -- from another process of this host -------------------------------------------------------
 
     def _receive(self) -> None:
+        first = 0
+        while not self._closed.is_set():
+            if self._relay is None and self._relayed is None:
+                self._meet(first)
+            first = 0
+            if self._relayed is None:
+                self._read()  # until it breaks, or another process relays
+            else:
+                first = self._follow(self._relayed)
+
+    def _meet(self, first: int = 0) -> None:
+        """Find who relays, or do it if weights are large."""
+        if self._meeting is None:
+            return
+        try:
+            found = self._meeting.find(stand=self._large, first=first)
+        except OSError as error:
+            self._be_alone(f"{error.strerror or error}")
+            return
+        if isinstance(found, Relayed):
+            self._relayed = found
+        else:
+            self._relay = found
+
+    def _follow(self, relayed: Relayed) -> int:
+        """Take what is relayed until that ends.
+
+        Returns:
+            The first name at which another may relay.
+        """
+        reader = FrameReader(episodes_pb2.WeightsHeader, self._limits, lease=relayed.lease)
+        hears = False
+        try:
+            while not self._closed.is_set():
+                chunk = relayed.next()
+                hears = self._large = True  # small ones are not handed on
+                if chunk is not None and (frame := reader.feed(chunk)) is not None:
+                    self._take(Weights(Version.of(frame.header.version), frame.tree))
+                    del frame
+        except TimeoutError:
+            return relayed.number + 1
+        except WireError as error:
+            self._be_alone(f"{error}")
+        except OSError:  # the next one takes its place
+            if not hears:
+                self._closed.wait(self._retry_seconds)
+        finally:
+            self._relayed = None
+            relayed.close()
+        return 0
+
+    def _hand_on(self, frame: WeightsFrame, chunk: bytes, memory: Memory | None) -> None:
+        """Hand on a version to the other readers of this host, if this one relays."""
+        if self._relay is not None:
+            self._relay.offer(frame, chunk, memory)
+            if self._relay.why_not:
+                self._be_alone(self._relay.why_not)
+
+    def _be_alone(self, why: str) -> None:
+        self._stop_relaying()
+        self._meeting = None
+        if self._alone is not None:
+            self._alone(
+                "reads weights from the learner itself, and not through another process of this "
+                f"host: {why}"
+            )
+
+    def _stop_relaying(self) -> None:
+        relay, self._relay = self._relay, None
+        if relay is not None:
+            relay.close()
+
+    # -- from the learner ------------------------------------------------------------------------
+
+    def _read(self) -> None:
         subscribe: grpc.UnaryStreamMultiCallable[episodes_pb2.Subscription, bytes]
         subscribe = self._channel.unary_stream(
             SUBSCRIBE_METHOD,
             request_serializer=episodes_pb2.Subscription.SerializeToString,
             response_deserializer=None,
         )
-        digests = not self.address.startswith("unix:")
-        while not self._closed.is_set():
-            shared = Dialled(self.address, Reader, self._inline)
-            reader = FrameReader(
-                episodes_pb2.WeightsHeader, self._limits, digests=digests, lease=shared.lease
-            )
-            metadata = shared.in_metadata(self._metadata)
-            try:
-                request = episodes_pb2.Subscription(
-                    module_id=self._module_id, subscriber=self._subscriber
-                )
-                for message in subscribe(request, metadata=metadata, wait_for_ready=True):
-                    frame = reader.feed(message)
-                    shared.is_large(max(len(message), reader.unfinished_bytes))
-                    if frame is not None:
-                        self._take(Weights(Version.of(frame.header.version), frame.tree))
-                    del frame
-                    shared.hear()
-            except grpc.RpcError as error:
-                self._error = str(error.details() if hasattr(error, "details") else error)
-            except WireError as error:
-                self._error = f"bad weights: {error}"
-            finally:
-                shared.close()
-            self._closed.wait(self._retry_seconds)
+        shared = Dialled(self.address, Reader, self._inline)
+        reader = FrameReader(
+            episodes_pb2.WeightsHeader,
+            self._limits,
+            digests=not self.address.startswith("unix:"),
+            lease=shared.lease,
+        )
+        metadata = shared.in_metadata(self._metadata)
+        request = episodes_pb2.Subscription(module_id=self._module_id, subscriber=self._subscriber)
+        call = subscribe(request, metadata=metadata, wait_for_ready=True)
+        try:
+            for message in call:
+                frame = reader.feed(message)
+                large = shared.is_large(max(len(message), reader.unfinished_bytes))
+                if large and not self._large:
+                    self._large = True
+                    self._meet()
+                memory = shared.take_frozen()
+                if frame is not None:
+                    # First, while nobody in this process acts and holds the interpreter.
+                    self._hand_on(frame, message, memory)
+                    self._take(Weights(Version.of(frame.header.version), frame.tree))
+                del frame, memory
+                if self._relayed is not None:
+                    call.cancel()
+                    return
+                shared.hear()
+        except grpc.RpcError as error:
+            self._error = str(error.details() if hasattr(error, "details") else error)
+        except WireError as error:
+            self._error = f"bad weights: {error}"
+        finally:
+            shared.close()
+        self._closed.wait(self._retry_seconds)
 
     def _take(self, weights: Weights) -> None:
         with self._condition:

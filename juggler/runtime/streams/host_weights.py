@@ -1,0 +1,347 @@
+"""Weights once to a host: one of its readers hands on to the others what the learner sends.
+
+The readers of one learner's weights on one host meet at an abstract Unix socket, whose name follows
+from what only they know. Who binds it first *relays*: it alone reads from the learner. The kernel
+frees the name with its process, so that the next takes its place at once. A relay that hangs keeps
+its name; who hears nothing from it goes on to the next of a few names.
+
+On a connection go, each as one message:
+
+    reader → relay   its token; then "?" for a version that it has not had, again when none comes
+    relay → reader   its own token; then for a "?" the version, as a chunk with the descriptor of
+                     the sealed memory in which its payload lies; for a second one "there is none"
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import hmac
+import mmap
+import os
+import select
+import selectors
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from juggler.runtime.streams.memory_reader import map_memory, receive
+from juggler.runtime.streams.memory_sockets import MemorySocket, connect, memory_path
+from juggler.runtime.streams.memory_writer import freeze
+from juggler.runtime.streams.shared_memory import OFFER, Memory
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.frames import Frame
+from juggler.runtime.wire.v1 import episodes_pb2
+
+WeightsFrame = Frame[episodes_pb2.WeightsHeader]
+
+#: How often a reader asks again, and after how many times in vain the relay hangs.
+ASK_SECONDS, MOST_ASKED = 1.0, 3
+
+_NAMES = 3  # places that hanging relays may keep
+_TRIES, _TRY_SECONDS = 20, 0.02  # to connect to who has bound a name and does not listen yet
+_MOST_CHUNK = 128 << 10  # the kernel lets some 200 KiB into such a socket
+_ASK, _NOTHING = b"?", b"-"
+
+
+class Meeting:
+    """Where the readers of one host meet.
+
+    Args:
+        secret: what only they know.
+    """
+
+    def __init__(self, *secret: str) -> None:
+        self._key = hashlib.sha256("\0".join(secret).encode()).digest()
+        self.reader_token, self.relay_token = self._derived("reader"), self._derived("relay")
+
+    def address(self, number: int) -> str:
+        return f"unix-abstract:juggler-{self._derived(f'name {number}')}"
+
+    def _derived(self, what: str) -> str:
+        return hmac.new(self._key, what.encode(), "sha256").hexdigest()[:32]
+
+    def find(self, stand: bool, first: int = 0) -> Relayed | WeightsRelay | None:
+        """Find who relays, or do it.
+
+        Args:
+            stand: relay if nobody else does.
+            first: the first name to look at.
+
+        Returns:
+            The connection to who relays; or what relays now, in this process; None: nobody does.
+
+        Raises:
+            OSError: others have all the names, and do not answer.
+        """
+        why: OSError | None = None
+        for number in range(first, _NAMES):
+            try:
+                return self._at(number, stand)
+            except OSError as error:
+                why = error
+        raise why or TimeoutError("all of those that should hand on weights hang")
+
+    def _at(self, number: int, stand: bool) -> Relayed | WeightsRelay | None:
+        address = self.address(number)
+        for _ in range(_TRIES):
+            try:
+                return Relayed(connect(memory_path(address), self.reader_token), number, self)
+            except ConnectionRefusedError:  # nobody listens
+                if not stand:
+                    return None
+                with suppress(_Taken):
+                    return WeightsRelay(self, address)
+            except ConnectionError:
+                pass
+            time.sleep(_TRY_SECONDS)  # somebody was faster, or is leaving
+        raise TimeoutError("another process has the name, and does not listen")
+
+
+class _Handed:
+    """A version as it is handed on.
+
+    Args:
+        frame: it, as it came.
+        chunk: in which it came.
+        memory: that the chunk names; None: it came inline. Then it is copied into new memory, if
+            there is a reader.
+    """
+
+    def __init__(self, frame: WeightsFrame, chunk: bytes, memory: Memory | None) -> None:
+        self._frame: WeightsFrame | None = frame
+        self._chunk, self._memory = chunk, memory
+
+    def to(self, connection: socket.socket) -> None:
+        """
+        Raises:
+            Unable: this process cannot hand it to anybody.
+            OSError: the reader is gone, or does not read.
+        """
+        if self._frame is not None:
+            try:
+                if self._memory is None:
+                    self._chunk, self._memory = freeze(self._frame.header, self._frame.tree)
+            except OSError as error:
+                raise Unable(f"{error.strerror} for a version of weights") from error
+            self._frame = None
+        if len(self._chunk) > _MOST_CHUNK:
+            raise Unable("the weights have too many arrays to be handed on")
+        assert self._memory is not None
+        self._memory.hand_over(connection, 0, self._chunk)
+
+
+@dataclass(slots=True)
+class _Reader:
+    """A reader as its relay knows it: the version it had last, and whether it waits for another."""
+
+    had: _Handed | None = None
+    waits: bool = False
+
+
+class Unable(Exception):
+    """Weights cannot be handed on from this process; says why."""
+
+
+class _Taken(OSError):
+    """Another process has the name."""
+
+
+class WeightsRelay:
+    """The end of the process that relays.
+
+    A reader gets the newest version when it asks, and none in between.
+
+    Attributes:
+        why_not: why this process cannot hand weights on, for people; "": it can.
+    """
+
+    def __init__(self, meeting: Meeting, address: str) -> None:
+        """
+        Raises:
+            OSError: another process has the address, or this one cannot listen.
+        """
+        self.why_not = ""
+        self._meeting = meeting
+        self._lock = threading.Lock()
+        self._newest: _Handed | None = None
+        self._readers: dict[socket.socket, _Reader] = {}
+        self._selector = selectors.DefaultSelector()
+        self._ending, self._end = socket.socketpair()
+        self._selector.register(self._ending, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="weights-relay", daemon=True)
+        try:
+            self._socket = MemorySocket(address)
+        except OSError as error:
+            self._let_go()
+            if error.errno == errno.EADDRINUSE:
+                raise _Taken from None
+            raise
+        self._socket.expect_many(meeting.reader_token, self._taken)
+        self._thread.start()
+
+    def offer(self, frame: WeightsFrame, chunk: bytes, memory: Memory | None) -> None:
+        """Hand on the newest version.
+
+        Args:
+            frame: it.
+            chunk: in which it came.
+            memory: that the chunk names, frozen; None: it came inline.
+        """
+        with self._lock:
+            self._newest = _Handed(frame, chunk, memory)
+            for connection, reader in list(self._readers.items()):
+                if reader.waits:
+                    self._send_newest(connection, reader)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._end.close()
+        self._thread.join()
+
+    def _taken(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        try:
+            connection.send(self._meeting.relay_token.encode())
+        except OSError:  # it is gone again
+            connection.close()
+            return
+        with self._lock:
+            self._readers[connection] = _Reader()
+            self._selector.register(connection, selectors.EVENT_READ)
+
+    def _run(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._ending:
+                    self._let_go()
+                    return
+                assert isinstance(key.fileobj, socket.socket)
+                with self._lock:
+                    self._hear(key.fileobj)
+            if self.why_not:  # at once: nobody may wait for what does not come
+                self._socket.close()
+                self._let_go()
+                return
+
+    def _hear(self, connection: socket.socket) -> None:
+        reader = self._readers.get(connection)
+        if reader is None:
+            return
+        try:
+            if connection.recv(1) != _ASK:
+                self._leave(connection)
+            elif self._newest is not None and self._newest is not reader.had:
+                self._send_newest(connection, reader)
+            else:
+                if reader.waits:
+                    connection.send(_NOTHING)
+                reader.waits = not reader.waits
+        except OSError:
+            self._leave(connection)
+
+    def _send_newest(self, connection: socket.socket, reader: _Reader) -> None:
+        assert self._newest is not None
+        reader.had, reader.waits = self._newest, False
+        try:
+            self._newest.to(connection)
+        except Unable as error:
+            self.why_not = str(error)
+            self._leave(connection)
+        except OSError:  # it is gone, or does not read; it may come again
+            self._leave(connection)
+
+    def _leave(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        del self._readers[connection]
+        connection.close()
+
+    def _let_go(self) -> None:
+        with self._lock:
+            for connection in self._readers:
+                connection.close()
+            self._readers.clear()
+            self._newest = None
+        self._selector.close()
+        self._ending.close()
+        self._end.close()
+
+
+class Relayed:
+    """A reader's connection to who relays.
+
+    Attributes:
+        number: of the name at which it was found.
+    """
+
+    def __init__(self, connection: socket.socket, number: int, meeting: Meeting) -> None:
+        """
+        Raises:
+            OSError: it does not answer, or does not know what only readers know.
+        """
+        self.number = number
+        self._connection = connection
+        self._mapped: mmap.mmap | None = None
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        try:
+            if not any(self._poll.poll(1000 * ASK_SECONDS) for _ in range(MOST_ASKED)):
+                raise TimeoutError("who should hand on weights hangs")
+            connection.setblocking(False)
+            said = connection.recv(64)
+            if not said:
+                raise ConnectionResetError("who handed on weights is gone")
+            if not hmac.compare_digest(said, meeting.relay_token.encode()):
+                raise PermissionError("who should hand on weights does not know the run's secret")
+        except BaseException:
+            connection.close()
+            raise
+
+    def next(self) -> bytes | None:
+        """The chunk of a version that was not here before; None: there is none yet.
+
+        Raises:
+            TimeoutError: the other end hangs.
+            OSError: it is gone.
+            WireError: what came cannot be used.
+        """
+        for _ in range(MOST_ASKED):
+            self._connection.send(_ASK)
+            if self._poll.poll(1000 * ASK_SECONDS):
+                return self._take(*receive(self._connection, 2 * _MOST_CHUNK))
+        raise TimeoutError("who should hand on weights hangs")
+
+    def lease(self, slot: int, size: int) -> memoryview:
+        """The memory of the version that came last; as `Reader.lease`."""
+        mapped, self._mapped = self._mapped, None
+        if mapped is None or size > len(mapped):
+            raise WireError(f"{size} bytes of weights were handed on without their memory")
+        return np.ndarray(size, np.uint8, mapped).data.toreadonly()  # [size]
+
+    def end(self) -> None:
+        """End `next`, from another thread."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _take(self, said: bytes, descriptors: list[int], whole: bool) -> bytes | None:
+        try:
+            if not said:
+                raise ConnectionResetError("who handed on weights is gone")
+            if said == _NOTHING:
+                return None
+            if len(said) <= OFFER.size or len(descriptors) != 1 or not whole:
+                raise WireError("weights were handed on without their memory")
+            self._mapped, frozen = map_memory(descriptors[0], OFFER.unpack_from(said)[1])
+            if not frozen:
+                raise WireError("weights were handed on that can still change")
+            return said[OFFER.size :]
+        finally:
+            for each in descriptors:
+                os.close(each)
