@@ -28,11 +28,13 @@ class LiveMean:
         """The variance of x [N, T] -> []."""
         return self((x - self(x)).square())  # []
 
-    def kl(self, log_ratios: Tensor) -> Tensor:
+    def kl(self, log_ratios: Tensor, ratios: Tensor | None = None) -> Tensor:
         """An unbiased estimate of KL(μ || π) -> [], from log π/μ [N, T] of actions that the
-        behaviour policy μ sampled. Each term is at least 0 (Schulman 2020, "Approximating KL
-        Divergence", k3)."""
-        return self(log_ratios.exp() - 1 - log_ratios)  # []
+        behaviour policy μ sampled, and π/μ [N, T] if they are there already. Each term is at least
+        0 (Schulman 2020, "Approximating KL Divergence", k3)."""
+        if ratios is None:
+            ratios = log_ratios.exp()  # [N, T]
+        return self(ratios - 1 - log_ratios)  # []
 
     def explained_variance(self, targets: Tensor, errors: Tensor) -> Tensor:
         """The share of the variance of targets [N, T] that values explain, given their errors

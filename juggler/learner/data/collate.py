@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -90,9 +91,8 @@ class _Copies:
     def __init__(self, batches: Sequence[EpisodeBatch], pin_memory: bool) -> None:
         self._steps = max(batch.steps for batch in batches)
         self._pin_memory = pin_memory
-        rows = np.cumsum([0, *(batch.rows for batch in batches)])
-        self.starts = rows[:-1]  # [B] first row of each batch
-        self._rows = int(rows[-1])
+        *self.starts, self._rows = accumulate((each.rows for each in batches), initial=0)
+        # The starts are the first rows of the batches in the sample, [B].
 
     def steps(self, *arrays: NDArray[Any]) -> Tensor:
         """B arrays [n, t, ...], then B arrays to pad short rows with -> [N, T, ...]."""

@@ -30,6 +30,7 @@ PRELOAD = (
     "juggler.driver.rehearsal",
     "juggler.envrunner.envrunner_worker",
     "juggler.learner.process.learner_worker",
+    "juggler.runtime.actors.preloaded",
 )
 
 #: Ends the forkserver and everything below it. Nobody else sends this signal, and it also ends a

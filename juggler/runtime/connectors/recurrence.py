@@ -23,10 +23,11 @@ def linear_recurrence(a: Tensor, b: Tensor, x_last: Tensor) -> Tensor:
     """
     length = a.shape[-1]
     b = torch.cat([b[..., :-1], (b[..., -1] + a[..., -1] * x_last).unsqueeze(-1)], -1)  # [..., T]
-    reach = 1
+    reach, a = 1, a[..., :-1]
     while reach < length:
-        # Maps within `reach` of the end already cover the rest of the row, and need no partner.
-        b = torch.cat([b[..., :-reach] + a[..., :-reach] * b[..., reach:], b[..., -reach:]], -1)
-        a = torch.cat([a[..., :-reach] * a[..., reach:], a[..., -reach:]], -1)  # [..., T]
+        # Maps within `reach` of the end already cover the rest of the row, and need no partner:
+        # a is [..., T - reach].
+        b = torch.cat([b[..., :-reach] + a * b[..., reach:], b[..., -reach:]], -1)  # [..., T]
+        a = a[..., :-reach] * a[..., reach:]  # [..., T - 2 reach]
         reach *= 2
     return b

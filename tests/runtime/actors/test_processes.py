@@ -62,6 +62,19 @@ def test_a_killed_process_is_started_again_and_the_kill_is_told() -> None:
     eventually(lambda: not psutil.pid_exists(second))  # the forkserver has yet to reap it
 
 
+def test_workers_look_for_garbage_but_not_in_what_the_forkserver_imported(tmp_path: Path) -> None:
+    told, script = tmp_path / "told", tmp_path / "asking.py"
+    script.write_text(
+        "import gc, pathlib\n"
+        f"pathlib.Path({str(told)!r}).write_text(f'{{gc.isenabled()}} {{gc.get_freeze_count()}}')\n"
+    )
+    process = start(WorkerProgram("runpy:run_path", str(script)), "asking")
+    process.join(60)
+    is_enabled, frozen = told.read_text().split()
+    assert is_enabled == "True"
+    assert int(frozen) > 100_000
+
+
 def test_a_process_that_fails_says_why_and_ends_whatever_its_threads_do(tmp_path: Path) -> None:
     script = tmp_path / "failing.py"
     script.write_text(

@@ -128,6 +128,16 @@ def _recurrent(forward: Forward, columns: Columns, burn_in: int) -> ActorCritic:
     return ActorCritic(inputs[places], values[places], values.detach()[places + 1], found.live)
 
 
+def clipped_surrogates(ratios: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """min(r Â, clip(r, 1 - ε, 1 + ε) Â) (Schulman et al. 2017, equation 7), and whether r is out of
+    that range, bool; all [...]."""
+    with torch.no_grad():
+        # A clipped ratio has no gradient, so the minimum is a choice between two ratios.
+        clipped = ratios.clamp(1 - clip, 1 + clip)  # [...]
+        is_less = clipped * advantages < ratios * advantages  # [...] bool
+    return torch.where(is_less, clipped, ratios) * advantages, clipped != ratios
+
+
 def policy_and_values(forward: Forward, batch: Batch) -> tuple[Tensor, Tensor]:
     """Policy outputs [B, D] and values [B]; for a module with a state, [B, T, D] and [B, T]."""
     return of_actor_critic(forward, forward(batch))

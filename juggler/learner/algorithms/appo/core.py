@@ -29,7 +29,7 @@ from functools import partial, reduce
 import torch
 from torch import Tensor
 
-from juggler.learner.algorithms.actor_critic.core import actor_critic_pass
+from juggler.learner.algorithms.actor_critic.core import actor_critic_pass, clipped_surrogates
 from juggler.learner.algorithms.appo.config import AppoConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.core.gradient_core import Factories, Forward, Loss, ParameterGroupState
@@ -104,10 +104,8 @@ class Appo(Impala):
 
         log_ratios = torch.where(live, policy.log_prob(actions) - behaviour_logp, 0.0)  # [N, T]
         ratios = behaviour_weights * log_ratios.exp()  # [N, T]
-        clipped = ratios.clamp(1 - config.clip, 1 + config.clip)  # [N, T]
-        policy_loss = -mean(
-            torch.minimum(ratios * estimates.advantages, clipped * estimates.advantages)
-        )  # []
+        surrogates, outside = clipped_surrogates(ratios, estimates.advantages, config.clip)
+        policy_loss = -mean(surrogates)  # []
         errors = estimates.targets - values  # [N, T]
         value_loss = 0.5 * mean(errors.square())  # []
         entropy = mean(policy.entropy())  # []
@@ -125,7 +123,7 @@ class Appo(Impala):
                 "value_loss": value_loss.detach(),
                 "entropy": entropy.detach(),
                 "kl": mean.kl(log_ratios),
-                "clip_fraction": mean(((ratios - 1).abs() > config.clip).float()),
+                "clip_fraction": mean(outside.float()),
                 "explained_variance": mean.explained_variance(estimates.targets, errors),
             }
         return Loss(total, mean.live_steps, metrics, means)

@@ -75,12 +75,13 @@ class Impala(ActorCriticCore):
         total = self.total(policy_loss, value_loss, entropy, state)  # []
 
         with torch.no_grad():
+            ratios = log_ratios.exp()  # [N, T]
             metrics = {
                 "policy_loss": policy_loss.detach(),
                 "value_loss": value_loss.detach(),
                 "entropy": entropy.detach(),
-                "kl": mean.kl(log_ratios),
-                "clip_fraction": mean((log_ratios.exp() > config.rho_bar).float()),
+                "kl": mean.kl(log_ratios, ratios),
+                "clip_fraction": mean((ratios > config.rho_bar).float()),
                 "explained_variance": mean.explained_variance(estimates.targets, errors),
             }
         return Loss(total, mean.live_steps, metrics, means={})

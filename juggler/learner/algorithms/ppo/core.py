@@ -33,6 +33,7 @@ from juggler.learner.algorithms.actor_critic.core import (
     ActorCritic,
     ActorCriticCore,
     actor_critic_pass,
+    clipped_surrogates,
     policy_and_values,
     with_extra,
 )
@@ -141,8 +142,8 @@ class Ppo(ActorCriticCore):
         action_logp = policy.log_prob(columns[c.ACTIONS])  # [B] under π
         log_ratios = torch.where(live, action_logp - columns[c.ACTION_LOGP], 0.0)  # [B]
         ratios = log_ratios.exp()  # [B]
-        clipped = ratios.clamp(1 - config.clip, 1 + config.clip)  # [B]
-        policy_loss = -mean(torch.minimum(ratios * advantages, clipped * advantages))  # []
+        surrogates, outside = clipped_surrogates(ratios, advantages, config.clip)  # [B] both
+        policy_loss = -mean(surrogates)  # []
 
         squares = (values - targets).square()  # [B]
         if config.value_clip is not None:
@@ -154,13 +155,13 @@ class Ppo(ActorCriticCore):
         entropy = mean(policy.entropy())  # []
         total = self.total(policy_loss, value_loss, entropy, state)  # []
         with torch.no_grad():
-            kl = mean.kl(log_ratios)  # []
+            kl = mean.kl(log_ratios, ratios)  # []
             metrics = {
                 "policy_loss": policy_loss.detach(),
                 "value_loss": value_loss.detach(),
                 "entropy": entropy.detach(),
                 "kl": kl,
-                "clip_fraction": mean(((ratios - 1).abs() > config.clip).float()),
+                "clip_fraction": mean(outside.float()),
             }
         return Loss(total, mean.live_steps, metrics, means={"kl": kl})
 

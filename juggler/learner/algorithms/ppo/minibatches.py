@@ -7,7 +7,7 @@ nothing, and every device deals alike.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,11 +99,24 @@ class Table(NamedTuple):
 
     def minibatches(self, key: Tensor, count: int) -> Iterator[Columns]:
         """Yield minibatches: steps [B, ...], or all columns with some of the segments."""
-        for places, there in zip(*deal(key, self.rows, self.present, count), strict=True):
-            if c.SEGMENT_ROWS not in self.columns:
-                steps = tree_map(lambda x, at=places: x.index_select(0, at), self.columns)
-                yield {**steps, c.LIVE: there}
-            else:
+        dealt, all_there = deal(key, self.rows, self.present, count)  # [k, B] both
+        if c.SEGMENT_ROWS in self.columns:
+            for places, there in zip(dealt, all_there, strict=True):
                 segments = {name: self.columns[name][places] for name in c.SEGMENTS}  # [B]
                 segments[c.SEGMENT_LENGTHS] = segments[c.SEGMENT_LENGTHS] * there  # [B]
                 yield {**self.columns, **segments}
+            return
+        # Numbers are gathered for all minibatches at once; what may be large, such as images, when
+        # its minibatch is due.
+        numbers = {name: each for name, each in self.columns.items() if _is_number(each)}
+        large = {name: each for name, each in self.columns.items() if name not in numbers}
+        gathered = {name: each.take(dealt).unbind() for name, each in numbers.items()}  # k x [B]
+        gathered[c.LIVE] = all_there.unbind()  # k x [B]
+        for place, at in enumerate(dealt.unbind()):
+            steps = tree_map(lambda x, at=at: x.index_select(0, at), large)  # [B, ...]
+            yield {**steps, **{name: each[place] for name, each in gathered.items()}}
+
+
+def _is_number(column: Any) -> bool:
+    """Whether it holds one number for each step [N T]."""
+    return isinstance(column, Tensor) and column.ndim == 1
