@@ -12,7 +12,8 @@ from juggler.learner.optim.parameter_group import ParameterGroup
 
 
 class ParameterGroupState(TypedDict):
-    """All that training changes of one parameter group. No tensor is changed in place."""
+    """All that training changes of one parameter group. On the CPU, an optimizer step changes
+    vectors in place; see `LearnerCore`."""
 
     parameters: Tensor  # [P]
     buffers: dict[str, Tensor]
