@@ -30,7 +30,7 @@ from juggler.learner.optim.parameter_group import Factories as Factories
 from juggler.learner.optim.parameter_group import ParameterGroup as ParameterGroup
 from juggler.learner.optim.parameter_group_state import ParameterGroupState as ParameterGroupState
 from juggler.learner.optim.parameter_group_state import State as State
-from juggler.learner.optim.parameter_group_state import with_steps
+from juggler.learner.optim.parameter_group_state import copied, with_steps
 
 
 class GradientCore(StateCore, ABC):
@@ -192,6 +192,7 @@ class GradientCore(StateCore, ABC):
         count, epochs = minibatches or count, epochs or passes
         parts = {key: micro_batches(columns, count) for key, columns in sample.items()}
         before, each = state, []
+        state = copied(state)  # if the seam fails midway, the old one stays as it was
         for _ in range(epochs):
             # Every learner makes the same number of steps, even if its sample has fewer rows.
             for place in range(count):

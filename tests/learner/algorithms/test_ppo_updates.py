@@ -14,6 +14,8 @@ from support.slow_linear import Linear
 from support.states import copied
 from torch import Tensor
 
+from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.core.gradient_core import State
@@ -215,3 +217,23 @@ def test_steps_that_warm_a_state_up_are_not_learned_from(make_batch: MakeBatch) 
     assert burnt > 0
     output = core.step(core.init(seed=0), {"default": collate([batch])})
     assert output.state["default"]["steps"] == batch.live_steps - burnt
+
+
+class Leaving(Recorder):
+    """A seam that loses the others in the third step of the optimizer."""
+
+    def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
+        if len(self.aux) == 2:
+            raise ConnectionError("gone")
+        return super().gradients(grads, aux)
+
+
+def test_an_update_that_fails_midway_leaves_the_state_as_it_was(make_batch: MakeBatch) -> None:
+    sample = {"default": collate([make_batch(4, 8)])}
+    make = partial(build_module, None, VECTOR, TWO, {"hidden_sizes": [8]})
+    for core in (make_core(minibatches=4), Impala({"default": make}, ImpalaConfig())):
+        state = core.init(seed=0)
+        before = copied(state)
+        with pytest.raises(ConnectionError):
+            core.step_in_parts(state, sample, Leaving(), minibatches=4, epochs=1)
+        assert equal(state, before)
