@@ -4,7 +4,7 @@ Python.
 Called with one JSON object: the environment's id, how many run side by side, steps, the seed, the
 name of a class of `stable_baselines3`, and its keywords; `noise` is the deviation of what is added
 to actions. Prints one JSON line: after each rollout, how many steps there were, and the mean return
-of the last 100 episodes; and that of 100 episodes of greedy play at the end.
+of the last 100 episodes; and that of 500 episodes of greedy play at the end.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
     make = getattr(stable_baselines3, given["algorithm"])
     model = make("MlpPolicy", env, seed=given["seed"], device="cpu", **keys)
     model.learn(given["steps"], callback=curve)
-    greedy, _ = evaluate_policy(model, make_vec_env(given["env"], seed=1000), n_eval_episodes=100)
+    greedy, _ = evaluate_policy(model, make_vec_env(given["env"], seed=1000), n_eval_episodes=500)
     print(json.dumps({"steps": curve.steps, "returns": curve.returns, "greedy": greedy}))
 
 

@@ -16,6 +16,7 @@ from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import LearnerConfig
+from juggler.learner.core import gradient_core, own_network
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 MakeBatch = Callable[..., EpisodeBatch]
@@ -65,7 +66,11 @@ def test_reads_are_seen() -> None:
 
 
 @pytest.mark.parametrize("case", CONFIGS)
-def test_an_update_reads_nothing_from_its_device(make_batch: MakeBatch, case: str) -> None:
+def test_an_update_reads_nothing_from_its_device(
+    make_batch: MakeBatch, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (gradient_core, own_network):  # the CPU stands for a device
+        monkeypatch.setattr(module, "on_host", lambda x: False)
     learner = build_learner(
         CONFIGS[case],
         None,

@@ -25,12 +25,12 @@ from juggler.learner.core.metrics import mean_metrics
 from juggler.learner.core.micro_batches import MeanOverParts, micro_batches
 from juggler.learner.core.state_core import StateCore
 from juggler.learner.data.sources import NEW_STEPS
-from juggler.learner.optim.optimizers import chosen
+from juggler.learner.optim.optimizers import chosen, on_host
 from juggler.learner.optim.parameter_group import Factories as Factories
 from juggler.learner.optim.parameter_group import ParameterGroup as ParameterGroup
 from juggler.learner.optim.parameter_group_state import ParameterGroupState as ParameterGroupState
 from juggler.learner.optim.parameter_group_state import State as State
-from juggler.learner.optim.parameter_group_state import with_steps
+from juggler.learner.optim.parameter_group_state import copied, with_steps
 
 
 class GradientCore(StateCore, ABC):
@@ -85,8 +85,9 @@ class GradientCore(StateCore, ABC):
     def moving(
         self, group: ParameterGroup, state: ParameterGroupState, live_steps: Mapping[str, Tensor]
     ) -> Tensor:
-        """Which parameters an optimizer step changes -> bool [P], or [] for all. The others keep
-        their moments too. A core that says so by itself sets `counts_each`.
+        """Which parameters an optimizer step changes -> bool [K], in the order of the group's
+        `sizes`, or [] for all. The others keep their moments too. A core that says so by itself
+        sets `counts_each`.
 
         Args:
             group: the parameter group.
@@ -148,10 +149,9 @@ class GradientCore(StateCore, ABC):
             lrs = {key: self.schedules[key](old["steps"]) for key in optimizers.lr_keys}  # []
             norm = torch.linalg.vector_norm(gradient)  # []
             finite = norm.isfinite()  # []
-            moved = finite & self.moving(self._groups[group_id], old, found.live_steps)  # [] or [P]
-            fused = gradient.device.type == "cpu" and not self.mapped
+            moved = finite & self.moving(self._groups[group_id], old, found.live_steps)  # [] or [K]
             parameters, moments = optimizers.update(
-                old["parameters"], gradient, norm, old["moments"], lrs, moved, fused
+                old["parameters"], gradient, norm, old["moments"], lrs, moved, self.reads(gradient)
             )
             stepped = moved.any()  # []
             counted = {**found.live_steps, **found.new_steps}.values()  # [] each
@@ -175,6 +175,10 @@ class GradientCore(StateCore, ABC):
             priorities.update(found.priorities)
         return StepOutput(state, metrics, priorities or None)
 
+    def reads(self, x: Tensor) -> bool:
+        """Whether the host can read numbers of a tensor at once, without waiting for a device."""
+        return on_host(x) and not self.mapped
+
     def passes(self) -> tuple[int, int]:
         """Minibatches and epochs of `step_in_parts` where a call says nothing about them."""
         return 1, 1
@@ -188,6 +192,7 @@ class GradientCore(StateCore, ABC):
         count, epochs = minibatches or count, epochs or passes
         parts = {key: micro_batches(columns, count) for key, columns in sample.items()}
         before, each = state, []
+        state = copied(state)  # if the seam fails midway, the old one stays as it was
         for _ in range(epochs):
             # Every learner makes the same number of steps, even if its sample has fewer rows.
             for place in range(count):

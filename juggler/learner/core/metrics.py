@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from juggler.learner.core.learner_core import Metrics
 
 
 def mean_metrics(each: Sequence[Metrics]) -> Metrics:
-    """Each module's means over the entries that have it, computed on the device. The names are
-    those of its first entry."""
+    """Each module's means over the entries that have the name, computed on the device."""
     if len(each) == 1:
         return each[0]
     means: Metrics = {}
     for module_id in dict.fromkeys(module_id for metrics in each for module_id in metrics):
         own = [metrics[module_id] for metrics in each if module_id in metrics]
-        values = [metrics[name].float() for metrics in own for name in own[0]]  # [] each
-        mean = torch.stack(values).view(len(own), -1).mean(0)  # [names]
-        means[module_id] = dict(zip(own[0], mean.unbind(), strict=True))
+        values: dict[str, list[Tensor]] = {}
+        for metrics in own:
+            for name, value in metrics.items():
+                values.setdefault(name, []).append(value.float())  # []
+        means[module_id] = {name: torch.stack(x).mean() for name, x in values.items()}
     return means
 
 

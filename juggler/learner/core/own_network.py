@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from juggler.learner.core.learner_core import Seam
-from juggler.learner.optim.optimizers import Adam, Step
+from juggler.learner.optim.optimizers import Adam, Step, on_host
 from juggler.learner.optim.parameter_group import seeded
 from juggler.learner.optim.places import Places
 from juggler.runtime.wire.structures import tree_map
@@ -112,7 +112,7 @@ class OwnNetwork:
         self, own: dict[str, Any], losses: Sequence[LossSum], lr: float, seam: Seam
     ) -> tuple[dict[str, Any], Tensor]:
         """One step of the optimizer on a sum of mean losses, each over the steps of all learners ->
-        the state after it, and these means [losses]."""
+        the state after it, and these means [losses]. It leaves `own` as it was."""
         flat = torch.stack(
             [torch.cat([x.gradient, x.total.view(1), x.steps.view(1)]) for x in losses]
         )
@@ -122,8 +122,9 @@ class OwnNetwork:
         gradient = means[:, :-1].sum(0)  # [P]
         rate = torch.full((), lr, dtype=torch.float64, device=gradient.device)  # []
         moved = gradient.isfinite().all() & (counts > 0).any()  # []
-        step = Step(rate, moved, fused=gradient.device.type == "cpu")
-        trained, moments = self._adam.update(own["trained"], gradient, own["moments"], step)
+        step = Step(rate, moved, self._sizes, in_place=on_host(gradient))
+        begun = tree_map(torch.clone, {name: own[name] for name in ("trained", "moments")})
+        trained, moments = self._adam.update(begun["trained"], gradient, begun["moments"], step)
         after = {
             **own,
             "trained": trained,  # [P]

@@ -34,26 +34,30 @@ def to_host(tree: Any) -> Any:
     return {key: to_host(branch) for key, branch in tree.items()}
 
 
-def arrays_like(tree: Mapping[str, Any]) -> dict[str, Tree]:
-    """A tree of tensors as arrays on the host; arrays of CPU tensors share their memory."""
+def arrays_like(tree: Mapping[str, Any], *, copied: bool = False) -> dict[str, Tree]:
+    """A tree of tensors as arrays on the host; those of CPU tensors share their memory, if they are
+    not `copied`."""
     return {
-        key: _array(branch) if isinstance(branch, Tensor) else arrays_like(branch)
+        key: _array(branch, copied)
+        if isinstance(branch, Tensor)
+        else arrays_like(branch, copied=copied)
         for key, branch in tree.items()
     }
 
 
-def _array(tensor: Tensor) -> NDArray[Any]:
-    tensor = tensor.detach().cpu()  # [...]
+def _array(tensor: Tensor, copied: bool) -> NDArray[Any]:
+    tensor = tensor.detach().to("cpu", copy=copied)  # [...]
     if tensor.dtype == torch.bfloat16:  # which NumPy itself does not know
         return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)  # [...]
     return tensor.numpy()  # [...]
 
 
 def as_sent(parameters: Tensor, weights_dtype: str) -> Tensor:
-    """Parameters in the dtype in which they are sent; only float32 parameters are rounded."""
+    """A copy of parameters in the dtype in which they are sent; only those of float32 are
+    rounded."""
     if weights_dtype == "bfloat16" and parameters.dtype == torch.float32:
         return parameters.bfloat16()  # [P]
-    return parameters  # [P]
+    return parameters.clone()  # [P]
 
 
 def tensors_like(tree: Tree, like: Mapping[str, Any]) -> dict[str, Any]:

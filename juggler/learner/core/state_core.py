@@ -181,7 +181,7 @@ class StateCore(LearnerCore[State], ABC):
             acting = self.acting_parameters(own)  # [P]
             if acting is not own["parameters"]:
                 named[group_id][ACTING] = self._groups[group_id].named(acting)
-        return arrays_like(named)
+        return arrays_like(named, copied=True)
 
     def state_from_tree(self, tree: Tree, like: State) -> State:
         return from_names(tensors_like(without_acting(tree), by_name(self._groups, like)))

@@ -78,7 +78,7 @@ class ParameterGroupOptimizers:
         moments: Moments,
         lrs: Mapping[str, Tensor],
         moved: Tensor,
-        fused: bool,
+        in_place: bool,
     ) -> tuple[Tensor, Moments]:
         """One step of each optimizer.
 
@@ -89,25 +89,26 @@ class ParameterGroupOptimizers:
             moments: from the step before.
             lrs: [] by their keys.
             moved: as in `Step`.
-            fused: as in `Step`.
+            in_place: as in `Step`.
 
         Returns:
             New parameters [P], and moments.
         """
         if len(self._parts) == 1:
-            return self._parts[0].update(parameters, gradient, norm, moments, lrs, moved, fused)
+            return self._parts[0].update(parameters, gradient, norm, moments, lrs, moved, in_place)
         gradients = torch.split(gradient, self._stretches)  # [p] each
         vectors = {name: torch.split(x, self._stretches) for name, x in moments.items() if x.ndim}
         updated = []
-        changes = torch.split(moved, self._stretches) if moved.ndim else [moved] * len(gradients)
+        counts = [part.parameters for part in self._parts]
+        changes = torch.split(moved, counts) if moved.ndim else [moved] * len(gradients)
         for place, (part, x) in enumerate(self._split(parameters)):
             own = {
                 name: vectors[name][place] if name in vectors else moment
                 for name, moment in moments.items()
             }
             norm = torch.linalg.vector_norm(gradients[place])  # []
-            changed = changes[place]  # [] or [p]
-            updated.append(part.update(x, gradients[place], norm, own, lrs, changed, fused))
+            changed = changes[place]  # [] or [k]
+            updated.append(part.update(x, gradients[place], norm, own, lrs, changed, in_place))
         parameters = torch.cat([x for x, _ in updated])  # [P]
         return parameters, self._joined([new for _, new in updated])
 
@@ -144,6 +145,7 @@ class _Part:
         self._limit = spec.config.grad_clip
         self._clip_by = spec.config.grad_clip_by
         self._sizes = sizes
+        self.parameters = len(sizes)
 
     def init(self, parameters: Tensor) -> Moments:
         return self.optimizer.init(parameters)
@@ -156,10 +158,10 @@ class _Part:
         moments: Moments,
         lrs: Mapping[str, Tensor],
         moved: Tensor,
-        fused: bool,
+        in_place: bool,
     ) -> tuple[Tensor, Moments]:
         clipped = self._clipped(gradient, norm)  # [P]
-        step = Step(lrs[self._lr_key] * self._lr_scale, moved, fused)
+        step = Step(lrs[self._lr_key] * self._lr_scale, moved, self._sizes, in_place)
         return self.optimizer.update(parameters, clipped, moments, step)
 
     def _clipped(self, gradient: Tensor, norm: Tensor) -> Tensor:

@@ -1,20 +1,20 @@
 """Adam and RMSProp as functions of one flat vector; clipping; schedules of learning rates.
 
-The optimizers of torch hold their state and update parameters in place. Here both are values, so
-others may still read the old ones. The order of operations is that of torch.optim's single-tensor
-forms or, where that is possible, of its fused one, so results agree bit for bit.
+The optimizers of torch hold their state and update parameters in place. Here both are values. The
+order of operations is that of torch.optim's single-tensor forms or, on the host, of Adam's fused
+one, so results agree bit for bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, groupby, pairwise
+from operator import itemgetter
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.optim.adam import adam
 
 from juggler.learner.optim.config import OptimizerConfig
 
@@ -26,8 +26,9 @@ class Step(NamedTuple):
     """How an optimizer makes a step."""
 
     lr: Tensor  # []
-    moved: Tensor  # bool [P], or [] for all: which parameters and moments change
-    fused: bool = False  # in one pass over memory if that is possible; not within torch.func
+    moved: Tensor  # bool [K], for each of the parameters in the vector, or [] for all: which change
+    sizes: Sequence[int]  # of the K parameters
+    in_place: bool = False  # whether the old tensors may change: see `on_host`
 
 
 class Optimizer(Protocol):
@@ -37,7 +38,8 @@ class Optimizer(Protocol):
     def update(
         self, parameters: Tensor, gradient: Tensor, moments: Moments, step: Step
     ) -> tuple[Tensor, Moments]:
-        """One step: parameters and gradient [P] -> new parameters and moments."""
+        """One step: parameters and gradient [P] -> new parameters and moments, which may be the old
+        tensors if the step is one in place."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class Adam:
     def update(
         self, parameters: Tensor, gradient: Tensor, moments: Moments, step: Step
     ) -> tuple[Tensor, Moments]:
-        if step.fused and step.moved.ndim == moments["updates"].ndim == 0:
-            return self._fused(parameters, gradient, moments, step)
+        if step.in_place:
+            return parameters, self._in_place(parameters, gradient, moments, step)
         beta1, beta2 = self.betas
         updates = moments["updates"] + 1  # []
         mean = torch.lerp(moments["mean"], gradient, 1 - beta1)  # [P]
@@ -71,32 +73,45 @@ class Adam:
         root = mean_square.sqrt() / root_correction + self.epsilon  # [P]
         stepped = torch.addcdiv(parameters, mean * -step_size, root)  # [P]
         new = {"mean": mean, "mean_square": mean_square, "updates": updates}
-        return torch.where(step.moved, stepped, parameters), chosen(step.moved, new, moments)
+        moved = of_elements(step)  # [] or [P]
+        return torch.where(moved, stepped, parameters), chosen(moved, new, moments)
 
-    def _fused(
+    def _in_place(
         self, parameters: Tensor, gradient: Tensor, moments: Moments, step: Step
-    ) -> tuple[Tensor, Moments]:
-        parameters = parameters.clone()  # [P]
-        mean, mean_square = moments["mean"].clone(), moments["mean_square"].clone()  # [P]
-        adam(
-            [parameters],
-            [gradient],
-            [mean],
-            [mean_square],
-            [],
-            [moments["updates"].to(torch.float32, copy=True)],
-            fused=True,
-            found_inf=1 - step.moved.float(),  # []; with 1 it changes nothing
-            lr=step.lr,
-            beta1=self.betas[0],
-            beta2=self.betas[1],
-            eps=self.epsilon,
-            weight_decay=0.0,
-            amsgrad=False,
-            maximize=False,
-        )
-        updates = moments["updates"] + step.moved  # []
-        return parameters, {"mean": mean, "mean_square": mean_square, "updates": updates}
+    ) -> Moments:
+        """The moments after a step in one pass over memory. Neighbours in the vector make it
+        together if they have moved equally often."""
+        updates = moments["updates"]  # [], or [P] where parameters do not always move together
+        sizes = step.sizes if step.moved.ndim or updates.ndim else [len(parameters)]
+        starts = list(accumulate(sizes[:-1], initial=0))
+        counts = updates[starts] if updates.ndim else updates.expand(len(starts))  # [K]
+        told = zip(step.moved.expand(len(starts)).tolist(), counts.tolist(), sizes, strict=True)
+        stop, vectors = 0, (parameters, gradient, moments["mean"], moments["mean_square"])
+        for (moves, count), own in groupby(told, key=itemgetter(0, 1)):
+            start, stop = stop, stop + sum(size for _, _, size in own)
+            if not moves:
+                continue
+            x, slope, mean, mean_square = ([each[start:stop]] for each in vectors)  # [p] each
+            torch._fused_adam_(
+                x,
+                slope,
+                mean,
+                mean_square,
+                [],
+                [torch.tensor(count + 1)],  # []
+                lr=float(step.lr),
+                beta1=self.betas[0],
+                beta2=self.betas[1],
+                eps=self.epsilon,
+                weight_decay=0.0,
+                amsgrad=False,
+                maximize=False,
+            )
+            if updates.ndim:
+                updates[start:stop] = count + 1
+        if updates.ndim:
+            return moments
+        return {**moments, "updates": updates + step.moved}  # several optimizers may share it
 
 
 @dataclass(frozen=True)
@@ -119,8 +134,23 @@ class RMSProp:
         stepped = torch.addcdiv(parameters, gradient * -step.lr, root)  # [P]
         # Beside an Adam, moments have names that are not its own.
         own = {"mean_square": moments["mean_square"]}
-        kept = chosen(step.moved, {"mean_square": mean_square}, own)
-        return torch.where(step.moved, stepped, parameters), kept
+        moved = of_elements(step)  # [] or [P]
+        kept = chosen(moved, {"mean_square": mean_square}, own)
+        return torch.where(moved, stepped, parameters), kept
+
+
+def on_host(x: Tensor) -> bool:
+    """Whether the host reads numbers of a tensor without waiting for a device. Within torch.func it
+    cannot read any."""
+    return x.device.type == "cpu"
+
+
+def of_elements(step: Step) -> Tensor:
+    """Which elements of the vector change -> bool [P], or [] for all."""
+    if not step.moved.ndim:
+        return step.moved
+    each = zip(step.moved.unbind(), step.sizes, strict=True)
+    return torch.cat([moved.expand(size) for moved, size in each])  # [P]
 
 
 def chosen(

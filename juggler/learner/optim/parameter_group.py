@@ -155,7 +155,7 @@ class ParameterGroup:
         return state
 
     def concerned(self, live_steps: Mapping[str, Tensor]) -> Tensor:
-        """Which parameters a sample trains -> bool [P], or [] for all.
+        """Which parameters a sample trains -> bool [K], in the order of `sizes`, or [] for all.
 
         Args:
             live_steps: 0-d, by id of the modules that have a part in the sample.
@@ -167,10 +167,8 @@ class ParameterGroup:
         users = torch.tensor(
             [[name in self._names[each].values() for each in live_steps] for name in self._shapes],
             device=device,
-        )  # [parameters, modules]
-        sizes = torch.tensor(self._sizes, device=device)  # [parameters]
-        used = (users & torch.stack(present)).any(1)  # [parameters]
-        return used.repeat_interleave(sizes, output_size=sum(self._sizes))  # [P]
+        )  # [K, modules]
+        return (users & torch.stack(present)).any(1)  # [K]
 
 
 class _InitialState(nn.Module):

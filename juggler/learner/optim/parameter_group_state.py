@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
+import torch
 from torch import Tensor
 
 from juggler.learner.optim.optimizers import Moments
 from juggler.learner.optim.parameter_group import ParameterGroup
+from juggler.runtime.wire.structures import tree_map
 
 
 class ParameterGroupState(TypedDict):
-    """All that training changes of one parameter group. No tensor is changed in place."""
+    """All that training changes of one parameter group. On the CPU, an optimizer step changes
+    vectors in place; see `LearnerCore`."""
 
     parameters: Tensor  # [P]
     buffers: dict[str, Tensor]
@@ -58,6 +61,12 @@ def _joined(tensors: Tensor | dict[str, Tensor]) -> Tensor:
     if isinstance(tensors, Tensor):
         return tensors
     return ParameterGroup.joined(tensors)  # [P]
+
+
+def copied(state: State) -> State:
+    """The state in tensors of its own: optimizer steps change these, and not the old ones."""
+    copy: State = tree_map(torch.clone, state)
+    return copy
 
 
 def with_steps(state: State, steps: Mapping[str, Tensor]) -> State:

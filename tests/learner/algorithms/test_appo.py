@@ -12,6 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from support.slow_linear import Linear, appo_loss, gradient, weights_of
+from support.states import copied
 from torch import Tensor
 
 from juggler.learner.algorithms.appo.config import AppoConfig
@@ -73,10 +74,10 @@ def test_gradients_are_those_of_the_loss_written_out_step_by_step(
 def test_the_target_network_is_renewed_every_so_many_steps(make_batch: MakeBatch) -> None:
     core = make_core(target_period=3, lr=0.1)
     state = core.init(seed=0)
-    history = [state["default"]["parameters"]]
+    history = [state["default"]["parameters"].clone()]
     for seed in range(7):
         state = core.step(state, {"default": collate([make_batch(seed=seed)])}).state
-        history.append(state["default"]["parameters"])
+        history.append(state["default"]["parameters"].clone())
         target = state["default"]["extra"]["target"]
         assert torch.equal(target, history[(seed + 1) // 3 * 3])
     assert not torch.equal(history[0], history[3])
@@ -87,7 +88,7 @@ def test_a_step_that_is_skipped_is_none_of_them(make_batch: MakeBatch) -> None:
     state = core.step(core.init(seed=0), {"default": collate([make_batch()])}).state
     batch = make_batch(seed=1)
     batch.rewards[0, 0] = np.nan
-    after = core.step(state, {"default": collate([batch])}).state
+    after = core.step(copied(state), {"default": collate([batch])}).state
     for name, value in state["default"]["extra"].items():
         assert torch.equal(after["default"]["extra"][name], value)
 
@@ -113,7 +114,7 @@ def test_the_distance_from_the_target_network_is_a_metric_where_it_counts(
     core = make_core(target_kl=0.01, lr=0.1)
     sample = {"default": collate([make_batch()])}
     first = core.step(core.init(seed=0), sample)
-    second = core.step(first.state, sample)
+    second = core.step(copied(first.state), sample)
     assert first.metrics["default"]["kl_from_target"] == 0.0
     assert second.metrics["default"]["kl_from_target"] > 0.0
     plain = make_core()
@@ -152,7 +153,7 @@ def test_schedules_follow_the_environments_steps_and_not_the_uses(make_batch: Ma
     sample = {"default": collate([make_batch(4, 10, ends=0.0)])}
     state, seen = core.init(seed=0), []
     for _ in range(4):
-        output = core.step(state, sample)
+        output = core.step(copied(state), sample)
         state = output.state
         seen.append(float(output.metrics["default"]["lr"]))
     assert seen == pytest.approx([1e-3, 0.8e-3, 0.6e-3, 0.4e-3])
@@ -163,7 +164,7 @@ def test_the_state_goes_through_a_checkpoint(make_batch: MakeBatch) -> None:
     sample = {"default": collate([make_batch()])}
     state = core.step(core.init(seed=0), sample).state
     restored = core.state_from_tree(core.state_to_tree(state), like=core.init(seed=1))
-    one, other = (core.step(each, sample).state["default"] for each in (state, restored))
+    one, other = (core.step(copied(each), sample).state["default"] for each in (state, restored))
     assert torch.equal(one["parameters"], other["parameters"])
     for name, value in one["extra"].items():
         assert torch.equal(other["extra"][name], value)

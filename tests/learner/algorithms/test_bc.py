@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.states import copied
 
 from juggler.learner.algorithms.bc.config import BcConfig
 from juggler.learner.algorithms.bc.core import Bc
@@ -59,7 +60,7 @@ def tree(values: Any, function: Callable[[Any], Any]) -> Any:
 def loss_of(core: Bc, batch: EpisodeBatch) -> tuple[dict[str, float], Any]:
     state = core.init(seed=3)
     before = state["default"]["parameters"].clone()
-    output = core.step(state, {"default": collate([batch])})
+    output = core.step(copied(state), {"default": collate([batch])})
     assert not torch.equal(before, output.state["default"]["parameters"])
     return fetch_metrics(output.metrics)["default"], state
 
@@ -124,7 +125,9 @@ def test_rewards_and_unknown_log_probabilities_make_no_difference(make_batch: Ma
     other = EpisodeBatch.from_tree({**batch.to_tree(), "rewards": zero, "action_logp": zero})
     core = make_core()
     state = core.init(seed=0)
-    found = [core.step(state, {"default": collate([each])}).state for each in (batch, other)]
+    found = [
+        core.step(copied(state), {"default": collate([each])}).state for each in (batch, other)
+    ]
     torch.testing.assert_close(
         found[0]["default"]["parameters"], found[1]["default"]["parameters"], rtol=0, atol=0
     )

@@ -16,6 +16,7 @@ from gymnasium import spaces
 from support.datasets import random_episodes, write
 from support.groups import join, update
 from support.penalties import slow_penalties
+from support.states import copied
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.learner.algorithms.bc.config import BcConfig
@@ -252,7 +253,7 @@ def test_it_learns_to_tell_them_apart_and_is_smooth_with_a_penalty(
     columns = collate([make_batch(8, 16, seed=1)])
     columns["observations"] = columns["observations"] + 5
     for _ in range(100):
-        output = core.step(state, {"default": columns})
+        output = core.step(copied(state), {"default": columns})
         state = output.state
     metrics = output.metrics["default"]
     assert low < float(metrics["discriminator_loss"]) < high
@@ -268,14 +269,14 @@ def test_priorities_are_those_of_the_rows_that_were_drawn(
     rows = rows_of_transitions(collate([make_batch(4, 9, seed=1)]), n=1, gamma=GAMMA)
     rows[IMPORTANCE_WEIGHTS] = torch.ones(len(rows["live"]))
     shown = core.shown(state, {"default": rows})
-    expected = inner.step(state["inner"], shown).priorities
-    found = core.step(state, {"default": rows}).priorities
+    expected = inner.step(copied(state["inner"]), shown).priorities
+    found = core.step(copied(state), {"default": rows}).priorities
     assert found is not None
     assert expected is not None
     torch.testing.assert_close(found["default"], expected["default"])
     order = torch.randperm(len(rows["live"]), generator=torch.Generator().manual_seed(0))
     permuted = {key: x[order] for key, x in rows.items() if isinstance(x, torch.Tensor) and x.ndim}
-    again = core.step(state, {"default": permuted}).priorities
+    again = core.step(copied(state), {"default": permuted}).priorities
     assert again is not None
     torch.testing.assert_close(again["default"], expected["default"][order])
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from support.slow_impala import in_training, slow_gradients
+from support.states import copied
 from torch import Tensor
 
 from juggler.learner.algorithms.impala.config import ImpalaConfig
@@ -102,7 +103,7 @@ def test_metrics_say_what_they_are_called(make_batch: MakeBatch) -> None:
     logp = policy.log_prob(torch.as_tensor(batch.actions).flatten()).detach()
     log_ratio = logp - torch.as_tensor(batch.action_logp).flatten()
 
-    output = core.step(state, sample)
+    output = core.step(copied(state), sample)
     metrics = fetch_metrics(output.metrics)["default"]
     assert metrics["entropy"] == pytest.approx(policy.entropy().mean().item())
     assert metrics["kl"] == pytest.approx((log_ratio.exp() - 1 - log_ratio).mean().item(), rel=1e-4)
@@ -112,7 +113,7 @@ def test_metrics_say_what_they_are_called(make_batch: MakeBatch) -> None:
     assert metrics["lr"] == 1e-3
     assert metrics["skipped"] == 0.0
     assert metrics["explained_variance"] < 1.0
-    again = fetch_metrics(core.step(output.state, sample).metrics)["default"]
+    again = fetch_metrics(core.step(copied(output.state), sample).metrics)["default"]
     assert again["lr"] == pytest.approx(0.6e-3)  # 40 of 100 steps have been trained on
 
 
@@ -153,10 +154,10 @@ def test_a_gradient_that_is_not_finite_changes_nothing(make_batch: MakeBatch, ba
     state = core.step(core.init(seed=0), {"default": collate([make_batch()])}).state
     batch = make_batch(seed=1)
     batch.rewards[0, 0] = bad
-    output = core.step(state, {"default": collate([batch])})
+    output = core.step(copied(state), {"default": collate([batch])})
     assert equal(output.state, state)
     assert output.metrics["default"]["skipped"] == 1.0
-    good = core.step(output.state, {"default": collate([make_batch(seed=1)])})
+    good = core.step(copied(output.state), {"default": collate([make_batch(seed=1)])})
     assert good.metrics["default"]["skipped"] == 0.0
     assert not equal(good.state, state)
 
@@ -165,14 +166,14 @@ def test_a_sample_without_live_steps_changes_nothing(make_batch: MakeBatch) -> N
     core = make_core()
     state = core.init(seed=0)
     sample = collate([make_batch(ends=0.0, live=np.zeros((3, 6), bool))])
-    assert equal(core.step(state, {"default": sample}).state, state)
+    assert equal(core.step(copied(state), {"default": sample}).state, state)
 
 
 def test_modules_without_a_part_in_the_sample_stay_as_they_are(make_batch: MakeBatch) -> None:
     make = partial(build_module, None, VECTOR, TWO, {})
     core = Impala({"one": make, "two": make}, ImpalaConfig())
     before = core.init(seed=0)
-    output = core.step(before, {"one": collate([make_batch()])})
+    output = core.step(copied(before), {"one": collate([make_batch()])})
     assert output.metrics.keys() == {"one"}
     assert equal(output.state["two"], before["two"])
     assert not torch.equal(output.state["one"]["parameters"], before["one"]["parameters"])
@@ -185,7 +186,7 @@ def test_an_update_leaves_params_that_were_given_out_alone(make_batch: MakeBatch
     state = core.init(seed=0)
     params = core.get_params(state)["default"]
     copies = {name: tensor.clone() for name, tensor in params.items()}
-    core.step(state, {"default": collate([make_batch()])})
+    core.step(copied(state), {"default": collate([make_batch()])})
     assert all(torch.equal(params[name], copies[name]) for name in copies)
 
 
@@ -217,7 +218,7 @@ class Normalized(RLModule):
 def test_buffers_follow_training_and_fixed_parameters_do_not(make_batch: MakeBatch) -> None:
     core = make_core(Normalized)
     state = core.init(seed=0)
-    after = core.step(state, {"default": collate([make_batch()])}).state
+    after = core.step(copied(state), {"default": collate([make_batch()])}).state
     before_params, params = core.get_params(state)["default"], core.get_params(after)["default"]
     assert torch.equal(before_params["norm.running_mean"], torch.zeros(4))
     assert not torch.equal(params["norm.running_mean"], torch.zeros(4))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from support.slow_impala import in_training, slow_gradients
+from support.states import copied
 
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
@@ -131,7 +132,7 @@ def test_illegal_actions_take_no_gradient_and_no_entropy(make_batch: MakeBatch) 
     gradient = core._groups["default"].named(grads["default"])["logits"]
     assert gradient[2] == 0
     assert (gradient[:2] != 0).all()
-    metrics = fetch_metrics(core.step(state, sample).metrics)["default"]
+    metrics = fetch_metrics(core.step(copied(state), sample).metrics)["default"]
     legal = torch.distributions.Categorical(logits=torch.tensor([0.3, -0.2]))
     assert metrics["entropy"] == pytest.approx(legal.entropy().item())
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.ppo_cases import make_core, near, parameters
 from support.slow_linear import gradient, ppo_loss, weights_of
+from support.states import copied
 from torch import Tensor
 
 from juggler.learner.algorithms.ppo.config import PpoConfig
@@ -44,7 +45,7 @@ def test_gradients_are_those_of_the_loss_written_out_step_by_step(
     prepared, live_steps = core._prepared(before, {"default": collate([batch])}, ALONE)
     assert live_steps["default"] == batch.live_steps
     whole = {"default": prepared["default"].columns}
-    state = core.apply(before, *GradientCore.grads(core, before, whole)).state
+    state = core.apply(copied(before), *GradientCore.grads(core, before, whole)).state
 
     old, new = weights_of(parameters(core, before)), weights_of(parameters(core, state))
     metrics = GradientCore.grads(core, state, whole)[1]["default"].metrics["default"]
@@ -125,10 +126,10 @@ def test_values_come_from_passes_of_bounded_size(
     state = core.init(seed=0)
     batch = make_batch(8, 16, seed=1)
     sample: dict[str, Columns] = {"default": collate([batch])}
-    whole = core.step(state, sample).state
+    whole = core.step(copied(state), sample).state
     Counting.passes.clear()
     monkeypatch.setattr("juggler.learner.core.forward.CHUNK", 50)
-    parts = core.step(state, sample).state
+    parts = core.step(copied(state), sample).state
     assert max(Counting.passes) == 50
     assert sum(Counting.passes) == 8 * 16 + 8 + len(batch.final_rows), "each observation once"
     torch.testing.assert_close(

@@ -11,8 +11,11 @@ import pytest
 import torch
 from support.ppo_cases import TWO, VECTOR, make_core, near, states
 from support.slow_linear import Linear
+from support.states import copied
 from torch import Tensor
 
+from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.core.gradient_core import State
@@ -69,9 +72,9 @@ def test_one_epoch_of_one_minibatch_is_one_step_on_the_whole(make_batch: MakeBat
     core = make_core(epochs=1, minibatches=1)
     sample = {"default": collate([make_batch(4, 8)])}
     state = core.init(seed=0)
-    by_hand = core.apply(state, *core.grads(state, sample)).state
+    by_hand = core.apply(copied(state), *core.grads(state, sample)).state
     torch.testing.assert_close(
-        core.step(state, sample).state["default"]["parameters"],
+        core.step(copied(state), sample).state["default"]["parameters"],
         by_hand["default"]["parameters"],
         rtol=1e-5,
         atol=1e-6,
@@ -85,7 +88,7 @@ def test_the_same_state_and_sample_give_the_same_result(make_batch: MakeBatch) -
     assert equal(first, second)
     other = core.init(seed=0)
     other["default"]["extra"]["key"] = torch.tensor(1)
-    assert not equal(core.step(other, sample).state, first), "other minibatches"
+    assert not equal(core.step(copied(other), sample).state, first), "other minibatches"
 
 
 def test_an_update_ends_where_the_policy_has_gone_too_far(make_batch: MakeBatch) -> None:
@@ -94,7 +97,7 @@ def test_an_update_ends_where_the_policy_has_gone_too_far(make_batch: MakeBatch)
     state = free.init(seed=0)
     sample = {"default": collate([near(state, batch, free)])}
     # The noise that `near` gives the sampling policy alone is a KL of about 0.05.
-    output = bound.step(state, sample)
+    output = bound.step(copied(state), sample)
     metrics = fetch_metrics(output.metrics)["default"]
     assert metrics["kl_stop_fraction"] == 1.0
     assert metrics["skipped"] == 0.0
@@ -102,7 +105,7 @@ def test_an_update_ends_where_the_policy_has_gone_too_far(make_batch: MakeBatch)
 
     wide = make_core(lr=0.2, target_kl=0.1)
     seam = Recorder()
-    output = wide.step(state, sample, seam)
+    output = wide.step(copied(state), sample, seam)
     kls = [float(aux["default"].means["default"]["kl"]) for aux in seam.aux]
     first = next(place for place, kl in enumerate(kls) if kl > 0.15)
     assert 0 < first < 15
@@ -110,7 +113,7 @@ def test_an_update_ends_where_the_policy_has_gone_too_far(make_batch: MakeBatch)
     assert fetch_metrics(output.metrics)["default"]["kl_stop_fraction"] == pytest.approx(
         1 - first / 16
     )
-    assert "kl_stop_fraction" not in free.step(state, sample).metrics["default"]
+    assert "kl_stop_fraction" not in free.step(copied(state), sample).metrics["default"]
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(make_batch: MakeBatch) -> None:
@@ -118,7 +121,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(make_batch: MakeBatch) ->
     state = core.init(seed=0)
     batch = make_batch()
     batch.rewards[0, 0] = np.nan
-    output = core.step(state, {"default": collate([batch])})
+    output = core.step(copied(state), {"default": collate([batch])})
     assert equal(output.state, state)
     assert output.metrics["default"]["skipped"] == 1.0
 
@@ -130,19 +133,19 @@ def test_a_sample_without_live_steps_changes_nothing(make_batch: MakeBatch) -> N
         sample = collate(
             [make_batch(ends=0.0, live=np.zeros((3, 6), bool), states=states(core, 3))]
         )
-        assert equal(core.step(state, {"default": sample}).state, state)
+        assert equal(core.step(copied(state), {"default": sample}).state, state)
 
 
 def test_modules_without_a_part_in_the_sample_stay_as_they_are(make_batch: MakeBatch) -> None:
     make = partial(build_module, Linear, VECTOR, TWO, {})
     core = Ppo({"one": make, "two": make}, PpoConfig())
     before = core.init(seed=0)
-    output = core.step(before, {"two": collate([make_batch()])})
+    output = core.step(copied(before), {"two": collate([make_batch()])})
     assert output.metrics.keys() == {"two"}
     assert equal(output.state["one"], before["one"])  # type: ignore[arg-type]
     assert not equal(output.state["two"], before["two"])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"sample for modules \['three'\]; there are"):
-        core.step(before, {"three": collate([make_batch()])})
+        core.step(copied(before), {"three": collate([make_batch()])})
 
 
 def test_schedules_follow_the_environments_steps_and_not_the_epochs(make_batch: MakeBatch) -> None:
@@ -150,7 +153,7 @@ def test_schedules_follow_the_environments_steps_and_not_the_epochs(make_batch: 
     sample = {"default": collate([make_batch(4, 10, ends=0.0)])}
     output = core.step(core.init(seed=0), sample)
     assert output.metrics["default"]["lr"] == pytest.approx(1e-3)
-    again = core.step(output.state, sample)
+    again = core.step(copied(output.state), sample)
     assert again.metrics["default"]["lr"] == pytest.approx(0.6e-3)
 
 
@@ -177,7 +180,7 @@ def test_a_module_with_a_state_that_it_does_not_use_learns_as_one_without(
         state = core.init(seed=0)
         for seed in range(3):
             batch = make_batch(6, 9, seed=seed, states=states(core, 6))
-            output = core.step(state, {"default": collate([batch])})
+            output = core.step(copied(state), {"default": collate([batch])})
             state = output.state
         ends.append((state["default"], fetch_metrics(output.metrics)["default"]))
     (plain, plain_metrics), (remembering, remembering_metrics) = ends
@@ -214,3 +217,23 @@ def test_steps_that_warm_a_state_up_are_not_learned_from(make_batch: MakeBatch) 
     assert burnt > 0
     output = core.step(core.init(seed=0), {"default": collate([batch])})
     assert output.state["default"]["steps"] == batch.live_steps - burnt
+
+
+class Leaving(Recorder):
+    """A seam that loses the others in the third step of the optimizer."""
+
+    def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
+        if len(self.aux) == 2:
+            raise ConnectionError("gone")
+        return super().gradients(grads, aux)
+
+
+def test_an_update_that_fails_midway_leaves_the_state_as_it_was(make_batch: MakeBatch) -> None:
+    sample = {"default": collate([make_batch(4, 8)])}
+    make = partial(build_module, None, VECTOR, TWO, {"hidden_sizes": [8]})
+    for core in (make_core(minibatches=4), Impala({"default": make}, ImpalaConfig())):
+        state = core.init(seed=0)
+        before = copied(state)
+        with pytest.raises(ConnectionError):
+            core.step_in_parts(state, sample, Leaving(), minibatches=4, epochs=1)
+        assert equal(state, before)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from support.slow_impala import in_training, slow_gradients, slow_steps
+from support.states import copied
 from torch import Tensor
 
 from juggler.learner.algorithms.actor_critic.core import ActorCritic, actor_critic_pass
@@ -209,7 +210,7 @@ def test_what_is_not_live_does_not_change_the_gradient_and_may_be_all_there_is(
     torch.testing.assert_close(after["default"], before["default"])
 
     nothing = batch_for(make_batch, module, 4, 1, ends=0.0, live=np.zeros((4, 1), bool))
-    output = core.step(state, {"default": collate([nothing])})
+    output = core.step(copied(state), {"default": collate([nothing])})
     assert torch.equal(output.state["default"]["parameters"], state["default"]["parameters"])
     assert output.metrics["default"]["skipped"] == 0
 

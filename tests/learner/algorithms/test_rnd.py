@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from support.groups import join, update
+from support.states import copied
 from torch.func import functional_call
 
 from juggler.learner.algorithms.actor_critic.core import EXTRA_ADVANTAGES, actor_critic_pass
@@ -126,7 +127,7 @@ def test_rewards_are_normalized_errors_of_the_predictor(make_batch: MakeBatch, n
         expected = slow.rewards(state["own"]["default"], columns)
         live = columns["live"].numpy()
         assert 0 < live.mean() < 1, "a case worth its name"
-        output = core.step(state, {"default": columns})
+        output = core.step(copied(state), {"default": columns})
         found = fetch_metrics(output.metrics)["default"]["intrinsic_reward"]
         assert found == pytest.approx(expected[live].mean(), rel=1e-4)
         _, shown, _ = core.learned(state, {"default": columns}, ALONE)
@@ -214,7 +215,7 @@ def test_predictor_and_values_take_one_step_of_adam(make_batch: MakeBatch, name:
     )
     total.backward()  # type: ignore[no-untyped-call]
     adam.step()
-    output = core.step(state, {"default": columns})
+    output = core.step(copied(state), {"default": columns})
     told = fetch_metrics(output.metrics)["default"]
     assert told["predictor_loss"] == pytest.approx(float(errors.mean().detach()), rel=1e-4)
     expected = torch.cat(

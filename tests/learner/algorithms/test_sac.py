@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.states import copied
 
 from juggler.learner.algorithms.sac.config import SacConfig
 from juggler.learner.algorithms.sac.core import Sac
@@ -150,7 +151,7 @@ def test_each_part_of_the_loss_trains_its_own_parameters(actions: Any) -> None:
 def test_a_temperature_that_is_given_stays() -> None:
     core = make_core(temperature=0.2)
     (group_id,) = state = core.init(0)
-    output = core.step(state, {"default": rows(BOX)})
+    output = core.step(copied(state), {"default": rows(BOX)})
     assert float(output.metrics["default"]["temperature"]) == pytest.approx(0.2)
     named = core.groups[group_id].named
     before, after = (named(each[group_id]["parameters"]) for each in (state, output.state))
@@ -164,7 +165,7 @@ def test_the_temperature_falls_while_the_policy_is_more_random_than_wanted(
 ) -> None:
     core = make_core(target_entropy=wanted)
     (group_id,) = state = core.init(0)
-    after = core.step(state, {"default": rows(BOX, 600)}).state
+    after = core.step(copied(state), {"default": rows(BOX, 600)}).state
     learned = core.groups[group_id].named(after[group_id]["parameters"])["log_temperature"]
     assert (float(learned) < 0) is falls
 
@@ -181,7 +182,7 @@ def test_the_target_entropy_is_of_the_actions_that_are_legal() -> None:
     state = core.init(0)
     for _ in range(300):
         state = core.step(state, {"default": sample}).state
-    metrics = core.step(state, {"default": sample}).metrics["default"]
+    metrics = core.step(copied(state), {"default": sample}).metrics["default"]
     assert float(metrics["entropy"]) <= math.log(2)
     assert float(metrics["temperature"]) < 1.1
 

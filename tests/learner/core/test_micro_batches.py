@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.states import copied
 from torch import nn
 
 from juggler.learner.algorithms.impala.config import ImpalaConfig
@@ -156,7 +157,7 @@ def test_nothing_live_at_all_is_no_gradient(make_batch: MakeBatch) -> None:
     core = Impala({"default": plain}, ImpalaConfig(micro_batches=2))
     state = core.init(0)
     nothing = make_batch(4, 3, ends=0.0, live=np.zeros((4, 3), bool))
-    output = core.step(state, {"default": collate([nothing])})
+    output = core.step(copied(state), {"default": collate([nothing])})
     assert torch.equal(output.state["default"]["parameters"], state["default"]["parameters"])
     assert output.metrics["default"]["skipped"] == 0
 

@@ -232,7 +232,7 @@ def test_optimizers_in_a_population_of_one_are_those_of_one() -> None:
         lr = torch.tensor(1e-3, dtype=torch.float64)
 
         def update(p: Any, g: Any, m: Any, lr: Any, optimizer: Any = optimizer) -> Any:
-            return optimizer.update(p, g, m, Step(lr, torch.tensor(True)))
+            return optimizer.update(p, g, m, Step(lr, torch.tensor(True), [100]))
 
         alone = update(parameters, gradient, moments, lr)
         several = tree_map(

@@ -55,38 +55,59 @@ def test_fifty_steps_agree_with_torch_bit_for_bit(
         gradient = torch.randn(1000, generator=generator) * 10 ** torch.randn(
             1000, generator=generator
         )
-        step = Step(torch.tensor(lr, dtype=torch.float64), ALL, fused)
+        step = Step(torch.tensor(lr, dtype=torch.float64), ALL, [1000], fused)
         parameters, moments = ours.update(parameters, gradient, moments, step)
         reference.grad = gradient.clone()
         optimizer.step()
         assert torch.equal(parameters, reference.detach())
 
 
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("ours", [Adam(), RMSProp()])
 def test_a_step_that_moves_nothing_leaves_parameters_and_moments_as_they_were(
-    ours: Optimizer, fused: bool
+    ours: Optimizer, in_place: bool
 ) -> None:
     parameters, lr = torch.arange(3.0), torch.tensor(0.1)
     moments = ours.init(parameters)
-    _, moments = ours.update(parameters, torch.ones(3), moments, Step(lr, ALL, fused))
+    step = Step(lr, ALL, [3], in_place)
+    _, moments = ours.update(parameters, torch.ones(3), moments, step)
+    before, step = {name: x.clone() for name, x in moments.items()}, step._replace(moved=~ALL)
     for wrong in (float("nan"), float("inf"), 1.0):
-        after, kept = ours.update(
-            parameters, torch.full((3,), wrong), moments, Step(lr, ~ALL, fused)
-        )
+        own = parameters.clone()
+        after, kept = ours.update(own, torch.full((3,), wrong), moments, step)
         assert torch.equal(after, parameters)
-        assert all(torch.equal(kept[name], moments[name]) for name in moments)
+        assert all(torch.equal(kept[name], before[name]) for name in before)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_an_update_leaves_the_old_values_alone(fused: bool) -> None:
+def test_an_update_leaves_the_old_values_alone_unless_it_may_change_them() -> None:
     for optimizer in (Adam(), RMSProp()):
         parameters, gradient = torch.ones(3), torch.ones(3)
         moments = optimizer.init(parameters)
         before = {name: moment.clone() for name, moment in moments.items()}
-        optimizer.update(parameters, gradient, moments, Step(torch.tensor(0.1), ALL, fused))
+        optimizer.update(parameters, gradient, moments, Step(torch.tensor(0.1), ALL, [3]))
         assert torch.equal(parameters, torch.ones(3))
         assert all(torch.equal(moments[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_parameters_that_move_apart_do_as_if_each_had_an_adam_of_its_own(in_place: bool) -> None:
+    sizes, generator = [70, 1, 33, 40], torch.Generator().manual_seed(0)
+    parameters = torch.randn(sum(sizes), generator=generator)
+    apart = [x.clone() for x in parameters.split(sizes)]
+    moments, own = Adam().init(parameters), [Adam().init(x) for x in apart]
+    moments["updates"] = torch.zeros_like(parameters)  # one count for each element
+    lr = torch.tensor(0.01, dtype=torch.float64)
+    for moved in torch.rand((20, len(sizes)), generator=generator) > 0.5:
+        gradient = torch.randn(sum(sizes), generator=generator)
+        step = Step(lr, moved, sizes, in_place)
+        parameters, moments = Adam().update(parameters, gradient, moments, step)
+        for place, each in enumerate(gradient.split(sizes)):
+            alone = Step(lr, moved[place], sizes[place : place + 1])
+            apart[place], own[place] = Adam().update(apart[place], each, own[place], alone)
+    torch.testing.assert_close(parameters, torch.cat(apart), rtol=1e-5, atol=1e-6)
+    for place, counts in enumerate(moments["updates"].split(sizes)):
+        assert (counts == own[place]["updates"]).all()
+        assert 0 < int(counts[0]) < 20
 
 
 @pytest.mark.parametrize("limit", [0.5, 5.0, 50.0])

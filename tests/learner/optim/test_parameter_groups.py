@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
 from support.shared_encoder import SHARED, TWO, VECTOR, Headed, make_multi
+from support.states import copied
 from torch import nn
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
@@ -73,7 +74,7 @@ def test_what_is_shared_takes_one_step_for_all_who_share_it(make_batch: MakeBatc
     right, _ = core.grads(state, {"right": sample["right"]})
     torch.testing.assert_close(together[SHARED], left[SHARED] + right[SHARED])
 
-    output = core.step(state, sample)
+    output = core.step(copied(state), sample)
     assert output.metrics.keys() == {"left", "right"}
     assert (output.state[SHARED]["moments"]["updates"] == 1).all()
     assert output.state[SHARED]["steps"] == max(part["live"].sum() for part in sample.values())
@@ -91,9 +92,9 @@ def test_metrics_are_those_of_each_module(make_batch: MakeBatch) -> None:
     core = make_core()
     state = core.init(seed=0)
     sample = sample_for(make_batch, "left", "right", "alone")
-    together = fetch_metrics(core.step(state, sample).metrics)
+    together = fetch_metrics(core.step(copied(state), sample).metrics)
     for module_id in ("left", "alone"):
-        by_itself = fetch_metrics(core.step(state, {module_id: sample[module_id]}).metrics)
+        by_itself = fetch_metrics(core.step(copied(state), {module_id: sample[module_id]}).metrics)
         of_the_unit = {"grad_norm"} if module_id == "left" else set()
         for name, value in by_itself[module_id].items():
             assert (together[module_id][name] == value) == (name not in of_the_unit)
@@ -105,11 +106,11 @@ def test_what_only_absent_modules_have_does_not_move(make_batch: MakeBatch, opti
     core = make_core(optimizer=optimizer)
     state = core.init(seed=0)
     everyone = sample_for(make_batch, "left", "right")
-    once = core.step(state, everyone).state
+    once = core.step(copied(state), everyone).state
     tree = core.state_to_tree(once)[SHARED]
     nothing = {"right": collate([make_batch(4, 6, ends=0.0, live=np.zeros((4, 6), bool))])}
     for absent in ({}, nothing):  # not in the sample, or in it without a live step
-        after = core.step(once, {"left": everyone["left"], **absent}).state
+        after = core.step(copied(once), {"left": everyone["left"], **absent}).state
         moved = core.state_to_tree(after)[SHARED]
         for kind in (tree["parameters"], *tree["moments"].values()):
             assert own(kind, "right:").keys() == {
@@ -135,7 +136,7 @@ def test_an_absent_module_comes_back_with_an_optimizer_that_is_not_out_of_step(
     for seed in range(5):
         state = core.step(state, sample_for(make_batch, "left", seed=seed)).state
     before = core.get_params(state)["right"]["policy.weight"]
-    after = core.step(state, sample_for(make_batch, "right")).state
+    after = core.step(copied(state), sample_for(make_batch, "right")).state
     step = core.get_params(after)["right"]["policy.weight"] - before
     torch.testing.assert_close(step.abs(), torch.full_like(step, 1e-3), rtol=1e-2, atol=0)
 
@@ -146,7 +147,7 @@ def test_a_gradient_that_is_not_finite_stops_all_who_share(make_batch: MakeBatch
     bad = make_batch(4, 6)
     bad.rewards[0, 0] = np.nan
     sample = {**sample_for(make_batch, "left", "alone"), "right": collate([bad])}
-    output = core.step(state, sample)
+    output = core.step(copied(state), sample)
     skipped = {key: float(values["skipped"]) for key, values in output.metrics.items()}
     assert skipped == {"left": 1.0, "right": 1.0, "alone": 0.0}
     tree, before = core.state_to_tree(output.state), core.state_to_tree(state)
@@ -178,7 +179,7 @@ def test_a_multi_module_alone_trains_as_its_module_would(make_batch: MakeBatch) 
     state = core.init(seed=0)
     tree = plain.state_to_tree(plain.init(seed=1))
     state = core.state_from_tree(tree, like=state)
-    output = core.step(state, sample)
+    output = core.step(copied(state), sample)
     expected = plain.step(plain.state_from_tree(tree, like=state), sample)
     assert equal(core.state_to_tree(output.state), plain.state_to_tree(expected.state))
 

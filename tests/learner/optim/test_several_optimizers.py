@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.states import copied
 from torch import Tensor
 
 from juggler.learner.algorithms.impala.config import ImpalaConfig
@@ -79,12 +80,12 @@ def test_each_has_a_schedule_and_a_metric_of_its_own(make_batch: MakeBatch) -> N
     sample = {"default": collate([batch])}
     output = core.step(core.init(0), sample)
     first = fetch_metrics(output.metrics)["default"]
-    second = fetch_metrics(core.step(output.state, sample).metrics)["default"]
+    second = fetch_metrics(core.step(copied(output.state), sample).metrics)["default"]
     assert (first["lr"], first["lr_value"]) == (1e-3, 1e-2)
     assert (second["lr"], second["lr_value"]) == pytest.approx((1e-3, 5e-3))
     assert "lr_bias" not in first  # it has none of its own
-    before = core.step(output.state, sample).state
-    after = core.step(before, sample).state
+    before = core.step(copied(output.state), sample).state
+    after = core.step(copied(before), sample).state
     for name, x in flat(core, after).items():
         assert torch.equal(x, flat(core, before)[name]) == name.startswith("value"), name
 
@@ -224,7 +225,7 @@ def test_gradients_are_clipped_as_torch_does(make_batch: MakeBatch, by: str) -> 
     core = make_core(grad_clip=0.02, grad_clip_by=by, optimizer="rmsprop", lr=1.0)
     state = core.init(seed=0)
     grads, aux = core.grads(state, {"default": collate([make_batch()])})
-    output = core.apply(state, grads, aux)
+    output = core.apply(copied(state), grads, aux)
     parameters = []
     for gradient in core._groups["default"].named(grads["default"]).values():
         parameters.append(torch.zeros_like(gradient, requires_grad=True))
@@ -250,7 +251,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_however_it_is_clipped(
     state = core.init(seed=0)
     grads, aux = core.grads(state, {"default": collate([make_batch()])})
     grads["default"][3] = wrong
-    output = core.apply(state, grads, aux)
+    output = core.apply(copied(state), grads, aux)
     assert output.metrics["default"]["skipped"] == 1
     assert torch.equal(output.state["default"]["parameters"], state["default"]["parameters"])
     for name, moment in output.state["default"]["moments"].items():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.states import copied
 from torch._inductor import cpp_builder
 from torch._inductor.exc import InvalidCxxCompiler
 
@@ -71,7 +72,7 @@ def test_gradients_in_bfloat16_point_where_those_of_float32_do(
     assert other["default"].dtype == torch.float32
     assert not torch.equal(one["default"], other["default"])
     assert torch.cosine_similarity(one["default"], other["default"], dim=0) > 0.99
-    after = core.apply(state, other, aux).state["default"]
+    after = core.apply(copied(state), other, aux).state["default"]
     assert after["parameters"].dtype == after["moments"]["mean"].dtype == torch.float32
 
 

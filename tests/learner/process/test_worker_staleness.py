@@ -150,7 +150,7 @@ def test_gradients_that_stay_not_finite_end_the_worker_with_the_module_and_the_u
     monkeypatch.setattr(pending_metrics, "_METRICS_SECONDS", 0.0)
     for update in range(6):
         world.send(update, update=10 + update)
-        before = learner.state["default"]["parameters"]
+        before = learner.state["default"]["parameters"].clone()
         done = world.update(update)
         skipped = update != 1
         assert done.metrics["default"].values["skipped"] == skipped

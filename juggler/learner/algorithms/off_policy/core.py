@@ -52,6 +52,10 @@ class TargetNetworkCore(GradientCore, ABC):
     ) -> dict[str, Tensor]:
         extra, target = super().extra_after(new, aux, stepped), new["extra"]["target"]  # [P]
         moves = stepped & self.target_moves(new)  # []
+        if self.reads(moves):
+            if moves:
+                target.lerp_(new["parameters"], self.config.target_share)
+            return extra
         share = moves.to(target.dtype) * self.config.target_share  # []
         return {**extra, "target": torch.lerp(target, new["parameters"], share)}  # [P]
 

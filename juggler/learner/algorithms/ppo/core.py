@@ -60,7 +60,7 @@ from juggler.learner.core.learner_core import (
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.metrics import mean_metrics
 from juggler.learner.core.returns import Estimates, gae
-from juggler.learner.optim.parameter_group_state import with_steps
+from juggler.learner.optim.parameter_group_state import copied, with_steps
 from juggler.runtime.modules import columns as c
 
 # Columns that are computed for a sample, beside its own.
@@ -95,6 +95,7 @@ class Ppo(ActorCriticCore):
     def step(self, state: State, sample: Sample, seam: Seam = ALONE) -> StepOutput[State]:
         config, before = self.config, state
         prepared, live_steps = self._prepared(state, sample, seam)
+        state = copied(state)  # if the seam fails midway, the old one stays as it was
         each: list[Metrics] = []
         stopped: dict[str, Tensor] = {}  # [] bool by group
         for minibatch in self._minibatches(before, prepared):

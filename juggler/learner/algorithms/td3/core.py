@@ -88,7 +88,7 @@ class Td3(OffPolicyCore):
     def moving(
         self, group: ParameterGroup, state: ParameterGroupState, live_steps: Mapping[str, Tensor]
     ) -> Tensor:
-        (of_critics,) = self._of_critics[group.id].on(state["parameters"].device)  # [P]
+        (of_critics,) = self._of_critics[group.id].on(state["parameters"].device)  # [K]
         return super().moving(group, state, live_steps) & (of_critics | self._policy_moves(state))
 
     def next_extra(self, new: ParameterGroupState, aux: GradientAux) -> dict[str, Tensor]:
@@ -116,21 +116,24 @@ class Td3(OffPolicyCore):
         values = _values(forward, observations, columns[c.ACTIONS].flatten(0, 1))  # [N T, 2]
         values = torch.where(live.unsqueeze(-1), values.view(n, t, 2), 0.0)  # [N, T, 2]
         errors = targets.unsqueeze(-1) - values  # [N, T, 2]
-        # Gradients pass through the values of actions to the policy, and leave Q as it is.
-        critic = forward.frozen()
-        actions = _policy(forward, observations).mode()  # [N T, ...]
-        gain = _values(critic, observations, actions)[:, 0].view(n, t)  # [N, T]
         mean = LiveMean(live)
         value_loss = mean(0.5 * errors.square().sum(-1) * importance_weights(columns, values))  # []
-        policy_loss = -mean(torch.where(live, gain, 0.0))  # []
-        # A gradient that moves nothing must not count in the norm that grad_clip limits.
-        total = value_loss + torch.where(self._policy_moves(state), policy_loss, 0.0)  # []
+        total, of_policy, moves = value_loss, {}, self._policy_moves(state)  # []
+        if not self.reads(moves) or moves:
+            # Gradients pass through the values of actions to the policy, and leave Q as it is.
+            critic = forward.frozen()
+            actions = _policy(forward, observations).mode()  # [N T, ...]
+            gain = _values(critic, observations, actions)[:, 0].view(n, t)  # [N, T]
+            policy_loss = -mean(torch.where(live, gain, 0.0))  # []
+            # A gradient that moves nothing must not count in the norm that grad_clip limits.
+            total = value_loss + torch.where(moves, policy_loss, 0.0)  # []
+            of_policy["policy_loss"] = policy_loss.detach()
         exploration = self.schedules["exploration_noise"](state["steps"])  # []
         forward.set_buffer(EXPLORATION_NOISE, exploration)
         with torch.no_grad():
             metrics = {
                 "value_loss": value_loss.detach(),
-                "policy_loss": policy_loss.detach(),
+                **of_policy,
                 "mean_value": mean(values.mean(-1)),
                 "exploration_noise": exploration,
             }
@@ -164,7 +167,6 @@ def _values(forward: Forward, observations: Any, actions: Tensor) -> Tensor:
 
 
 def _training_only(group: ParameterGroup) -> Constants:
-    """Which of a group's parameters no module needs to act: those of the critics -> [P] bool."""
+    """Which of a group's parameters no module needs to act: those of the critics -> [K] bool."""
     names = group.training_only()
-    own = [np.full(size, name in names) for name, size in group.sizes.items()]  # [p] each
-    return Constants(np.concatenate(own))  # [P]
+    return Constants(np.array([name in names for name in group.sizes]))  # [K]
