@@ -13,6 +13,7 @@ from rich.table import Table
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import read_toml
+from juggler.driver.record.candidates import RETURN_WINDOW
 from juggler.driver.record.checkpoints import write_synced
 from juggler.driver.record.metrics_file import number as finite
 from juggler.driver.record.metrics_file import read_metrics
@@ -40,7 +41,7 @@ class SeedsResult:
             `best_return` and `env_steps_trained`. Returns are means over 100 training episodes.
         failed: by seed, what went wrong with the others.
         final_return: of all of them.
-        best_return: likewise, each at its best moment.
+        best_return: likewise, each at its best moment; the last one, where fewer episodes ended.
     """
 
     seeds_dir: Path
@@ -238,17 +239,19 @@ def _reached(seed: int, run_dir: Path, end: RunEnd) -> dict[str, Any] | str:
         return end.problem
     if (reason := end.summary.get("reason_for_stop")) not in _GOOD_ENDS:
         return f"it ended by {reason}"
-    returns = [finite(line.get(_RETURN)) for line in read_metrics(run_dir).lines]
+    # The first episodes to end are short ones, whose returns say little.
+    whole = [x for x in read_metrics(run_dir).lines if x.get("episodes", 0) >= RETURN_WINDOW]
+    returns = [finite(line.get(_RETURN)) for line in whole]
     known = [each for each in returns if each == each]  # not NaN
     final = finite(end.summary.get(_RETURN))
-    if not known or final != final:
+    if final != final:
         return "it ended before an episode did"
     return {
         "seed": seed,
         "run_dir": str(run_dir),
         "solved": bool(end.summary.get("solved")),
         "final_return": final,
-        "best_return": max(known),
+        "best_return": max(known, default=final),
         "env_steps_trained": end.summary["env_steps_trained"],
     }
 

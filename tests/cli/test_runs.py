@@ -26,11 +26,20 @@ def test_a_run_is_told_of_with_its_best_and_its_last_return(
 ) -> None:
     last = line(300, 20.0) | {"env_steps_sampled": 340}  # with those that are under way
     summary = {"solved": True, "reason_for_stop": "solved", **last}
-    made(tmp_path / "one", [line(100, None), line(200, 30.0), last], summary)
+    first = line(150, 90.0, episodes=1)  # a short episode, the first one to end
+    made(tmp_path / "one", [line(100, None), first, line(200, 30.0), last], summary)
     (run,) = listed(tmp_path, capsys)
     assert (run["name"], run["env"], run["algorithm"]) == ("one", "CartPole-v1", "impala")
     assert (run["state"], run["return_last"], run["return_best"]) == ("solved", 20.0, 30.0)
     assert (run["env_steps"], run["wall_time"], run["checkpoints"]) == (300, 3.0, [7])
+
+
+def test_a_run_of_few_episodes_has_no_better_return_than_its_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path / "one", [line(100, 90.0, episodes=1), line(200, 30.0, episodes=9)])
+    (run,) = listed(tmp_path, capsys)
+    assert (run["return_last"], run["return_best"]) == (30.0, 30.0)
 
 
 @pytest.mark.parametrize(

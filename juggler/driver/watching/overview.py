@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from juggler.driver.record.candidates import RETURN_WINDOW
 from juggler.driver.record.line_file import LineFile
 from juggler.driver.record.metrics_file import TIME
 from juggler.driver.record.run_directory import (
@@ -44,7 +45,8 @@ class Overview:
         state: whether it goes on, and else how it ended.
         reason: for its end, as the summary has it; "": none.
         return_last: the mean over the last 100 episodes; None: none has ended.
-        return_best: the highest of these means.
+        return_best: the highest of the means over 100 whole episodes; the last mean, if fewer have
+            ended.
         env_steps: trained on.
         wall_time: in seconds.
         checkpoints: the newest first, by the update that each was written after.
@@ -74,6 +76,7 @@ class _Line(msgspec.Struct, gc=False):
     env_steps_trained: float
     wall_time: float
     episode_return_mean: float | None = None
+    episodes: int = RETURN_WINDOW  # that have ended
 
 
 class Overseer:
@@ -110,7 +113,7 @@ class Overseer:
             state=state_of(self._run_dir, summary),
             reason=str(summary.get("reason_for_stop") or ""),
             return_last=_number(summary.get("episode_return_mean"), last.episode_return_mean),
-            return_best=self._best,
+            return_best=last.episode_return_mean if self._best is None else self._best,
             env_steps=int(_number(summary.get(_STEPS), last.env_steps_trained) or 0),
             wall_time=_number(summary.get(TIME), last.wall_time) or 0.0,
             checkpoints=checkpoint_updates(self._run_dir),
@@ -137,7 +140,10 @@ class Overseer:
         except (msgspec.MsgspecError, RecursionError):
             return
         mean = self._last.episode_return_mean
-        if mean is not None and (self._best is None or mean > self._best):
+        # The first episodes to end are short ones, whose returns say little.
+        if mean is None or self._last.episodes < RETURN_WINDOW:
+            return
+        if self._best is None or mean > self._best:
             self._best = mean
 
 
