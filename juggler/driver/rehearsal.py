@@ -15,6 +15,7 @@ import torch
 from gymnasium import Space
 
 from juggler.driver.agents_found import FoundGroup, to_bytes, with_agents
+from juggler.driver.checkpoint.beginning import beginning_of
 from juggler.driver.checkpoint.frozen_modules import FrozenModule, frozen_modules, must_fit
 from juggler.driver.config import RunConfig
 from juggler.driver.frozen_policies import frozen_parts
@@ -38,6 +39,7 @@ from juggler.envrunner.multi_agent.line_up import line_ups_of
 from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs
 from juggler.learner.algorithms.registry import build_learner
+from juggler.learner.process.beginning import begin_with
 from juggler.learner.process.devices import device_for, devices_here
 from juggler.learner.process.shared_parts import SharedParts
 from juggler.runtime.actors.attachment import describe
@@ -126,6 +128,8 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
     built = _build(config, groups, critic_spaces, module_factory, own_classes, does)
     kept = {module_id: each.learner.kept_bytes for module_id, each in built.items()}
     must_fit_together(config, kept, [device == CPU for device in devices])
+    if rehearsal.run_dir is None:  # a run that goes on has weights of its own
+        _begin(config, built, does)
     is_whole = True
     if not runner.dataset:
         does(f"making a few steps of the environment {runner.env}")
@@ -205,6 +209,21 @@ def _build(
             built[module_id] = build_one(of_module, group, critic_space, factory, own_classes)
         shared.add(module_id, built[module_id].learner)
     return built
+
+
+def _begin(config: RunConfig, built: Mapping[str, Built], does: Callable[[str], None]) -> None:
+    """Give each module the weights of another run that it begins with."""
+    if config.driver.from_checkpoint is None:
+        return
+    does(f"reading weights in {config.driver.from_checkpoint}")
+    beginning = beginning_of(config)
+    assert beginning is not None
+    for module_id, each in built.items():
+        if module_id in beginning.weights:
+            source = f"from_checkpoint = {config.driver.from_checkpoint!r}"
+            weights = {DEFAULT_MODULE: beginning.weights[module_id]}
+            with _failures_of(module_id if config.played_by else ""):
+                begin_with(each.learner, weights, source, whole=module_id in beginning.whole)
 
 
 def _try_updates(

@@ -76,8 +76,9 @@ def test_a_part_of_a_module_is_taken_and_what_does_not_fit_is_one_sentence(
     run = place.run(*options, *model, "--run-dir", "part", "--from-parameters", "encoder.*")
     assert run.status == 0, run.output
     run = place.run(*options, "--model", '{"hidden_sizes": [16]}', "--run-dir", "other")
-    assert run.status == 1
-    assert "from_checkpoint: weights 'encoder.0." in run.output
+    assert run.status == 2
+    assert f"from_checkpoint = '{trained}': weights 'encoder.0." in run.output
     assert "have shape (64" in run.output
+    assert not (place.path / "other").exists(), "it is told before there is a run"
     assert "Traceback" not in run.output
     place.assert_nothing_is_left()

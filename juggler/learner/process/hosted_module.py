@@ -11,6 +11,7 @@ from juggler.learner.data.batch_store import BatchStore, HeldBatch
 from juggler.learner.group.membership import Membership
 from juggler.learner.group.peers import PeerLost
 from juggler.learner.learner import Learner
+from juggler.learner.process.beginning import begin_with
 from juggler.learner.process.overlap import InTurn, Overlapped, Share, Updating, works_by_itself
 from juggler.learner.process.pending_metrics import PendingMetrics
 from juggler.learner.process.setup import critic_space_of
@@ -138,13 +139,10 @@ class HostedModule:
         if not part.weights:
             self.learner.restore(frame.tree, json.loads(frame.header.extra))
             return
-        try:
+        if part.source:
+            begin_with(self.learner, frame.tree, part.source, whole=part.whole)
+        else:
             self.learner.set_weights(frame.tree, whole=part.whole)
-        except ValueError as error:
-            if not part.source:
-                raise
-            hint = "; to take only some, name them in from_parameters" if part.whole else ""
-            raise ValueError(f"{part.source}: {error}{hint}") from error
 
     def snapshot(self, command: training_pb2.Snapshot) -> Iterator[bytes]:
         """Its state, or only its weights, as a frame that later updates do not change."""

@@ -1,0 +1,30 @@
+"""Begins training with weights from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from juggler.learner.learner import Learner
+from juggler.runtime.wire.trees import Tree
+
+
+def begin_with(learner: Learner, weights: Mapping[str, Tree], source: str, *, whole: bool) -> None:
+    """Have a learner go on with weights from elsewhere.
+
+    Args:
+        learner: of one module.
+        weights: name -> array by module id.
+        source: where they are from, for errors.
+        whole: whether missing weights are an error.
+
+    Raises:
+        ValueError: they do not fit the module.
+    """
+    try:
+        learner.set_weights(weights, whole=whole)
+    except ValueError as error:
+        hint = (
+            ". They are of another network, or of other observations or actions. To take only "
+            "some, name them in from_parameters"
+        )
+        raise ValueError(f"{source}: {error}{hint if whole else ''}") from error
