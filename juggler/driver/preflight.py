@@ -166,7 +166,7 @@ def _started(
     threading.Thread(target=work, name="rehearsal", daemon=True).start()
     progress = _Progress(forkserver_pid(), driver)
     while True:
-        tell("the forkserver imports torch")
+        tell("importing torch")
         with suppress(TimeoutError):
             return started.result(_LOOK_SECONDS)
         if problem := progress.problem():

@@ -229,12 +229,25 @@ def wait_until_ready(
                 raise EndpointError(refused) from None
             if time.monotonic() - told >= _TELL_SECONDS:
                 told = time.monotonic()
-                tell(f"no {who} answers at {address} yet: waiting {deadline - told:.0f} s more")
+                why, left = _why_no_connection(address), deadline - told
+                tell(f"no {who} answers at {address} yet{why}: waiting {left:.0f} s more")
     raise EndpointError(
         refused
-        or f"no {who} answers at {address} (waited {timeout:.0f} s). "
+        or f"no {who} answers at {address}{_why_no_connection(address)}, for {timeout:.0f} s. "
         f"Is it running, is the address right, and can this host reach it?"
     )
+
+
+def _why_no_connection(address: str) -> str:
+    """What the operating system says, as in " (Connection refused)"; "": nothing. Takes at most a
+    second, but for looking up a name."""
+    if address.startswith("unix:"):
+        return ""
+    try:
+        socket.create_connection(split_address(address), timeout=1.0).close()
+    except OSError as error:
+        return f" ({error.strerror or error})"
+    return ""
 
 
 def why_not_secure(address: str, who: str, tls: Tls | None) -> str:

@@ -120,7 +120,21 @@ def test_who_waits_for_a_driver_is_told_so_now_and_then(monkeypatch: pytest.Monk
     with dial("127.0.0.1:1") as channel, pytest.raises(EndpointError, match="no driver answers"):
         wait_until_ready(channel, "127.0.0.1:1", "driver", 3.0, tell=told.append)
     assert len(told) >= 2
-    assert all("no driver answers at 127.0.0.1:1 yet: waiting" in line for line in told)
+    text = "no driver answers at 127.0.0.1:1 yet (Connection refused): waiting"
+    assert all(text in line for line in told)
+
+
+def test_a_name_of_a_host_that_nobody_knows_is_told() -> None:
+    address = "no-such-host.invalid:5105"
+    with (
+        dial(address) as channel,
+        pytest.raises(
+            EndpointError,
+            match=r"Name or service not known|"
+            r"Temporary failure in name resolution",
+        ),
+    ):
+        wait_until_ready(channel, address, "driver", 1.0)
 
 
 def test_a_hub_speaks_tls_to_other_hosts_and_plainly_on_its_own(tls: Tls, tmp_path: Path) -> None:
