@@ -182,7 +182,8 @@ def _processes() -> Iterator[Finding]:
     code = "from juggler.runtime.actors.orphans import *; die_with_parent(); take_in_orphans()"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    said = "end together" if soft == resource.RLIM_INFINITY else f"end together; {soft} at most"
+    limit = "" if soft == resource.RLIM_INFINITY else f"; one user may have {soft} of them"
+    said = f"those of a run end together{limit}"
     yield Finding("processes", "ok", said)
 
 

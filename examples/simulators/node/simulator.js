@@ -46,6 +46,10 @@ const agent = {
 // -- the session -----------------------------------------------------------------------------------
 
 const [address, episodes = 'Infinity'] = process.argv.slice(2);
+if (!address) {
+  console.error('usage: node simulator.js HOST:PORT [EPISODES]');
+  process.exit(2);
+}
 const protos = process.env.JUGGLER_PROTOS || path.join(__dirname, '../../../proto');
 const definition = loader.loadSync('juggler/runtime/wire/v1/simulator.proto', {
   includeDirs: [protos], keepCase: true, longs: Number, enums: String, defaults: true, oneofs: true,

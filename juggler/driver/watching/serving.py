@@ -51,7 +51,7 @@ def serve_page(
             f"refusing to serve the page on {bind}: other machines could read it, and {lacking}. "
             "Give --tls and a token, as `juggler certs` makes both; or --insecure and --token-file "
             "on a network that you trust; or bind to 127.0.0.1, and look from elsewhere through "
-            f"`ssh -L {port or 7070}:127.0.0.1:{port or 7070}`"
+            f"`ssh -L {port or 7070}:127.0.0.1:{port or 7070} HOST`"
         )
     application = PageApplication(directories, named=named, any_host=bool(token))
     ports = [port] if bind else [*range(port, port + _MORE_PORTS), 0]
