@@ -110,7 +110,7 @@ class Table(NamedTuple):
         # its minibatch is due.
         numbers = {name: each for name, each in self.columns.items() if _is_number(each)}
         large = {name: each for name, each in self.columns.items() if name not in numbers}
-        gathered = {name: each.take(dealt).unbind() for name, each in numbers.items()}  # k x [B]
+        gathered = {name: each[dealt].unbind() for name, each in numbers.items()}  # k x [B]
         gathered[c.LIVE] = all_there.unbind()  # k x [B]
         for place, at in enumerate(dealt.unbind()):
             steps = tree_map(lambda x, at=at: x.index_select(0, at), large)  # [B, ...]
