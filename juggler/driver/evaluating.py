@@ -12,6 +12,7 @@ from juggler.driver.checkpoint.frozen_modules import FrozenModule, frozen_module
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.record.candidates import WithReturns
 from juggler.driver.script_classes import must_be_given_again
+from juggler.driver.with_dataset import must_be_playable
 from juggler.runtime.checkpoints.checkpoint import read_or_warn
 from juggler.runtime.checkpoints.frozen import run_of
 from juggler.runtime.connectors.pipeline import own_connectors
@@ -109,6 +110,8 @@ def evaluate(
         own[str(name_of(mapping))] = mapping
     config = RunConfig.to_act({**found.config, **named, **keys}, where=str(where))
     must_be_given_again(config, env, module, own)
+    if not callable(env):
+        must_be_playable(found.config.get("dataset", ""), config.env_runner.env)
     config.env_runner.envs_per_runner = min(config.env_runner.envs_per_runner, episodes)
     factory = env if callable(env) else None
 

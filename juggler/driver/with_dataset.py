@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.learner.algorithms.registry import find_algorithm
@@ -66,6 +68,23 @@ def is_of_another(runner: EnvRunnerConfig) -> bool:
     if not told:
         return runner.env != Path(runner.dataset).name
     return {"env": runner.env, "env_kwargs": runner.env_kwargs} != told
+
+
+def must_be_playable(dataset: str, env: str) -> None:
+    """Check that it is known what is to be played with what was learned from a data set.
+
+    Args:
+        dataset: of the run; "": none.
+        env: the name of the environment to play.
+
+    Raises:
+        ConfigError: the data set did not say which environment it is of, and nobody does.
+    """
+    if dataset and env == Path(dataset).name and env not in gymnasium.registry:
+        raise ConfigError(
+            f"the run learned from the data set {dataset}, which does not say which "
+            "environment it is of: name it with --env, or env in Python"
+        )
 
 
 def _with_demonstrations(config: RunConfig) -> RunConfig:

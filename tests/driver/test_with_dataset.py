@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.with_dataset import with_dataset
+from juggler.driver.with_dataset import must_be_playable, with_dataset
 
 
 @pytest.fixture
@@ -92,6 +92,14 @@ def test_an_evaluation_needs_an_environment(place: Path) -> None:
     unnamed = begin(algorithm="bc", dataset=str(place))
     assert not unnamed.plays
     assert unnamed.env_runner.env == "mine", "and not the default environment"
+
+
+def test_who_plays_what_was_learned_from_a_data_set_that_names_no_environment_is_told() -> None:
+    with pytest.raises(ConfigError, match="from the data set /data/shown, which does not say"):
+        must_be_playable("/data/shown", "shown")
+    must_be_playable("/data/shown", "envs:Robot")
+    must_be_playable("/data/CartPole-v1", "CartPole-v1")
+    must_be_playable("", "shown")
 
 
 def test_who_acts_with_the_policy_later_needs_no_data_set() -> None:
