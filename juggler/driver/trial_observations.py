@@ -1,8 +1,7 @@
-"""Environments whose observations are looked at before a run begins: whether they are in their
-spaces, where these list what there is.
+"""Environments whose observations are checked before a run begins: those in Discrete, MultiDiscrete
+and MultiBinary spaces must be in them.
 
-In a run, learners refuse batches with such numbers. Numbers outside of a Box are common, and do no
-harm.
+In a run, learners refuse batches with others. Numbers outside of a Box are common, and do no harm.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class CheckedGames:
 def checked(
     env: VectorEnvironment | MultiAgentEnvs, name: str
 ) -> VectorEnvironment | MultiAgentEnvs:
-    """The same environments, whose observations are looked at."""
+    """The same environments, whose observations are checked."""
     return CheckedVector(env, name) if isinstance(env, VectorEnv) else CheckedGames(env, name)
 
 

@@ -71,7 +71,7 @@ def is_of_another(runner: EnvRunnerConfig) -> bool:
 
 
 def must_be_playable(dataset: str, env: str) -> None:
-    """Check that it is known what is to be played with what was learned from a data set.
+    """Check that a run that learned from a data set has an environment to play.
 
     Args:
         dataset: of the run; "": none.

@@ -1,10 +1,11 @@
-"""Readers of weights in processes of their own, which can be killed and stopped."""
+"""Readers of weights on one host; those in processes of their own can be killed and stopped."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,19 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.host_weights import Meeting
 from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.wire.frames import Limits
-from support.weights_learner import METADATA, PATIENCE
+from support.weights_learner import METADATA, PATIENCE, Learner
+
+SIZE = 50_000  # elements of float32
+
+Join = Callable[..., WeightsSubscription]
+
+
+def readers_at(server: Learner) -> int:
+    return len(server.publisher._subscribers)
+
+
+def relaying(readers: list[WeightsSubscription]) -> list[WeightsSubscription]:
+    return [each for each in readers if each._relay is not None]
 
 
 class Seen(NamedTuple):

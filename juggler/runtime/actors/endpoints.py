@@ -233,14 +233,14 @@ def wait_until_ready(
                 tell(f"no {who} answers at {address} yet{why}: waiting {left:.0f} s more")
     raise EndpointError(
         refused
-        or f"no {who} answers at {address}{_why_no_connection(address)}, for {timeout:.0f} s. "
+        or f"no {who} answers at {address}{_why_no_connection(address)}: waited {timeout:.0f} s. "
         f"Is it running, is the address right, and can this host reach it?"
     )
 
 
 def _why_no_connection(address: str) -> str:
-    """What the operating system says, as in " (Connection refused)"; "": nothing. Takes at most a
-    second, but for looking up a name."""
+    """Why no connection is made, as in " (Connection refused)"; "": one is made. This takes at
+    most a second, apart from looking up a name."""
     if address.startswith("unix:"):
         return ""
     try:

@@ -1,9 +1,9 @@
 """Weights once to a host: one of its readers hands on to the others what the learner sends.
 
 The readers of one learner's weights on one host meet at an abstract Unix socket, whose name follows
-from what only they know. Who binds it first *relays*: it alone reads from the learner. The kernel
-frees the name with its process, so that the next takes its place at once. A relay that hangs keeps
-its name; who hears nothing from it goes on to the next of a few names.
+from what only they know. The first to bind it *relays*: it alone reads from the learner. The kernel
+frees the name when its process ends, so that another reader takes its place at once. A relay that
+hangs keeps its name; a reader that hears nothing from it goes on to the next of a few names.
 
 On a connection go, each as one message:
 
@@ -43,7 +43,7 @@ WeightsFrame = Frame[episodes_pb2.WeightsHeader]
 ASK_SECONDS, MOST_ASKED = 1.0, 3
 
 _NAMES = 3  # places that hanging relays may keep
-_TRIES, _TRY_SECONDS = 20, 0.02  # to connect to who has bound a name and does not listen yet
+_TRIES, _TRY_SECONDS = 20, 0.02  # to connect to a process that has a name and does not listen yet
 _MOST_CHUNK = 128 << 10  # the kernel lets some 200 KiB into such a socket
 _ASK, _NOTHING = b"?", b"-"
 
@@ -52,7 +52,7 @@ class Meeting:
     """Where the readers of one host meet.
 
     Args:
-        secret: what only they know.
+        secret: texts that only they know.
     """
 
     def __init__(self, *secret: str) -> None:
@@ -69,11 +69,12 @@ class Meeting:
         """Find who relays, or do it.
 
         Args:
-            stand: relay if nobody else does.
+            stand: whether to relay if nobody else does.
             first: the first name to look at.
 
         Returns:
-            The connection to who relays; or what relays now, in this process; None: nobody does.
+            The connection to the process that relays; the relay, if it is this process; None:
+            nobody relays.
 
         Raises:
             OSError: others have all the names, and do not answer.
@@ -84,7 +85,7 @@ class Meeting:
                 return self._at(number, stand)
             except OSError as error:
                 why = error
-        raise why or TimeoutError("all of those that should hand on weights hang")
+        raise why or TimeoutError("all processes that hand on weights hang")
 
     def _at(self, number: int, stand: bool) -> Relayed | WeightsRelay | None:
         address = self.address(number)
@@ -106,9 +107,9 @@ class _Handed:
     """A version as it is handed on.
 
     Args:
-        frame: it, as it came.
-        chunk: in which it came.
-        memory: that the chunk names; None: it came inline. Then it is copied into new memory, if
+        frame: the version, as it came.
+        chunk: the chunk in which it came.
+        memory: what the chunk names; None: it came inline. Then it is copied into new memory, if
             there is a reader.
     """
 
@@ -188,9 +189,9 @@ class WeightsRelay:
         """Hand on the newest version.
 
         Args:
-            frame: it.
-            chunk: in which it came.
-            memory: that the chunk names, frozen; None: it came inline.
+            frame: the version, as it came.
+            chunk: the chunk in which it came.
+            memory: what the chunk names, frozen; None: it came inline.
         """
         with self._lock:
             self._newest = _Handed(frame, chunk, memory)
@@ -272,7 +273,7 @@ class WeightsRelay:
 
 
 class Relayed:
-    """A reader's connection to who relays.
+    """A reader's connection to the process that relays.
 
     Attributes:
         number: of the name at which it was found.
@@ -290,13 +291,13 @@ class Relayed:
         self._poll.register(connection, select.POLLIN)
         try:
             if not any(self._poll.poll(1000 * ASK_SECONDS) for _ in range(MOST_ASKED)):
-                raise TimeoutError("who should hand on weights hangs")
+                raise TimeoutError("the process that hands on weights hangs")
             connection.setblocking(False)
             said = connection.recv(64)
             if not said:
-                raise ConnectionResetError("who handed on weights is gone")
+                raise ConnectionResetError("the process that handed on weights is gone")
             if not hmac.compare_digest(said, meeting.relay_token.encode()):
-                raise PermissionError("who should hand on weights does not know the run's secret")
+                raise PermissionError("another process has the name, without the run's secret")
         except BaseException:
             connection.close()
             raise
@@ -313,7 +314,7 @@ class Relayed:
             self._connection.send(_ASK)
             if self._poll.poll(1000 * ASK_SECONDS):
                 return self._take(*receive(self._connection, 2 * _MOST_CHUNK))
-        raise TimeoutError("who should hand on weights hangs")
+        raise TimeoutError("the process that hands on weights hangs")
 
     def lease(self, slot: int, size: int) -> memoryview:
         """The memory of the version that came last; as `Reader.lease`."""
@@ -333,7 +334,7 @@ class Relayed:
     def _take(self, said: bytes, descriptors: list[int], whole: bool) -> bytes | None:
         try:
             if not said:
-                raise ConnectionResetError("who handed on weights is gone")
+                raise ConnectionResetError("the process that handed on weights is gone")
             if said == _NOTHING:
                 return None
             if len(said) <= OFFER.size or len(descriptors) != 1 or not whole:

@@ -26,7 +26,6 @@ from juggler.driver.record.progress import PlainProgress
 from juggler.driver.record.run_directory import (
     RunDirectory,
     RunDirectoryError,
-    must_be_free,
     to_json,
 )
 
@@ -113,21 +112,6 @@ def test_an_empty_directory_is_taken_and_a_full_one_is_not(tmp_path: Path) -> No
     with pytest.raises(RunDirectoryError, match=nothing):
         RunDirectory.create(tmp_path, CONFIG, "cartpole")
     assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize("command", ["train", "driver"])
-def test_a_directory_with_a_checkpoint_says_how_its_run_goes_on(
-    tmp_path: Path, command: str
-) -> None:
-    (tmp_path / "checkpoints" / "000000001").mkdir(parents=True)
-    with pytest.raises(RunDirectoryError, match=f"not empty; .*juggler {command} --resume "):
-        must_be_free(tmp_path, command)
-
-
-def test_a_directory_of_other_things_is_not_called_a_run(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").touch()
-    with pytest.raises(RunDirectoryError, match=r"go on from; name another$"):
-        must_be_free(tmp_path)
 
 
 def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:

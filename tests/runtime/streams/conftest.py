@@ -1,17 +1,24 @@
 from __future__ import annotations
 
 import gc
+import secrets
 import threading
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.learner_end import PATIENCE, LearnerEnd, Senders
 from support.sharing import Peer, mapped, soon
-from support.weights_learner import Learner
+from support.weights_learner import PATIENCE as WEIGHTS_PATIENCE
+from support.weights_learner import Learner, same
+from support.weights_readers import SIZE, Join, names_of
 
 from juggler.runtime.actors.credentials import call_metadata
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import BatchFrame
+from juggler.runtime.streams.host_weights import Meeting
 from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.wire.frames import Limits
 
@@ -58,16 +65,17 @@ def subscribe(server: Learner) -> Iterator[Callable[..., WeightsSubscription]]:
     def subscribe(
         token: str = "secret",
         limits: Limits | None = None,
-        inline: Callable[[str], None] | None = None,
+        address: str = "",
+        **more: Any,
     ) -> WeightsSubscription:
         metadata = call_metadata(token, "run", "incarnation")
         made = WeightsSubscription(
-            server.address,
+            address or server.address,
             metadata,
             "envrunner-0",
             limits or Limits(),
             retry_seconds=0.02,
-            inline=inline,
+            **more,
         )
         subscriptions.append(made)
         return made
@@ -75,6 +83,40 @@ def subscribe(server: Learner) -> Iterator[Callable[..., WeightsSubscription]]:
     yield subscribe
     for subscription in subscriptions:
         subscription.close()
+
+
+@pytest.fixture
+def meeting() -> Iterator[Meeting]:
+    """A place that no other test has, and where nobody is left in the end."""
+    made = Meeting(secrets.token_hex())
+    yield made
+    soon(lambda: not names_of(made), "nobody has a name of the meeting")
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    """What readers of a host say."""
+    return []
+
+
+@pytest.fixture
+def join(meeting: Meeting, notes: list[str], subscribe: Callable[..., WeightsSubscription]) -> Join:
+    """Makes readers that meet, at an address of the learner."""
+    return lambda address="": subscribe(address=address, meeting=meeting, alone=notes.append)
+
+
+@pytest.fixture
+def publish(server: Learner) -> Callable[..., Version]:
+    numbers = count(1)
+
+    def publish(*readers: WeightsSubscription) -> Version:
+        """Publish the next version, and wait until it is everywhere."""
+        version = server.publish(1, next(numbers), SIZE)
+        for each in readers:
+            assert same(each.wait_for(version, WEIGHTS_PATIENCE), version, SIZE)
+        return version
+
+    return publish
 
 
 @pytest.fixture

@@ -243,7 +243,11 @@ def test_a_writer_shares_with_the_successor_of_a_killed_reader(
 
 
 @pytest.mark.parametrize("stream", ["episodes", "weights"])
-def test_a_call_that_ends_as_it_begins_leaves_nothing(learner: LearnerEnd, stream: str) -> None:
+def test_a_call_that_ends_as_it_begins_leaves_nothing(
+    learner: LearnerEnd, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUGGLER_GRPC", "public")  # of which the context is
+
     class Gone:
         """The context of a client that is gone when its handler begins."""
 
