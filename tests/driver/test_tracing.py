@@ -22,6 +22,9 @@ from juggler.runtime.episodes.version import Version
 
 export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
 
+# What threads of one test log would be told in the next one.
+pytestmark = pytest.mark.usefixtures("every_thread_ends")
+
 
 class Clock:
     def __init__(self) -> None:
@@ -160,9 +163,6 @@ def test_an_endpoint_that_does_not_answer_does_not_hold_up_the_end_of_a_run(
         began = time.monotonic()
         traces.close()
         assert time.monotonic() - began < 5, "it would be tried for ten seconds"
-    for thread in threading.enumerate():
-        if thread.name == "last traces":  # what it logs would be another test's
-            thread.join(30)
 
 
 def test_an_endpoint_that_is_dead_is_told_in_one_line_once(
