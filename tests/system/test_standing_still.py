@@ -29,7 +29,7 @@ def _start(place: Place, *options: object) -> Command:
 def test_a_signal_ends_a_run_whose_forkserver_is_not_ready_yet(place: Place) -> None:
     run = _start(place)
     eventually(lambda: _forkserver(place), 30, lambda: run.output).suspend()
-    run.wait_for("starting: the forkserver imports torch")
+    run.wait_for("starting: importing torch")
     before = time.monotonic()
     run.interrupt()
     assert run.wait(30) == 130, run.output
