@@ -27,7 +27,7 @@ from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY, REPLACED, RUN_
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.memory import resident_bytes
 from juggler.runtime.actors.tls import Tls
-from juggler.runtime.own_frames import place_of
+from juggler.runtime.own_frames import place_of, traceback_of
 from juggler.runtime.wire.v1 import attach_pb2
 
 #: Prefix of a Detached's reason if the stream broke.
@@ -97,7 +97,7 @@ def describe(error: BaseException) -> attach_pb2.Failure:
     """An exception as a message: one line for people, and a traceback where it helps."""
     line, _, rest = str(error).strip().partition("\n")
     if not explains_itself(error):
-        rest = "".join(traceback.format_exception(error))
+        rest = traceback_of(error)
         line = f"{type(error).__name__}: {line}{place_of(error)}"
     rest = getattr(error, "traceback", "") or rest
     lasting = getattr(error, "lasting", False) is True
