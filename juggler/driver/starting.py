@@ -73,9 +73,9 @@ def start_run(
     progress = make_progress(config.driver.progress)
     path = Path(config.driver.run_dir) if config.driver.run_dir else None
     before = path if over and path and (path / CONFIG_FILE).is_file() else None
-    if path and not before:
+    if not before:  # said at once, and not when all else has been tried
         command = "train" if listen is None else "driver"
-        must_be_free(path, command)  # said at once, and not when all else has been tried
+        must_be_free(path, command)
     config = with_dataset(config, given, is_here=listen is None, is_new=before is None)
     other, frozen = other_run(config), frozen_modules(config)
     config = with_digests(config, frozen)

@@ -22,7 +22,13 @@ from google.protobuf.message import Message
 
 from juggler.runtime.actors.busy_threads import BusyThreads
 from juggler.runtime.actors.credentials import bearer
-from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, EndpointError, dial, wait_until_ready
+from juggler.runtime.actors.endpoints import (
+    PROTOCOL_VERSION,
+    EndpointError,
+    dial,
+    no_driver,
+    wait_until_ready,
+)
 from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY, REPLACED, RUN_OVER
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.memory import resident_bytes
@@ -280,6 +286,8 @@ class Attachment:
         except StopIteration:
             raise AttachError(f"the driver at {address} closed the stream without a word") from None
         except grpc.RpcError as error:
+            if _code(error) == grpc.StatusCode.UNIMPLEMENTED:
+                raise AttachError(no_driver(address)) from None
             kind = DriverBusy if _code(error) in _BUSY else AttachError
             raise kind(f"the driver at {address} broke off: {_details(error)}") from None
         if first.HasField("refusal"):
