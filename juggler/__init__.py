@@ -175,6 +175,9 @@ if TYPE_CHECKING:
 # that becomes another program: what environments and videos start has hung there, or ended. None
 # of Juggler's processes forks to go on with gRPC. It is read when gRPC is first used.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+# Its core writes lines of its own to stderr, over what a terminal shows. Juggler itself says why a
+# connection is not made or is lost. GRPC_VERBOSITY=debug brings them back.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 # Imported when first asked for: the driver process must not pay for torch, nor a user of the wire
 # for the driver.

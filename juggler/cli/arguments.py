@@ -29,6 +29,7 @@ from juggler.runtime.actors.health import Health
 from juggler.runtime.actors.logs import LogFormat, WorkerLog
 from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.actors.worker import Contact
+from juggler.runtime.own_frames import traceback_of
 
 T = TypeVar("T")
 Flag = tyro.conf.FlagCreatePairsOff[bool]
@@ -235,8 +236,9 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
         print(f"juggler {command}: {error}", file=sys.stderr)
         return 1
     except Exception as error:
-        if not explains_itself(error):
-            raise
+        if not explains_itself(error):  # of a user's own code, such as a callback
+            print(traceback_of(error), end="", file=sys.stderr)
+            return 1
         failure = describe(error)
         print(
             f"juggler {command}: {failure.message}\n{failure.traceback}".rstrip(), file=sys.stderr

@@ -104,7 +104,13 @@ def _statuses(given: Arguments) -> Iterator[Any]:
     from juggler.driver.record.driver_file import find_driver, not_running
     from juggler.driver.record.run_directory import RunDirectoryError
     from juggler.runtime.actors.credentials import read_token
-    from juggler.runtime.actors.endpoints import EndpointError, dial, split_address
+    from juggler.runtime.actors.endpoints import (
+        EndpointError,
+        dial,
+        no_driver,
+        split_address,
+        why_not_secure,
+    )
     from juggler.runtime.actors.tls import read_tls
 
     run_dir = Path(given.where)
@@ -129,7 +135,12 @@ def _statuses(given: Arguments) -> Iterator[Any]:
                     return print("the driver has ended", file=sys.stderr)
                 if gone and run_dir.is_dir():
                     raise RunDirectoryError(not_running(run_dir)) from None
-                raise EndpointError(f"no status from {address}: {answer.details()}") from None
+                if answer.code() == grpc.StatusCode.UNIMPLEMENTED:
+                    raise EndpointError(no_driver(address)) from None
+                why = why_not_secure(address, "driver", tls) if gone else ""
+                raise EndpointError(
+                    why or f"no status from {address}: {answer.details()}"
+                ) from None
             answered = True
             yield status
             time.sleep(_EVERY_SECONDS)

@@ -203,6 +203,12 @@ class RunConfig:
                 "actions at random and needs no training?"
                 for each in get_close_matches(RANDOM, self.module_ids, cutoff=0.8)
             ]
+        if self.agents.league and self.driver.evaluation_seconds:
+            doubts.append(
+                f"evaluation_seconds = {self.driver.evaluation_seconds:g} keeps no best checkpoint "
+                "of a league, because the return of a match does not say how good its players are: "
+                "their ratings do, which `juggler league RUN_DIR` shows"
+            )
         return doubts + self.learner.doubts()
 
     @classmethod

@@ -166,6 +166,7 @@ class Ending:
             "startup_time": self._last_line["wall_time"] - self._last_line["training_time"],
             "solved": parts.end.solved_at is not None,
             "confirmation": parts.confirmation.outcome,
+            "last_restart": parts.metrics.workers.last_restart or None,
             "wall_seconds_to_first_update": self._loop.first_update,
             "wall_seconds_to_solved": parts.end.solved_at,
             "reason_for_stop": parts.end.reason or "killed",

@@ -192,6 +192,11 @@ class RunParts:
         return self.trained.learners
 
     @property
+    def restarts(self) -> int:
+        """Workers that took the place of others, on this host and on others."""
+        return self.local.restarts + self.metrics.workers.remote_restarts()
+
+    @property
     def stale_runners(self) -> Mapping[str, StaleRunners]:
         return self.trained.stale_runners
 

@@ -57,8 +57,8 @@ class Rehearsal:
     Attributes:
         config: of the run, cloudpickled: an algorithm's may be of a class of a script.
         own_code: as in `EnvRunnerProgram`.
-        told: receives what the process is doing, as text, and then the agents of its environment
-            or a Failure.
+        told: receives what the process is doing, and what it warns of, as text, and then the agents
+            of its environment or a Failure.
         stack: receives the stack if the process crashes.
         run_dir: of a run that goes on, which has kept what modules play with that are not trained.
     """
@@ -71,7 +71,7 @@ class Rehearsal:
 
 
 #: First bytes of a rehearsal's messages.
-DOES, FOUND, FAILED = b"d", b"a", b"f"
+DOES, WARNS, FOUND, FAILED = b"d", b"w", b"a", b"f"
 
 
 def check_names(config: RunConfig) -> None:
@@ -117,6 +117,7 @@ def rehearse(
     own_code: bytes = b"",
     tell: Callable[[str], None] = lambda _: None,
     run_dir: Path | None = None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> tuple[FoundGroup, ...]:
     """Make the environment, and each module with its learner, once, in a process of their own.
 
@@ -129,6 +130,7 @@ def rehearse(
         own_code: as in `EnvRunnerProgram`.
         tell: called again and again with what the process is doing.
         run_dir: as in `Rehearsal`.
+        warn: called with each thing that people should know, and that does not stop the run.
 
     Returns:
         The agents of one environment, and their spaces; () if the run has none on this host.
@@ -143,7 +145,7 @@ def rehearse(
             rehearsal = Rehearsal(cloudpickle.dumps(config), own_code, tells, writes, run_dir)
             process = _started(rehearsal, config.driver, tell)
         try:
-            return _Watched(process, told, stack, config.driver, tell).outcome()
+            return _Watched(process, told, stack, config.driver, tell, warn).outcome()
         finally:
             process.kill()
             process.join()
@@ -204,10 +206,11 @@ class _Watched:
         stack: Connection,
         driver: DriverConfig,
         tell: Callable[[str], None],
+        warn: Callable[[str], None],
     ) -> None:
         self._process, self._told, self._stack = process, told, stack
         self._driver = driver
-        self._tell = tell
+        self._tell, self._warn = tell, warn
         self._begins("trying the environment and the module in a process of their own")
 
     def outcome(self) -> tuple[FoundGroup, ...]:
@@ -223,7 +226,7 @@ class _Watched:
                 if kind == FAILED:
                     failure = attach_pb2.Failure.FromString(rest)
                     raise PreflightError(failure.message, failure.traceback)
-                self._begins(rest.decode())
+                (self._warn if kind == WARNS else self._begins)(rest.decode())
             elif is_over:
                 self._process.join(_ABORT_SECONDS)
                 how = how_it_ended(self._process.exitcode)

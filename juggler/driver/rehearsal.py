@@ -23,7 +23,7 @@ from juggler.driver.league.builders import give_builder
 from juggler.driver.learner_group.placement import CPU
 from juggler.driver.learners_here import must_fit_together
 from juggler.driver.module_ids import listed
-from juggler.driver.preflight import DOES, FAILED, FOUND, Rehearsal, named_parts
+from juggler.driver.preflight import DOES, FAILED, FOUND, WARNS, Rehearsal, named_parts
 from juggler.driver.trial_steps import try_steps
 from juggler.driver.trial_updates import Built, can_be_tried, first_batches
 from juggler.driver.with_dataset import is_of_another
@@ -92,6 +92,9 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
     def does(what: str) -> None:
         rehearsal.told.send_bytes(DOES + what.encode())
 
+    def warn(text: str) -> None:
+        rehearsal.told.send_bytes(WARNS + text.encode())
+
     here = devices_here()
     names = config.driver.device_names()
     devices = [
@@ -133,7 +136,7 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
     is_whole = True
     if not runner.dataset:
         does(f"making a few steps of the environment {runner.env}")
-        is_whole = try_steps(config, env, built)
+        is_whole = try_steps(config, env, built, warn)
     if is_whole:
         _try_updates(config, env, built, does)
     _build_frozen(config, groups, frozen, module_factory, own_classes, does)

@@ -10,7 +10,7 @@ from typing import Any
 from juggler.driver.config import RunConfig
 from juggler.driver.record.metrics_file import metrics_table
 from juggler.driver.record.run_state import last_summary
-from juggler.driver.record.wording import best_checkpoint, here, outcome
+from juggler.driver.record.wording import best_checkpoint, here, outcome, restarted
 
 _GOALS = {"solved": "stop_return", "stop_steps": "stop_steps", "stop_seconds": "stop_seconds"}
 
@@ -64,8 +64,8 @@ class Result:
     def _rows(self) -> list[tuple[str, str]]:
         checkpoint = "none" if self.checkpoint is None else here(self.checkpoint)
         where = [("run", here(self.run_dir)), ("checkpoint", checkpoint)]
-        best = best_checkpoint(self.summary)
-        return [*outcome(self.summary), *where, *([("best", best)] if best else [])]
+        more = ("best", best_checkpoint(self.summary)), ("restarts", restarted(self.summary))
+        return [*outcome(self.summary), *where, *(row for row in more if row[1])]
 
 
 def goal_reached(run_dir: Path, before: RunConfig, now: RunConfig) -> str:

@@ -73,17 +73,20 @@ def start_run(
     progress = make_progress(config.driver.progress)
     path = Path(config.driver.run_dir) if config.driver.run_dir else None
     before = path if over and path and (path / CONFIG_FILE).is_file() else None
-    if path and not before:
+    if not before:  # said at once, and not when all else has been tried
         command = "train" if listen is None else "driver"
-        must_be_free(path, command)  # said at once, and not when all else has been tried
+        must_be_free(path, command)
     config = with_dataset(config, given, is_here=listen is None, is_new=before is None)
     other, frozen = other_run(config), frozen_modules(config)
     config = with_digests(config, frozen)
     rehearsed = with_models(config, given)
-    with _checked(rehearsed, own_code, listen, progress, started) as groups:
+    said = list[tuple[str, Level]]()
+    with _checked(rehearsed, own_code, listen, progress, started, said) as groups:
         config = with_agents(config, groups)
         must_fit(config, frozen, groups)
-        config, said = settled(config, given, groups)
+        config, chosen = settled(config, given, groups)
+        if chosen:
+            said.append((chosen, "info"))
         beginning = beginning_of(config, other)
         drive = partial(
             _drive,
@@ -96,7 +99,7 @@ def start_run(
             listen=listen,
             monitoring=monitoring,
             callbacks=callbacks,
-            before=[(said, "info")] if said else [],
+            before=said,
         )
         if before:
             return drive(RunDirectory.open(before, config.flat()))
@@ -155,7 +158,7 @@ def resume_run(
 
         frozen |= kept_modules(run_dir, copies_of(checkpoint.counters), warn)
         beginning = _kept_beginning(config, run_dir, warn)
-    with _checked(config, own_code, listen, progress, started, run_dir) as groups:
+    with _checked(config, own_code, listen, progress, started, said, run_dir) as groups:
         config = with_agents(config, groups)
         must_fit(config, frozen, groups)
         must_be_of_one_run(config, checkpoint)  # now that it is known who plays which agent
@@ -194,6 +197,7 @@ def _checked(
     listen: Listen | None,
     progress: Progress,
     started: float,
+    said: list[tuple[str, Level]],
     run_dir: Path | None = None,
 ) -> Iterator[tuple[FoundGroup, ...]]:
     """Check a configuration before its run has a directory, and yield the agents of its
@@ -201,6 +205,9 @@ def _checked(
 
     A run with workers on other hosts is not checked, since what it names is on those hosts, unless
     its modules depend on which agents there are: then its environment has to be here too.
+
+    Args:
+        said: receives what the run is to warn of.
     """
     must_be_alone(config)
     allow_many_open_files(_files_open(config))  # before starting processes, which inherit the limit
@@ -217,6 +224,7 @@ def _checked(
                 own_code,
                 lambda text: progress.waiting(text, time.monotonic() - started),
                 run_dir,
+                lambda text: said.append((text, "warning")),
             )
         finally:
             progress.stop_waiting()

@@ -39,7 +39,7 @@ class StatusReader:
             wall_seconds=parts.clock.now().wall,
             version=parts.core.weights_version.message(),
             updates=records.updates,
-            restarts=parts.local.restarts + records.remote_restarts(),
+            restarts=parts.restarts,
             steps_per_second=rates.get("", 0.0),
             steps=_steps(parts.core.counters()),
             queues=self._queues(),

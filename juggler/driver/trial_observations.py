@@ -1,17 +1,19 @@
-"""Environments whose observations are checked before a run begins: those in Discrete, MultiDiscrete
-and MultiBinary spaces must be in them.
+"""Environments whose observations are checked before a run begins.
 
-In a run, learners refuse batches with others. Numbers outside of a Box are common, and do no harm.
+Those in Discrete, MultiDiscrete and MultiBinary spaces must be in them, since learners refuse
+batches with others. Numbers outside of a Box are common, and the run takes them as they are, so the
+first one is warned of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
-from gymnasium import Space
+from gymnasium import Space, spaces
 from gymnasium.vector import VectorEnv, VectorWrapper
+from numpy.typing import NDArray
 
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.failures import EnvironmentFailed
@@ -19,21 +21,62 @@ from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
 from juggler.runtime.wire.structures import bounds_of_choices, space_leaves, to_tree
 from juggler.runtime.wire.trees import Tree, flatten, path_name
 
+_ROUNDING: Final = 1e-5  # of a bound, and of 1: float32 may be beyond it by as much
+
+
+class _Checks:
+    """What both kinds of environments check.
+
+    Args:
+        name: of the environment, for people.
+        warn: called with the first number outside of a Box.
+    """
+
+    def __init__(self, name: str, warn: Callable[[str], None]) -> None:
+        self._name = name
+        self._warn: Callable[[str], None] | None = warn
+
+    def check(
+        self, space: Space[Any], observations: Tree, call: str, who: Callable[[int], str]
+    ) -> None:
+        """
+        Args:
+            space: of one observation.
+            observations: [B, ...].
+            call: what gave them, "reset" or "step".
+            who: names the environment of a row, and the agent.
+
+        Raises:
+            EnvironmentFailed: an observation is outside of its Discrete, MultiDiscrete or
+                MultiBinary space.
+        """
+        for row, what in _outside(space, observations):
+            raise EnvironmentFailed(f"{who(row)} ({self._name})", call, f"its observation{what}")
+        for row, what in _beyond_boxes(space, observations) if self._warn else ():
+            assert self._warn is not None
+            self._warn(
+                f"{who(row)} ({self._name}) gives observations outside of its observation_space: "
+                f"after {call}, one{what}. The run takes them as they are; correct the bounds of "
+                "the space if they are wrong"
+            )
+            self._warn = None
+            break
+
 
 class CheckedVector(VectorWrapper):
     """Environments with one agent.
 
     Args:
         env: N environments.
-        name: of the environment, for errors.
+        checks: of their observations.
 
     Raises:
-        EnvironmentFailed: in `reset` and `step`, over an observation outside of its space.
+        EnvironmentFailed: in `reset` and `step`, as `_Checks.check`.
     """
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], name: str) -> None:
+    def __init__(self, env: VectorEnv[Any, Any, Any], checks: _Checks) -> None:
         super().__init__(env)
-        self._name = name
+        self._checks = checks
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         observations, infos = super().reset(**arguments)
@@ -47,16 +90,16 @@ class CheckedVector(VectorWrapper):
 
     def _check(self, observations: Any, call: str) -> None:
         space = self.single_observation_space
-        for row, what in _outside(space, to_tree(space, observations)):
-            raise EnvironmentFailed(f"environment {row} ({self._name})", call, what)
+        tree = to_tree(space, observations)
+        self._checks.check(space, tree, call, lambda row: f"environment {row}")
 
 
 class CheckedGames:
     """Environments with several agents; the same."""
 
-    def __init__(self, envs: MultiAgentEnvs, name: str) -> None:
+    def __init__(self, envs: MultiAgentEnvs, checks: _Checks) -> None:
         self._envs = envs
-        self._name = name
+        self._checks = checks
         self.num_envs, self.agents, self.groups = envs.num_envs, envs.agents, envs.groups
         self.critic_spaces = envs.critic_spaces
 
@@ -74,23 +117,32 @@ class CheckedGames:
 
     def _checked(self, turn: Turn, call: str) -> Turn:
         for group, said in zip(self.groups, turn.groups, strict=True):
-            for row, what in _outside(group.observation_space, said.observations):
-                environment, agent = divmod(int(said.acting[row]), len(self.agents))
-                who = f"agent {self.agents[agent]!r} in environment {environment} ({self._name})"
-                raise EnvironmentFailed(who, call, what)
+
+            def who(row: int, acting: NDArray[Any] = said.acting) -> str:
+                environment, agent = divmod(int(acting[row]), len(self.agents))
+                return f"agent {self.agents[agent]!r} in environment {environment}"
+
+            self._checks.check(group.observation_space, said.observations, call, who)
         return turn
 
 
 def checked(
-    env: VectorEnvironment | MultiAgentEnvs, name: str
+    env: VectorEnvironment | MultiAgentEnvs, name: str, warn: Callable[[str], None]
 ) -> VectorEnvironment | MultiAgentEnvs:
-    """The same environments, whose observations are checked."""
-    return CheckedVector(env, name) if isinstance(env, VectorEnv) else CheckedGames(env, name)
+    """The same environments, whose observations are checked.
+
+    Args:
+        env: N environments.
+        name: of the environment, for people.
+        warn: as in `_Checks`.
+    """
+    checks = _Checks(name, warn)
+    return CheckedVector(env, checks) if isinstance(env, VectorEnv) else CheckedGames(env, checks)
 
 
 def _outside(space: Space[Any], observations: Tree) -> Iterator[tuple[int, str]]:
-    """The rows of observations [B, ...] that are outside of their space, each with what is wrong,
-    for people."""
+    """The rows of observations [B, ...] that are outside of a Discrete, MultiDiscrete or
+    MultiBinary space, each with what is wrong, for people."""
     found = dict(flatten(observations))
     for path, leaf in space_leaves(space):
         first, last = bounds_of_choices(leaf)
@@ -101,4 +153,24 @@ def _outside(space: Space[Any], observations: Tree) -> Iterator[tuple[int, str]]
         at = f" at {path_name(path)}" if path else ""
         for row in np.flatnonzero(beyond.reshape(len(array), -1).any(1)).tolist():
             number = array[row][beyond[row]].flat[0]
-            yield row, f"its observation{at} holds {number}, which is not in its space {leaf}"
+            yield row, f"{at} holds {number}, which is not in its space {leaf}"
+
+
+def _beyond_boxes(space: Space[Any], observations: Tree) -> Iterator[tuple[int, str]]:
+    """The numbers of observations [B, ...] that are outside of a Box, each with its row and with
+    what is wrong, for people."""
+    found = dict(flatten(observations))
+    for path, leaf in space_leaves(space):
+        if not isinstance(leaf, spaces.Box):
+            continue
+        array = found[path].astype(np.float64)  # [B, ...]
+        low, high = leaf.low.astype(np.float64), leaf.high.astype(np.float64)  # [...] both
+        # The difference to a bound that is infinite may be no number, which is not greater.
+        with np.errstate(invalid="ignore"):
+            short = low - array > _ROUNDING * np.maximum(np.abs(low), 1.0)  # [B, ...]
+            over = array - high > _ROUNDING * np.maximum(np.abs(high), 1.0)  # [B, ...]
+        for row, *place in np.argwhere(short | over).tolist():
+            at = tuple(place)
+            where = f" at {path_name(path)}" if path else ""
+            where += f" has {array[(row, *at)]:g}" + (f" at {place}" if place else "")
+            yield row, f"{where}, where the bounds are {low[at]:g} and {high[at]:g}"

@@ -30,22 +30,31 @@ class _TimeIsUp(BaseException):
 
 
 def try_steps(
-    config: RunConfig, env: VectorEnvironment | MultiAgentEnvs, built: Mapping[str, Built]
+    config: RunConfig,
+    env: VectorEnvironment | MultiAgentEnvs,
+    built: Mapping[str, Built],
+    warn: Callable[[str], None],
 ) -> bool:
     """Reset an environment and make a few steps, as an EnvRunner does. Modules act, or chance does
     where several may play an agent. The main thread calls this.
+
+    Args:
+        config: of the run.
+        env: the environment.
+        built: the modules, by id.
+        warn: called with the first number of an observation that is outside of its Box.
 
     Returns:
         Whether there was time for it. If not, the environment was left in the middle of a call.
 
     Raises:
         EnvironmentFailed: the environment failed, gave a number that is not finite, or an
-            observation outside of its space.
+            observation outside of its Discrete, MultiDiscrete or MultiBinary space.
         NonFinite: a module with its first weights gives log-probabilities that are not finite.
     """
 
     def work() -> None:
-        step = _stepping(config, env, built)
+        step = _stepping(config, env, built, warn)
         for number in range(1, _STEPS + 1):
             try:
                 results = step()
@@ -77,10 +86,13 @@ def _failure(error: NonFinite, env: str, number: int) -> Exception:
 
 
 def _stepping(
-    config: RunConfig, env: VectorEnvironment | MultiAgentEnvs, built: Mapping[str, Built]
+    config: RunConfig,
+    env: VectorEnvironment | MultiAgentEnvs,
+    built: Mapping[str, Built],
+    warn: Callable[[str], None],
 ) -> Callable[[], Collection[object]]:
     """Reset the environment, and return what makes a step of it, and returns what came of it."""
-    env = checked(env, config.env_runner.env)
+    env = checked(env, config.env_runner.env, warn)
     if isinstance(env, VectorEnv):
         alone = sampler(built[DEFAULT_MODULE], env, 1)
         return lambda: [alone.sample((0, 0))]

@@ -180,7 +180,7 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
         "num_env_runners": core.num_runners,
         "num_learners": len(core.members),
         "devices": {name: parts.registry.devices[name] for name in core.members},
-        "restarts": parts.local.restarts,
+        "restarts": parts.restarts,
         **parts.metrics.line(times.training, counters.trained),
     }
     others = parts.config.others

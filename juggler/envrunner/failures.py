@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from juggler.runtime.own_frames import traceback_of
 
 
 class EnvironmentFailed(Exception):
@@ -41,7 +42,7 @@ class EnvironmentFailed(Exception):
     def during(cls, environment: str, call: str, error: Exception) -> EnvironmentFailed:
         """Make one from the exception that is being handled."""
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        return cls(environment, call, reason, traceback.format_exc())
+        return cls(environment, call, reason, traceback_of(error))
 
     def __str__(self) -> str:
         return f"{self.environment} failed in {self.call}: {self.reason}"

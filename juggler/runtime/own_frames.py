@@ -1,13 +1,16 @@
-"""The frames of an error that its reader may have written, without those of libraries."""
+"""Errors for readers who may have written some of the frames, without those of others."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
-from traceback import StackSummary, extract_tb
+from traceback import FrameSummary, StackSummary, TracebackException, extract_tb
 from types import TracebackType
 
 _LIBRARY = re.compile("/(site|dist)-packages/|/lib/python3")  # in a file's name
+_JUGGLER = Path(__file__).parents[1]
 
 
 def own_frames(traceback: TracebackType | None) -> StackSummary:
@@ -30,3 +33,58 @@ def place_of(error: BaseException, beside: Path | None = None) -> str:
     if not own:
         return ""
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name})"
+
+
+def traceback_of(error: BaseException) -> str:
+    """An error as Python shows it. Where the reader has written some of the frames, those of
+    Juggler are one line wherever they follow each other, but for the frame that raised."""
+    shown = TracebackException.from_exception(error)
+    for each in _chain(shown):
+        each.stack = _shortened(each.stack)
+    return "".join(shown.format())
+
+
+def _chain(shown: TracebackException) -> Iterator[TracebackException]:
+    """An error, and those that it came from."""
+    yield shown
+    for each in (shown.__cause__, shown.__context__, *(shown.exceptions or ())):
+        if each is not None:
+            yield from _chain(each)
+
+
+def _shortened(stack: StackSummary) -> StackSummary:
+    def is_of_juggler(frame: FrameSummary) -> bool:
+        return Path(frame.filename).is_relative_to(_JUGGLER)
+
+    if all(is_of_juggler(each) or _LIBRARY.search(each.filename) for each in stack):
+        return stack
+    return _Shortened(_without(stack, is_of_juggler))
+
+
+def _without(
+    stack: StackSummary, is_left_out: Callable[[FrameSummary], bool]
+) -> Iterator[FrameSummary]:
+    for left_out, frames in groupby(stack[:-1], is_left_out):
+        if left_out:
+            *before, last = frames
+            yield _Calls(last, len(before) + 1)
+        else:
+            yield from frames
+    yield stack[-1]
+
+
+class _Calls(FrameSummary):
+    """Frames of Juggler, one after the other."""
+
+    def __init__(self, last: FrameSummary, count: int) -> None:
+        super().__init__(last.filename, last.lineno, last.name, lookup_line=False)
+        self.count = count
+
+
+class _Shortened(StackSummary):
+    def format_frame_summary(self, frame_summary: FrameSummary) -> str:
+        if not isinstance(frame_summary, _Calls):
+            return super().format_frame_summary(frame_summary)
+        place = f"{Path(frame_summary.filename).relative_to(_JUGGLER)}, line {frame_summary.lineno}"
+        calls = "a call" if frame_summary.count == 1 else f"{frame_summary.count} calls"
+        return f"  [{calls} in Juggler, to {place}, in {frame_summary.name}]\n"

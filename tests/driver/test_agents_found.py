@@ -55,6 +55,16 @@ def test_a_rehearsal_finds_agents_and_builds_every_module() -> None:
     ]
 
 
+def test_a_number_outside_of_the_box_of_an_agent_is_a_warning_with_its_name() -> None:
+    warned: list[str] = []
+    rehearse(_config(), warn=warned.append)
+    assert not warned
+    rehearse(_config(env="support.tag_game:FarTag"), warn=warned.append)
+    (text,) = warned
+    assert text.startswith("agent 'runner_0' in environment 0 (support.tag_game:FarTag) gives")
+    assert "after reset, one has 7 at [0], where the bounds are" in text
+
+
 def test_a_reward_that_is_not_finite_is_told_with_its_agent() -> None:
     said = r"agent 'runner_0' in environment 0 .* rewards are nan in step 2 after its first reset"
     with pytest.raises(PreflightError, match=said):

@@ -307,3 +307,9 @@ def test_more_old_steps_than_are_kept_are_doubted() -> None:
 @pytest.mark.parametrize("name", shipped_configs())
 def test_what_ships_leaves_no_doubt(name: str) -> None:
     assert read_shipped(name).config.doubts() == []
+
+
+def test_a_league_with_evaluations_is_told_that_it_keeps_no_best_checkpoint() -> None:
+    flat = read_shipped("rock-paper-scissors-league").config.flat()
+    (doubt,) = RunConfig.from_flat({**flat, "evaluation_seconds": 30.0}).doubts()
+    assert "evaluation_seconds = 30 keeps no best checkpoint" in doubt

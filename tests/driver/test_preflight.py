@@ -198,8 +198,8 @@ _FIVE = np.array([5, 1])
         (spaces.MultiBinary(2), _FIVE // 5, _FIVE, "holds 5, which is not in its space MultiBin"),
         (
             spaces.Dict(a=spaces.Discrete(4), b=spaces.Box(0, 1, (1,))),
-            {"a": 3, "b": np.full(1, 2, np.float32)},  # outside of a Box does no harm
-            {"a": -1, "b": np.full(1, 2, np.float32)},
+            {"a": 3, "b": np.full(1, 0.5, np.float32)},
+            {"a": -1, "b": np.full(1, 0.5, np.float32)},
             "at 'a' holds -1, which is not in its space Discrete(4)",
         ),
     ],
@@ -221,3 +221,51 @@ def test_an_observation_outside_of_its_space_is_told_with_the_call_that_gave_it(
     with pytest.raises(PreflightError, match=r"environment 0 .* failed in") as got:
         rehearse(_config(), _own(Env))
     assert f"failed in {call}: its observation {told}" in str(got.value)
+
+
+_IMAGE = spaces.Dict(image=spaces.Box(0, 1, (2, 3)), place=spaces.Box(-np.inf, np.inf, (1,)))
+_BRIGHT = np.zeros((2, 3), np.float32)
+_BRIGHT[1, 2] = 255
+
+
+@pytest.mark.parametrize(
+    ("space", "inside", "beyond", "told"),
+    [
+        (
+            spaces.Box(-1, np.inf, (2,)),
+            np.array([-1.000001, 1e30], np.float32),  # rounded
+            np.array([0, -1.5], np.float32),
+            "one has -1.5 at [1], where the bounds are -1 and inf",
+        ),
+        (
+            _IMAGE,
+            {"image": _BRIGHT / 255, "place": np.full(1, 9.0, np.float32)},
+            {"image": _BRIGHT, "place": np.full(1, 9.0, np.float32)},
+            "one at 'image' has 255 at [1, 2], where the bounds are 0 and 1",
+        ),
+        (spaces.Box(0, 9, (), np.uint8), np.uint8(9), np.uint8(10), "one has 10, where the bounds"),
+    ],
+)
+@pytest.mark.parametrize("call", ["reset", "step", ""])
+def test_a_number_outside_of_its_box_is_a_warning_said_once_with_its_place(
+    space: Any, inside: Any, beyond: Any, told: str, call: str
+) -> None:
+    class Env(gymnasium.Env):
+        observation_space = space
+        action_space = spaces.Discrete(2)
+
+        def reset(self, **_):
+            return beyond if call == "reset" else inside, {}
+
+        def step(self, _):
+            return beyond if call else inside, 0.0, False, False, {}
+
+    warned: list[str] = []
+    (group,) = rehearse(_config(), _own(Env), warn=warned.append)
+    assert space_from_message(group.observation) == space
+    if call:
+        (text,) = warned
+        assert text.startswith("environment 0 (__main__:Env) gives observations outside of")
+        assert f"after {call}, {told}" in text
+    else:
+        assert not warned

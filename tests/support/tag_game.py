@@ -75,6 +75,16 @@ class UnpaidTag(Tag):
         return seen, rewards, *others
 
 
+class FarTag(Tag):
+    """The runner sees a number that is far outside of its space."""
+
+    def _observe(self) -> dict[str, Any]:
+        seen: dict[str, Any] = super()._observe()
+        if "runner_0" in seen:
+            seen["runner_0"] = np.full_like(seen["runner_0"], 7)
+        return seen
+
+
 class MiscountingTag(Tag):
     """Everybody sees how many there are, of whom the runner counts too many in its steps."""
 

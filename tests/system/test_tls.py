@@ -96,14 +96,17 @@ def test_whoever_lacks_the_right_certificate_is_told_and_the_run_goes_on(place: 
     plain = place.start("envrunner", "--driver", address, *token)
     stranger = place.start("envrunner", "--driver", address, "--tls", "others", *token)
     thief = place.start("envrunner", "--driver", address, "--tls", "tls", JUGGLER_TOKEN="guess")
+    looks = place.start("status", address, "--once", *token)
     for each, words in (
         (plain, f"the driver at {address} speaks TLS: pass --tls DIR here too"),
+        (looks, f"juggler status: the driver at {address} speaks TLS: pass --tls DIR here too"),
         (stranger, f"this host does not accept the certificate of the driver at {address}"),
         (thief, "the token is missing or wrong"),
     ):
         assert each.wait(30) == 1, each.output
         assert words in each.output
         assert "Traceback" not in each.output
+    assert len(looks.output.splitlines()) == 1, "gRPC says nothing of its own"
     eventually(lambda: trained_steps(directory) > 0, 60, lambda: driver.output)
     driver.interrupt()
     for each, status in ((driver, 130), *((worker, 0) for worker in workers)):

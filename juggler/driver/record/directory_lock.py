@@ -1,10 +1,11 @@
-"""Locks on a file of a directory, by which one process at a time writes there."""
+"""Directories that can be written, and locks by which one process at a time does."""
 
 from __future__ import annotations
 
 import fcntl
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO, Final
 
 _ATTEMPTS: Final = 5
@@ -40,3 +41,16 @@ def is_locked(path: Path) -> bool:
     except OSError as error:
         return not isinstance(error, FileNotFoundError)
     return False
+
+
+def must_be_writable(path: Path) -> None:
+    """
+    Args:
+        path: of a directory, which need not be there yet.
+
+    Raises:
+        OSError: it cannot be made, or nothing can be written in it.
+    """
+    there = next(each for each in (path, *path.absolute().parents) if each.exists())
+    with TemporaryDirectory(prefix=".juggler-", dir=there):
+        pass

@@ -112,6 +112,7 @@ class PlainProgress:
                 f"  staleness {number(line['staleness_mean']):>4}"
                 f"  updates {line['updates']}"
                 f"  envrunners {line['num_env_runners']}"
+                + (f"  restarts {line['restarts']}" if line.get("restarts") else "")
                 + ("" if left is None else f"  {clock(left)} left")
             )
 

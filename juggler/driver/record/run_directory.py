@@ -18,7 +18,7 @@ import tomli_w
 
 from juggler.driver.driver_config import TENSORBOARD, TRACKERS
 from juggler.driver.record.checkpoints import write_synced
-from juggler.driver.record.directory_lock import lock
+from juggler.driver.record.directory_lock import lock, must_be_writable
 from juggler.driver.record.wording import resuming
 from juggler.runtime.checkpoints.checkpoint import DIRECTORY, newest_first
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "config.toml"
 METRICS_FILE = "metrics.jsonl"
+#: Where runs are whose directory nobody names.
+RUNS = "runs"
 SUMMARY_FILE = "summary.json"
 
 
@@ -40,26 +42,30 @@ def has_checkpoint(run_dir: Path) -> bool:
     return checkpoints.is_dir() and bool(newest_first(checkpoints))
 
 
-def must_be_free(path: Path, command: str = "train", going_on: str = "") -> None:
+def must_be_free(path: Path | None, command: str = "train", going_on: str = "") -> None:
     """
     Args:
-        path: of a new run.
+        path: of a new run; None: it gets a new one under runs/.
         command: `train` or `driver`, for the run.
         going_on: the command that goes on with a directory of several runs; "": it is of one.
 
     Raises:
         RunDirectoryError: a new run cannot have this directory: something is there, or it cannot
-            be read.
+            be read or written.
     """
     try:
+        if path is None:
+            return must_be_writable(Path(RUNS))
         is_there = path.exists()
         is_taken = is_there and path.is_dir() and any(path.iterdir())
+        if not is_taken and not path.is_file():
+            must_be_writable(path)
     except OSError as error:
-        raise RunDirectoryError(f"cannot make the run directory {path}: {error}") from error
+        raise RunDirectoryError(f"cannot make the run directory {path or RUNS}: {error}") from error
     if is_there and not path.is_dir():
         raise RunDirectoryError(f"{path} is a file; name another run directory")
     if not is_taken:
-        return
+        return None
     taken = f"the run directory {path} is not empty"
     if not going_on and not has_checkpoint(path):
         what = ", or delete this one" if (path / CONFIG_FILE).is_file() else ""
@@ -324,7 +330,7 @@ def _make_default(name: str) -> Path:
     stem = f"{clean}-{datetime.now():%Y%m%d-%H%M%S}"
     attempt = 1
     while True:
-        path = Path("runs") / (stem if attempt == 1 else f"{stem}-{attempt}")
+        path = Path(RUNS) / (stem if attempt == 1 else f"{stem}-{attempt}")
         try:
             path.mkdir(parents=True)
             return path

@@ -118,11 +118,21 @@ def conclude(summary: Mapping[str, Any]) -> str:
             lines.append(f"{name}: {here(summary[key])}")
     if best := best_checkpoint(summary):
         lines.append(f"best: {best}")
+    if restarts := restarted(summary):
+        lines.append(f"restarts: {restarts}")
     is_signalled = summary.get("reason_for_stop") in ("interrupted", "terminated")
     if is_signalled and summary.get("checkpoint"):
         going_on = resuming(summary["run_dir"], summary.get("command", "train"))
         lines.append(f"to go on: {going_on}")
     return "\n".join(lines)
+
+
+def restarted(summary: Mapping[str, Any]) -> str:
+    """Word how many workers took the place of others, and why the last one did; "": none has."""
+    if not (count := summary.get("restarts", 0)):
+        return ""
+    last = summary.get("last_restart")
+    return f"{count:,}, the last of {last}" if last else f"{count:,}"
 
 
 def resuming(run_dir: str | Path, command: str = "train") -> str:

@@ -74,11 +74,14 @@ class WorkerRecords:
 
     Attributes:
         updates: number of updates that made new weights since this driver started.
+        last_restart: the worker that took the place of another last, and why, for people; "": none
+            has.
     """
 
     def __init__(self) -> None:
         self.by_id: dict[str, WorkerRecord] = {}
         self.updates = 0
+        self.last_restart = ""
         self._gone: dict[str, WorkerRecord] = {}  # those in `by_id` that left, oldest first
         self._forgotten: dict[str, WorkerRecord] = {}  # totals of deleted records, by role
         self._forgotten_restarts = 0
@@ -91,6 +94,7 @@ class WorkerRecords:
         self._gone.pop(worker.worker_id, None)
         if record.worker is not None:
             record.restarts += 1
+            self.last_restart = f"{worker.worker_id}: {record.last_error or 'it left in order'}"
         record.seconds_before, record.seconds = record.total_seconds(), {}
         record.counts_before, record.counts = record.total_counts(), {}
         record.worker, record.reported_failure = worker, False

@@ -33,7 +33,7 @@ class Departures:
 
     Attributes:
         last_failure: of any worker, in its own words; "": none has failed.
-        tracebacks: by worker id, the last one of each local worker.
+        failures: by worker id, the last one of each local worker, in its own words.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Departures:
         only_local: bool,
     ) -> None:
         self.last_failure = ""
-        self.tracebacks: dict[str, str] = {}
+        self.failures: dict[str, str] = {}
         self._env = config.env_runner.env
         self._synchronous = config.driver.synchronous
         self._end = end
@@ -77,11 +77,12 @@ class Departures:
         if failure is not None:
             self.last_failure = failure.message
             if event.worker.local:  # it may stay down, and people see it again
-                self.tracebacks[event.worker.worker_id] = failure.traceback
+                self.failures[event.worker.worker_id] = failure.message
                 self._fails(event.worker, failure)
             # A worker that fails in the same way again need not print it all again.
-            if failure.message not in self._shown and failure.traceback:
-                self._shown.append(failure.message)
+            words = _NUMBER.sub("", failure.message)
+            if words not in self._shown and failure.traceback:
+                self._shown.append(words)
                 text += f"\n{_inset(failure.traceback)}"
         if event.stack:
             text += f"\nIt was here:\n{_inset(event.stack)}"
@@ -121,8 +122,8 @@ class Departures:
             if self._synchronous:  # its turns are of all modules
                 return self._end.fail(text, "learner_lost")
             text += ". Other modules train on, without checkpoints"
-        traceback = self.tracebacks.get(event.worker_id, "")
-        return self._progress.message(f"{text}\n{_inset(traceback)}".rstrip(), "error")
+        failure = self.failures.get(event.worker_id, "")
+        return self._progress.message(f"{text}. {failure}".rstrip(". "), "error")
 
     def _without_learners(self, worker_id: str) -> list[str]:
         """Those modules of a learner that stays down which no other learner hosts."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
@@ -19,6 +18,7 @@ from juggler.envrunner.failures import EnvironmentFailed, ReportsFailures, failu
 from juggler.runtime.actors.orphans import die_with
 from juggler.runtime.actors.processes import hidden_main, ignore_stop_signals, set_title
 from juggler.runtime.actors.temporary import claim_multiprocessings
+from juggler.runtime.own_frames import traceback_of
 
 _PATIENCE_SECONDS = 2.0
 
@@ -193,7 +193,7 @@ def _run_environment(
         env = function()
     except Exception as error:
         pipe.recv()  # the error answers the owner's first request, whatever it is
-        error_queue.put((index, type(error), error, traceback.format_exc()))
+        error_queue.put((index, type(error), error, traceback_of(error)))
         pipe.send((None, False))
         return
     _async_worker(index, lambda: env, pipe, parent_pipe, shared_memory, error_queue, *rest)

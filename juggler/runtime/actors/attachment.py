@@ -22,12 +22,18 @@ from google.protobuf.message import Message
 
 from juggler.runtime.actors.busy_threads import BusyThreads
 from juggler.runtime.actors.credentials import bearer
-from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, EndpointError, dial, wait_until_ready
+from juggler.runtime.actors.endpoints import (
+    PROTOCOL_VERSION,
+    EndpointError,
+    dial,
+    no_driver,
+    wait_until_ready,
+)
 from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY, REPLACED, RUN_OVER
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.memory import resident_bytes
 from juggler.runtime.actors.tls import Tls
-from juggler.runtime.own_frames import place_of
+from juggler.runtime.own_frames import place_of, traceback_of
 from juggler.runtime.wire.v1 import attach_pb2
 
 #: Prefix of a Detached's reason if the stream broke.
@@ -97,7 +103,7 @@ def describe(error: BaseException) -> attach_pb2.Failure:
     """An exception as a message: one line for people, and a traceback where it helps."""
     line, _, rest = str(error).strip().partition("\n")
     if not explains_itself(error):
-        rest = "".join(traceback.format_exception(error))
+        rest = traceback_of(error)
         line = f"{type(error).__name__}: {line}{place_of(error)}"
     rest = getattr(error, "traceback", "") or rest
     lasting = getattr(error, "lasting", False) is True
@@ -280,6 +286,8 @@ class Attachment:
         except StopIteration:
             raise AttachError(f"the driver at {address} closed the stream without a word") from None
         except grpc.RpcError as error:
+            if _code(error) == grpc.StatusCode.UNIMPLEMENTED:
+                raise AttachError(no_driver(address)) from None
             kind = DriverBusy if _code(error) in _BUSY else AttachError
             raise kind(f"the driver at {address} broke off: {_details(error)}") from None
         if first.HasField("refusal"):

@@ -250,6 +250,14 @@ def _why_no_connection(address: str) -> str:
     return ""
 
 
+def no_driver(address: str) -> str:
+    """Say that what answers at an address does not know what a driver does."""
+    return (
+        f"what answers at {address} is no driver, but perhaps a learner or a gateway: give the "
+        "address that the driver prints as it starts"
+    )
+
+
 def why_not_secure(address: str, who: str, tls: Tls | None) -> str:
     """What is wrong with TLS between this host and that address; "" if TLS is not the problem.
 

@@ -46,6 +46,18 @@ def test_plain_lines_say_how_the_run_goes() -> None:
     ]
 
 
+def test_workers_that_were_started_again_are_counted_with_the_last_reason() -> None:
+    stream = io.StringIO()
+    progress = PlainProgress(stream)
+    progress.start(CONFIG)
+    progress.update(metrics_line(restarts=3))
+    failed = "environment 4 (Robot) failed in step: RuntimeError: no contact"
+    progress.finish({**SUMMARY, "restarts": 1200, "last_restart": f"envrunner-0: {failed}"})
+    _, line, *end = stream.getvalue().splitlines()
+    assert "envrunners 2  restarts 3  37.1 s left" in line
+    assert end[-1] == f"restarts: 1,200, the last of envrunner-0: {failed}"
+
+
 def test_a_run_of_several_modules_shows_the_algorithm_and_the_return_of_each() -> None:
     """In a game of opponents the sum over agents is 0, whoever wins."""
     config = {**CONFIG, "modules": {"hunter": {"lr": 1e-3}, "prey": {"algorithm": "ppo"}}}

@@ -22,3 +22,19 @@ def test_a_directory_of_other_things_is_not_called_a_run(tmp_path: Path) -> None
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(RunDirectoryError, match=r"go on from; name another$"):
         must_be_free(tmp_path)
+
+
+def test_a_directory_that_cannot_be_made_is_told_before_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").touch()
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / "runs" / "one", Path("/proc/self/one"), None):
+        with pytest.raises(RunDirectoryError, match=f"cannot make the run directory {path or ''}"):
+            must_be_free(path)
+
+
+def test_to_look_whether_a_directory_can_be_made_leaves_nothing(tmp_path: Path) -> None:
+    must_be_free(tmp_path / "a" / "b")
+    must_be_free(tmp_path)
+    assert not list(tmp_path.iterdir())

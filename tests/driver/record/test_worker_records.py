@@ -43,6 +43,16 @@ def test_states_from_joining_to_being_replaced() -> None:
     assert states == ["starting", "ready", "left", "restarting", "starting", "down"]
 
 
+def test_the_last_restart_is_that_of_the_newest_worker_with_what_ended_the_one_before() -> None:
+    records, worker = _records()
+    assert not records.last_restart
+    records.left(Left(worker, "it failed", attach_pb2.Failure(message="no contact")))
+    assert not records.last_restart, "nobody has taken its place yet"
+    records.exited(Exited("envrunner-0", 1, "exit code 1", 0.5))
+    records.joined(_worker("b"))
+    assert records.last_restart == "envrunner-0: no contact"
+
+
 def test_totals_go_on_where_another_process_takes_the_place() -> None:
     records, _ = _records()
     records.sampled("envrunner-0", 10, V)

@@ -342,11 +342,21 @@ def test_a_traceback_cannot_look_like_lines_of_the_run(world: WorkersWorld) -> N
     assert [each for each in others if not each.startswith("  ")] == ["It was here:"]
 
 
+def test_the_same_failure_of_another_environment_is_not_printed_whole_again(
+    world: WorkersWorld,
+) -> None:
+    for number in range(3):
+        message = f"environment {number} (Robot) failed in step: RuntimeError: no contact"
+        failure = attach_pb2.Failure(message=message, traceback="Traceback\nRuntimeError")
+        world.leave(world.join("envrunner", 1), failure=failure)
+    assert [text.count("Traceback") for text in world.told.messages] == [1, 0, 0]
+
+
 def test_what_failures_are_remembered_by_is_bounded(world: WorkersWorld) -> None:
     for number in range(300):
         worker = world.join("envrunner", 1)
         failure = attach_pb2.Failure(message=f"failure {number}", traceback="x" * 1000)
         world.leave(worker, failure=failure)
     assert len(world.parts.departures._shown) <= 100
-    assert world.parts.departures.tracebacks == {}
+    assert world.parts.departures.failures == {}
     assert world.worker_events._rates.keys() == {world.runner, world.learner}
