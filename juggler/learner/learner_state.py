@@ -87,6 +87,9 @@ class LearnerState(GroupMember):
         self.wait()
         self._data.clear()
 
+    def draw_apart(self, rank: int) -> None:
+        self._data.draw_apart(rank)
+
     def restore(self, tree: Tree, extras: Mapping[str, Any]) -> None:
         """Continue from a saved state.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial, reduce
 
@@ -194,16 +195,20 @@ class GradientCore(StateCore, ABC):
         before, each = state, []
         state = copied(state)  # if the seam fails midway, the old one stays as it was
         for _ in range(epochs):
+            priorities = defaultdict[str, list[Tensor]](list)  # of the last epoch
             # Every learner makes the same number of steps, even if its sample has fewer rows.
             for place in range(count):
                 part = {key: own[place] for key, own in parts.items() if place < len(own)}
-                state, metrics, _ = super().step(state, part, seam)
+                state, metrics, found = super().step(state, part, seam)
                 each.append(metrics)
+                for key, own in (found or {}).items():
+                    priorities[key].append(own)  # [n]
         steps = {
             key: old["steps"] + (state[key]["steps"] - old["steps"]) // epochs
             for key, old in before.items()
         }  # [] each
-        return StepOutput(with_steps(state, steps), mean_metrics(each))
+        together = {key: torch.cat(own) for key, own in priorities.items()}  # [N] each
+        return StepOutput(with_steps(state, steps), mean_metrics(each), together or None)
 
     def nothing(self, state: State) -> tuple[Grads, Aux]:
         grads: Grads = {}

@@ -71,6 +71,11 @@ class DataSource(Protocol):
         """Numbers for people about the last sample given, by module id; always the same names."""
         return {}
 
+    def draw_apart(self, rank: int) -> None:
+        """Hear that other learners, each of another rank, may go on from the same state: what is
+        random is to be different from now on."""
+        return
+
     def clear(self) -> None:
         """Discard what `state` does not hold."""
 

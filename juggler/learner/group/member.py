@@ -72,7 +72,10 @@ class GroupMember(ABC):
             self.core.nothing(self.state)  # raises where that cannot be
             take_over_newest(self, peers)
         self._peers = peers
-        return state_hash(self)
+        found = state_hash(self)
+        if peers is not None:
+            self.draw_apart(peers.rank)
+        return found
 
     def leave(self) -> None:
         """Make no update with the others any more: one of them is lost."""
@@ -91,3 +94,7 @@ class GroupMember(ABC):
     @abstractmethod
     def forget(self) -> None:
         """Let go of what `save` does not save."""
+
+    @abstractmethod
+    def draw_apart(self, rank: int) -> None:
+        """Draw other kept samples from now on than learners of other ranks, which have the same."""

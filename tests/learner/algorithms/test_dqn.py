@@ -287,10 +287,13 @@ def test_a_restored_learner_goes_on_as_the_saved_one(make_batch: MakeBatch, alph
     np.testing.assert_equal(one.get_weights(), other.get_weights())
 
 
-def test_priorities_reach_the_replay_of_a_learner(make_batch: MakeBatch) -> None:
+@pytest.mark.parametrize("passes", [{}, {"num_epochs": 2, "minibatch_size": 3}])
+def test_priorities_reach_the_replay_of_a_learner(
+    make_batch: MakeBatch, passes: dict[str, Any]
+) -> None:
     core = make_core(priority_exponent=1.0, replay_batch_size=8, replay_begin=0)
     learner = Learner(core)
-    learner.update_from_episodes([make_batch(4, 6)])
+    learner.update_from_episodes([make_batch(4, 6)], **passes)
     tree, _ = learner.save()
     replay: Any = tree["replay"]
     assert len(np.unique(replay["modules"]["default"]["selection"]["weights"])) > 4

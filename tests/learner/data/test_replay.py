@@ -106,6 +106,17 @@ def test_rows_that_fit_on_disk_alone_are_kept_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_rows_on_disk_that_no_checkpoint_could_hold_are_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("juggler.learner.data.replay.room.usable_memory", lambda: 10_000)
+    wide = {"default": {"number": torch.zeros(4, 100)}}  # 400 bytes each
+    keys: dict[str, Any] = {"capacity": 30, "directory": str(tmp_path)}
+    with pytest.raises(ValueError, match=r"would copy .* save_replay = false"):
+        make(**keys).expect(wide)
+    assert len(list(make(**keys, saved=False).add(wide))) == 2
+
+
 def test_memory_beyond_the_limit_of_a_cgroup_is_not_counted_on(tmp_path: Path) -> None:
     """A limit that holds: of a cgroup of this process's own, where it may make one."""
     group = Path("/sys/fs/cgroup/memory") / f"juggler-{os.getpid()}"

@@ -18,6 +18,13 @@ def words_of(generator: np.random.Generator) -> NDArray[np.uint64]:
     return np.array([*words, told["has_uint32"], told["uinteger"]], np.uint64)
 
 
+def draw_apart(generator: np.random.Generator, rank: int) -> None:
+    """Have a PCG64 go on elsewhere in its sequence: as far apart for each rank, so that those that
+    had one state do not draw alike. That of rank 0 goes on as it would."""
+    told: Any = generator.bit_generator
+    told.state = told.jumped(rank).state
+
+
 def go_on_from(generator: np.random.Generator, words: NDArray[np.uint64]) -> None:
     """Give a PCG64 the state that `words_of` told."""
     low, high, increment_low, increment_high, has_uint32, uinteger = map(int, words)

@@ -19,7 +19,7 @@ from juggler.learner.data.replay.episode_rows import (
     size_of,
 )
 from juggler.learner.data.replay.episode_table import EpisodeTable
-from juggler.learner.data.replay.generators import go_on_from, words_of
+from juggler.learner.data.replay.generators import draw_apart, go_on_from, words_of
 from juggler.learner.data.replay.room import Room, bytes_of_step, steps_of_row
 from juggler.learner.data.sources import NEW_STEPS, Columns, DataSource, Sample, Sums, alone
 from juggler.runtime.modules import columns as c
@@ -66,7 +66,7 @@ class MixInReplay(DataSource):
         memory: float | None = None,
     ) -> None:
         self._source, self._saved, self._seed = source, saved, seed
-        self._room = Room(capacity, memory, directory)
+        self._room = Room(capacity, memory, directory, saved=saved)
         self._old_per_new = share / (1 - share)
         self._start()
 
@@ -90,6 +90,10 @@ class MixInReplay(DataSource):
 
     def metrics(self) -> Mapping[str, Mapping[str, float]]:
         return self._told
+
+    def draw_apart(self, rank: int) -> None:
+        self._source.draw_apart(rank)
+        draw_apart(self._generator, rank)
 
     def clear(self) -> None:
         self._source.clear()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from juggler.learner.data.replay.frame_table import FrameTable
-from juggler.learner.data.replay.generators import go_on_from, words_of
+from juggler.learner.data.replay.generators import draw_apart, go_on_from, words_of
 from juggler.learner.data.replay.memory_columns import any_leaf
 from juggler.learner.data.replay.room import Room, bytes_of_step, steps_of_row
 from juggler.learner.data.replay.rules import Remover, Rules, Selector
@@ -99,7 +99,7 @@ class Replay(DataSource):
         self._rules.check()
         self._rows, self._columns, self._make_table = rows, columns, table
         self.keeps_frames, self.keeps_rows = table is Table, columns is not dict
-        self._room = Room(capacity, memory, directory, begin)
+        self._room = Room(capacity, memory, directory, begin, saved)
         self._size, self._ratio = size, ratio
         self._beta = importance_exponent
         self._saved, self._seed = saved, seed
@@ -154,6 +154,9 @@ class Replay(DataSource):
 
     def metrics(self) -> Mapping[str, Mapping[str, float]]:
         return {module_id: kept.metrics() for module_id, kept in self._modules.items()}
+
+    def draw_apart(self, rank: int) -> None:
+        draw_apart(self._generator, rank)
 
     def clear(self) -> None:
         if not self._saved:

@@ -22,12 +22,14 @@ class Room(NamedTuple):
         memory: the most gigabytes that they take; none: what `capacity` takes.
         directory: where they lie on disk; "": in memory.
         begin: how many steps learning begins with, all of which must have room.
+        saved: whether checkpoints hold them.
     """
 
     capacity: int
     memory: float | None = None
     directory: str = ""
     begin: int = 0
+    saved: bool = False
 
     def steps_of(self, each: float, row_steps: int = 1) -> int:
         """How many steps are kept.
@@ -70,6 +72,8 @@ class Room(NamedTuple):
         steps = self.steps_of(each, steps_of_row(rows))
         if self.directory:
             _must_fit_on_disk(self.directory, steps * each)
+            if self.saved:
+                _must_be_saved(self.directory, steps * each)
             return 0.0
         if any_leaf(rows).device.type != "cpu":
             return 0.0
@@ -119,3 +123,16 @@ def _must_fit_on_disk(directory: str, size: float) -> None:
         ) from error
     if size > free:
         raise no_room_on_disk(directory, size, f"{free / 1e9:.1f} GB are free")
+
+
+def _must_be_saved(directory: str, size: float) -> None:
+    """Raises:
+    ValueError: so many bytes on a disk do not fit into memory, where a checkpoint copies them.
+    """
+    room = usable_memory()
+    if room and size > room:
+        raise ValueError(
+            f"replay_directory = {directory!r}: a checkpoint would copy {size / 1e9:.1f} GB of "
+            f"kept steps into memory, and {room / 1e9:.1f} GB of this host's memory are free. Set "
+            "save_replay = false, or lower replay_capacity"
+        )
