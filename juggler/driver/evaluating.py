@@ -111,7 +111,8 @@ def evaluate(
     config = RunConfig.to_act({**found.config, **named, **keys}, where=str(where))
     must_be_given_again(config, env, module, own)
     if not callable(env):
-        must_be_playable(found.config.get("dataset", ""), config.env_runner.env)
+        gateway = found.config.get("gateway", "") if env is None else ""
+        must_be_playable(found.config.get("dataset", ""), config.env_runner.env, gateway)
     config.env_runner.envs_per_runner = min(config.env_runner.envs_per_runner, episodes)
     factory = env if callable(env) else None
 

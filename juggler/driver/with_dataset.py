@@ -70,16 +70,24 @@ def is_of_another(runner: EnvRunnerConfig) -> bool:
     return {"env": runner.env, "env_kwargs": runner.env_kwargs} != told
 
 
-def must_be_playable(dataset: str, env: str) -> None:
-    """Check that a run that learned from a data set has an environment to play.
+def must_be_playable(dataset: str, env: str, gateway: str = "") -> None:
+    """Check that a run that learned from a data set or from simulators has an environment to play.
 
     Args:
         dataset: of the run; "": none.
         env: the name of the environment to play.
+        gateway: of the run; "": none, or `env` is not the run's.
 
     Raises:
-        ConfigError: the data set did not say which environment it is of, and nobody does.
+        ConfigError: the data set did not say which environment it is of, or the run's env was only
+            a name, and nobody says another one.
     """
+    if gateway and ":" not in env and env not in gymnasium.registry:
+        raise ConfigError(
+            f"the run's environments were those of simulators, and env = {env!r} is only a name: "
+            "name an environment in Python with --env, or env in Python; or act in the simulator, "
+            "with the policy as an ONNX model (docs/external-simulators.md)"
+        )
     if dataset and env == Path(dataset).name and env not in gymnasium.registry:
         raise ConfigError(
             f"the run learned from the data set {dataset}, which does not say which "

@@ -76,7 +76,6 @@ class GatewayServer:
         self._news = False
         self._began = 0.0  # to take messages, seconds
         self._next_sweep = 0.0
-        self._waiting_since: float | None = None  # for a request for samples
         self._over = False
 
     def start(self, address: str, tls: Tls | None, insecure: bool) -> str:
@@ -135,8 +134,10 @@ class GatewayServer:
 
     def _worth_waiting(self) -> float:
         """Seconds to wait for steps of other simulators."""
-        enough = min(self._settings.max_batch, len(self._manager.sessions.by_id))
-        if not self._settings.max_wait or len(self._arrivals) >= enough:
+        if not self._settings.max_wait:
+            return 0.0
+        enough = min(self._settings.max_batch, self._manager.sessions.asking)
+        if len(self._arrivals) >= enough:
             return 0.0
         waited = time.perf_counter() - self._arrivals[0].arrived
         return max(0.0, self._settings.max_wait - waited)
@@ -294,15 +295,16 @@ class GatewayServer:
             player.environments.hand_in_stalled()
             player.recorder.hand_in_stalled()
         for session in self._manager.sessions.overdue():
-            self._manager.close(session)
-            self._counts["sessions_lost"] += 1
-        waiting = {steps.session for player in players for steps in player.waiting}
-        waiting |= {each.session for player in players for each in player.recorder.waiting}
-        self._waiting_since = (self._waiting_since or now) if waiting else None
-        if self._waiting_since is not None and now - self._waiting_since > _TELL_SECONDS:
-            self._tell(waiting)
+            self._manager.lose(session)
+        since = time.perf_counter() - _TELL_SECONDS
+        late: set[Session] = set()
+        for player in players:
+            late |= {each.session for each in player.waiting if each.batch.arrived < since}
+            late |= {each.session for each in player.recorder.waiting if each.arrived < since}
+        self._tell(late)
 
     def _tell(self, waiting: set[Session]) -> None:
+        """Tell simulators that have waited for long, each once until it gets an answer."""
         text = "nobody asks for samples now; answers come as soon as somebody does"
         notice = pb.Notice(kind=pb.Notice.WAITING, text=text)
         message = pb.ToSimulator(notice=notice).SerializeToString()

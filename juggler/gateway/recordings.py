@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ class Recording:
         taken: how many of the steps were used.
         stale: some of them were too old to be learned from.
         bytes: of its message.
+        arrived: seconds of `time.perf_counter`.
     """
 
     session: Session
@@ -57,6 +59,7 @@ class Recording:
     taken: int = 0
     stale: bool = False
     bytes: int = 0
+    arrived: float = field(default_factory=time.perf_counter)
 
     @property
     def place(self) -> int:

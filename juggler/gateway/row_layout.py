@@ -62,7 +62,7 @@ class Layout:
         """
         found: list[bytes] = [b""] * len(self.leaves)
         if len(tensors) != len(self.leaves):
-            named = [path_name(leaf.path) for leaf in self.leaves]
+            named = ", ".join(path_name(leaf.path) for leaf in self.leaves[:20])
             raise SessionError(
                 Code.WRONG_SHAPE, f"{len(tensors)} arrays of {what}: send one for each of {named}"
             )

@@ -24,6 +24,7 @@ from juggler.gateway.sessions import (
     SessionError,
     Sessions,
     check_hello,
+    check_room,
 )
 from juggler.gateway.shared_episodes import SharedEpisodes
 from juggler.gateway.step_batches import Batch
@@ -119,7 +120,7 @@ class SessionManager:
         return sum(len(player.environments) for player in self.players.values())
 
     def hello(self, stream: GatewayStream, hello: pb.Hello) -> None:
-        check_hello(hello, self.environments, len(self.sessions.by_id))
+        check_hello(hello)
         cast = cast_agents(hello, self._settings.agents)
         if hello.mode == pb.LOGGED_DATA and self._settings.refuses_logged:
             raise SessionError(Code.CANNOT_LEARN, self._settings.refuses_logged)
@@ -158,6 +159,7 @@ class SessionManager:
                 fresh[module_id] = self._read(given, module_id)
             ours = self.agents[module_id] if module_id in self.agents else fresh[module_id][0]
             self._must_have(ours, given)
+        self._make_room(hello.environments * len(hello.agents))
         for module_id, (agent, *both) in fresh.items():
             try:
                 player = self._work.prepare(module_id, cast.count(module_id), *both)
@@ -178,15 +180,31 @@ class SessionManager:
         episodes = SharedEpisodes(len(agents), hello.environments) if several else None
         return Session(agents, hello, stream, episodes)
 
+    def _make_room(self, more: int) -> None:
+        """Let go of sessions whose simulators have vanished, where a new one has no room beside
+        them: a simulator that keeps crashing would fill the gateway with them.
+
+        Raises:
+            SessionError: those that are here leave no room for so many environments.
+        """
+        gone = self.sessions.vanished()
+        here = len(self.sessions.by_id) - len(gone)
+        check_room(more, self.environments - sum(map(_places, gone)), here)
+        for session in gone:
+            try:
+                return check_room(more, self.environments, len(self.sessions.by_id))
+            except SessionError:
+                self.lose(session)
+
     def _read(self, given: pb.Agent, module_id: str) -> tuple[pb.Agent, Space[Any], Space[Any]]:
         """What the agents of a module have in common, as this one says it.
 
         Raises:
             SessionError: nobody can learn in its spaces.
         """
+        observation_space = _space(given, "observation_space")
+        action_space = _space(given, "action_space")
         try:
-            observation_space = space_from_message(given.observation_space)
-            action_space = space_from_message(given.action_space)
             _must_fit(observation_space, action_space, self._settings.fragment_steps)
         except (WireError, UnsupportedSpace) as error:
             raise SessionError(Code.WRONG_SPACES, f"{_whose(given)}{error}") from error
@@ -215,11 +233,7 @@ class SessionManager:
         """
         for name in ("observation_space", "action_space"):
             our, its = getattr(ours, name), getattr(given, name)
-            try:
-                same = our == its or space_to_message(space_from_message(its)) == our
-            except WireError as error:
-                raise SessionError(Code.WRONG_SPACES, f"{_whose(given)}{name}: {error}") from error
-            if same:
+            if our == its or space_to_message(_space(given, name)) == our:
                 continue
             first = "that of the run's first simulator is"
             rule = "all simulators of a run must have the same"
@@ -253,6 +267,11 @@ class SessionManager:
             stream.send(error.message().SerializeToString())
             stream.close()
 
+    def lose(self, session: Session) -> None:
+        """Close a session whose simulator did not come back."""
+        self.close(session)
+        self._counts["sessions_lost"] += 1
+
     def close(self, session: Session) -> None:
         if session.id not in self.sessions.by_id:
             return  # it sent two wrong messages at once
@@ -265,6 +284,11 @@ class SessionManager:
             self.env_ended += session.episodes.cut()
         self.sessions.remove(session)
         session.stream = None
+
+
+def _places(session: Session) -> int:
+    """Its environments, once for each agent."""
+    return session.environments * len(session.agents)
 
 
 def _must_fit(observation_space: Space[Any], action_space: Space[Any], steps: int) -> None:
@@ -285,6 +309,18 @@ def _must_fit(observation_space: Space[Any], action_space: Space[Any], steps: in
     if row_bytes > _MOST_ROW_BYTES:
         text = f"{steps} observations take {row_bytes} bytes: at most {_MOST_ROW_BYTES}"
         raise SessionError(Code.WRONG_SPACES, text)
+
+
+def _space(agent: pb.Agent, name: str) -> Space[Any]:
+    """One of the spaces of an agent.
+
+    Raises:
+        SessionError: it is none.
+    """
+    try:
+        return space_from_message(getattr(agent, name))
+    except (WireError, UnsupportedSpace) as error:
+        raise SessionError(Code.WRONG_SPACES, f"{_whose(agent)}{name}: {error}") from error
 
 
 def _numbers(space: Space[Any]) -> int:

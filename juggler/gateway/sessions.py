@@ -247,19 +247,28 @@ class Sessions:
             )
         return session
 
+    @property
+    def asking(self) -> int:
+        """How many have a simulator that gets its actions here."""
+        remote = [each for each in self.by_id.values() if each.mode == pb.REMOTE_INFERENCE]
+        return sum(each.stream is not None for each in remote)
+
+    def vanished(self) -> list[Session]:
+        """Sessions that wait for their simulators, the longest first."""
+        waiting = [each for each in self.by_id.values() if each.stream is None]
+        return sorted(waiting, key=lambda each: each.lost_at)
+
     def overdue(self) -> list[Session]:
         """Sessions that have waited for their simulators long enough."""
         since = time.monotonic() - self.resume_seconds
-        return [s for s in self.by_id.values() if s.stream is None and s.lost_at < since]
+        return [each for each in self.vanished() if each.lost_at < since]
 
 
-def check_hello(hello: pb.Hello, environments: int, sessions: int) -> None:
+def check_hello(hello: pb.Hello) -> None:
     """Check what does not depend on the run's spaces.
 
     Args:
         hello: of a new session, or of one that resumes.
-        environments: how many there are, once for each agent.
-        sessions: how many there are.
 
     Raises:
         SessionError: it cannot take part.
@@ -277,11 +286,20 @@ def check_hello(hello: pb.Hello, environments: int, sessions: int) -> None:
     if not 1 <= len(hello.agents) <= MOST_AGENTS:
         text = f"{len(hello.agents)} agents in one session: have 1 to {MOST_AGENTS}"
         raise SessionError(Code.NOT_SERVED, text)
-    if hello.resume_token:
-        return
     if not hello.environments:
         raise SessionError(Code.UNKNOWN_ENVIRONMENT, "a session needs at least 1 environment")
-    more = hello.environments * len(hello.agents)
+
+
+def check_room(more: int, environments: int, sessions: int) -> None:
+    """
+    Args:
+        more: environments of a new session, as those that there are.
+        environments: how many there are, once for each agent.
+        sessions: how many there are.
+
+    Raises:
+        SessionError: there is no room for it.
+    """
     if sessions >= MOST_SESSIONS or environments + more > MOST_ENVIRONMENTS:
         raise SessionError(
             Code.FULL,

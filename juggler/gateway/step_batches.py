@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,7 +118,7 @@ def read_steps(
     """
     batch = Batch(session, message.seq)
     try:
-        _check_agents(session, [rows.agent for rows in message.agents])
+        _check_agents(session, message.agents)
         for rows in message.agents:
             agent = session.agents[rows.agent]
             batch.parts.append(_read_rows(session, agent, batch, rows, layout_of(agent)))
@@ -136,8 +136,9 @@ def read_steps(
     return batch
 
 
-def _check_agents(session: Session, given: list[int]) -> None:
+def _check_agents(session: Session, parts: Sequence[pb.Rows]) -> None:
     known = len(session.agents)
+    given = [rows.agent for rows in parts[: known + 1]]  # more are wrong, however many
     if given and max(given) < known and len(set(given)) == len(given):
         return
     has = "agent 0 alone" if known == 1 else f"the agents 0 to {known - 1}"
@@ -148,11 +149,11 @@ def _check_agents(session: Session, given: list[int]) -> None:
 def _read_rows(
     session: Session, agent: SessionAgent, batch: Batch, rows: pb.Rows, layout: Layout
 ) -> Steps:
-    given = list(rows.environments)
+    given = rows.environments[: len(agent.slots) + 1]  # more are wrong, however many
     environments = _environments(agent, given)
     count = len(environments)
+    _must_have(len(rows.rewards) or count, count, "rewards")
     rewards = list(rows.rewards) or [0.0] * count
-    _must_have(len(rewards), count, "rewards")
     terminated = _flagged(rows.terminated, count, "terminated")
     truncated = _flagged(rows.truncated, count, "truncated")
     paused = _flagged(rows.paused, count, "paused")
@@ -237,7 +238,7 @@ def _check_ends(
 def _finals(
     rows: pb.Rows, count: int, truncated: list[int], layout: Layout
 ) -> tuple[list[bytes], list[int]]:
-    places = list(rows.final_rows)
+    places = rows.final_rows[: count + 1]  # more are wrong, however many
     if lacking := set(truncated) - set(places):
         text = (
             f"row {min(lacking)} was truncated and is not among final_rows: send the last "

@@ -102,6 +102,13 @@ def test_who_plays_what_was_learned_from_a_data_set_that_names_no_environment_is
     must_be_playable("", "shown")
 
 
+def test_a_run_of_simulators_says_what_it_needs_to_be_played() -> None:
+    with pytest.raises(ConfigError, match=r"'catch' is only a name: .* --env.* as an ONNX model"):
+        must_be_playable("", "catch", "127.0.0.1:5005")
+    must_be_playable("", "CartPole-v1", "127.0.0.1:5005")
+    must_be_playable("", "envs:Robot", "127.0.0.1:5005")
+
+
 def test_who_acts_with_the_policy_later_needs_no_data_set() -> None:
     config = RunConfig.to_act({"algorithm": "bc", "dataset": "gone", "env": "CartPole-v1"})
     assert config.env_runner.dataset == ""

@@ -19,6 +19,7 @@ from support.gateway_world import GatewayWorld, eventually
 from support.network import free_address
 
 from juggler.gateway import runner
+from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.episodes.version import Version
 
 ROOT = Path(__file__).parents[2]
@@ -95,7 +96,12 @@ def test_a_simulator_in_javascript_is_learned_from(place: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("play", ["node nim.js", "build/nim/nim"])
-def test_a_game_for_two_is_learned_from(place: Path, play: str) -> None:
+def test_a_game_for_two_is_learned_from_over_tls(
+    place: Path, play: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_certificates(place / "tls", (), 1.0)
+    monkeypatch.setenv("JUGGLER_TLS", str(place / "tls"))
+    monkeypatch.setenv("JUGGLER_TOKEN", (place / "tls" / "token").read_text().strip())
     *build, last = commands(play)
     if "cmake" in build[0]:
         follow(build, place, "")

@@ -8,11 +8,15 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <iostream>
+#include <iterator>
 #include <limits>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -24,6 +28,7 @@ namespace wire = juggler::v1;
 
 constexpr int kGames = 16;
 constexpr int kPlayers = 2;
+constexpr std::chrono::seconds kPatience{60};  // until a gateway answers
 
 // -- the game: take 1 to 3 sticks in turn; whoever takes the last one wins -------------------------
 
@@ -92,6 +97,23 @@ sim::FromSimulator MakeHello() {
 
 // -- the session -----------------------------------------------------------------------------------
 
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// With TLS, both sides show a certificate: of a directory that `juggler certs` has made.
+std::shared_ptr<grpc::ChannelCredentials> Credentials() {
+  const char* directory = std::getenv("JUGGLER_TLS");
+  if (directory == nullptr) return grpc::InsecureChannelCredentials();
+  const std::string base = std::string(directory) + "/";
+  grpc::SslCredentialsOptions options;
+  options.pem_root_certs = ReadFile(base + "ca.pem");
+  options.pem_private_key = ReadFile(base + "key.pem");
+  options.pem_cert_chain = ReadFile(base + "cert.pem");
+  return grpc::SslCredentials(options);
+}
+
 // Carries out a player's move, and adds the rows that follow from it. Returns whether it ended the
 // game.
 bool Move(std::vector<PlayerRows>* rows, int environment, Game* game, int64_t action) {
@@ -122,8 +144,15 @@ int main(int argc, char** argv) {
     return 2;
   }
   const long most = argc > 2 ? std::atol(argv[2]) : std::numeric_limits<long>::max();
-  auto stub = sim::Simulator::NewStub(
-      grpc::CreateChannel(argv[1], grpc::InsecureChannelCredentials()));
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  auto channel = grpc::CreateCustomChannel(argv[1], Credentials(), arguments);
+  // The run may still be starting.
+  if (!channel->WaitForConnected(std::chrono::system_clock::now() + kPatience)) {
+    std::cerr << "no gateway answers at " << argv[1] << "; do both sides use TLS, or neither?\n";
+    return 1;
+  }
+  auto stub = sim::Simulator::NewStub(channel);
   grpc::ClientContext context;
   // If the run has a token, each call must carry it.
   if (const char* token = std::getenv("JUGGLER_TOKEN")) {

@@ -5,12 +5,16 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <iostream>
+#include <iterator>
 #include <limits>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -22,6 +26,7 @@ namespace wire = juggler::v1;
 
 constexpr int kEnvironments = 16;
 constexpr int kLongest = 500;  // steps of an episode
+constexpr std::chrono::seconds kPatience{60};  // until a gateway answers
 
 // -- the task ------------------------------------------------------------------------------------
 
@@ -101,14 +106,38 @@ sim::FromSimulator MakeHello() {
 
 // -- the session -----------------------------------------------------------------------------------
 
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// With TLS, both sides show a certificate: of a directory that `juggler certs` has made.
+std::shared_ptr<grpc::ChannelCredentials> Credentials() {
+  const char* directory = std::getenv("JUGGLER_TLS");
+  if (directory == nullptr) return grpc::InsecureChannelCredentials();
+  const std::string base = std::string(directory) + "/";
+  grpc::SslCredentialsOptions options;
+  options.pem_root_certs = ReadFile(base + "ca.pem");
+  options.pem_private_key = ReadFile(base + "key.pem");
+  options.pem_cert_chain = ReadFile(base + "cert.pem");
+  return grpc::SslCredentials(options);
+}
+
 int main(int argc, char** argv) {
   if (argc < 2) {
     std::cerr << "usage: simulator HOST:PORT [EPISODES]\n";
     return 2;
   }
   const long most = argc > 2 ? std::atol(argv[2]) : std::numeric_limits<long>::max();
-  auto stub = sim::Simulator::NewStub(
-      grpc::CreateChannel(argv[1], grpc::InsecureChannelCredentials()));
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  auto channel = grpc::CreateCustomChannel(argv[1], Credentials(), arguments);
+  // The run may still be starting.
+  if (!channel->WaitForConnected(std::chrono::system_clock::now() + kPatience)) {
+    std::cerr << "no gateway answers at " << argv[1] << "; do both sides use TLS, or neither?\n";
+    return 1;
+  }
+  auto stub = sim::Simulator::NewStub(channel);
   grpc::ClientContext context;
   // If the run has a token, each call must carry it.
   if (const char* token = std::getenv("JUGGLER_TOKEN")) {

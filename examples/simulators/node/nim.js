@@ -5,12 +5,14 @@
 // has ended, and nothing for the others. A row's reward is all that its player got since its last
 // action.
 
+const fs = require('fs');
 const path = require('path');
 const grpc = require('@grpc/grpc-js');
 const loader = require('@grpc/proto-loader');
 
 const GAMES = 16;
 const PLAYERS = ['player_0', 'player_1'];
+const PATIENCE = 60_000; // milliseconds until a gateway answers
 
 // -- the game: take 1 to 3 sticks in turn; whoever takes the last one wins -------------------------
 
@@ -62,11 +64,25 @@ const definition = loader.loadSync('juggler/runtime/wire/v1/simulator.proto', {
 });
 const { Simulator } = grpc.loadPackageDefinition(definition).juggler.simulator.v1;
 
+// With TLS, both sides show a certificate: of a directory that `juggler certs` has made.
+function credentials() {
+  const directory = process.env.JUGGLER_TLS;
+  if (!directory) return grpc.credentials.createInsecure();
+  const read = (name) => fs.readFileSync(path.join(directory, `${name}.pem`));
+  return grpc.credentials.createSsl(read('ca'), read('key'), read('cert'));
+}
+
 // If the run has a token, each call must carry it.
-const metadata = new grpc.Metadata();
+const metadata = new grpc.Metadata({ waitForReady: true });
 if (process.env.JUGGLER_TOKEN) metadata.set('authorization', `Bearer ${process.env.JUGGLER_TOKEN}`);
 
-const stream = new Simulator(address, grpc.credentials.createInsecure()).Session(metadata);
+const client = new Simulator(address, credentials(), { 'grpc.max_reconnect_backoff_ms': 1000 });
+client.waitForReady(Date.now() + PATIENCE, (error) => { // the run may still be starting
+  if (!error) return;
+  console.error(`no gateway answers at ${address}; do both sides use TLS, or neither?`);
+  process.exit(1);
+});
+const stream = client.Session(metadata);
 const games = Array.from({ length: GAMES }, begin);
 let sent = []; // the rows of the last message
 let seq = 0;

@@ -4,12 +4,14 @@
 // template: only `reset` and `step` are specific to the task, which is to keep a ball on a board that
 // can be tilted to the left (action 0) or to the right (action 1).
 
+const fs = require('fs');
 const path = require('path');
 const grpc = require('@grpc/grpc-js');
 const loader = require('@grpc/proto-loader');
 
 const ENVIRONMENTS = 16;
 const LONGEST = 200; // steps of an episode
+const PATIENCE = 60_000; // milliseconds until a gateway answers
 
 // -- the task ------------------------------------------------------------------------------------
 
@@ -56,11 +58,25 @@ const definition = loader.loadSync('juggler/runtime/wire/v1/simulator.proto', {
 });
 const { Simulator } = grpc.loadPackageDefinition(definition).juggler.simulator.v1;
 
+// With TLS, both sides show a certificate: of a directory that `juggler certs` has made.
+function credentials() {
+  const directory = process.env.JUGGLER_TLS;
+  if (!directory) return grpc.credentials.createInsecure();
+  const read = (name) => fs.readFileSync(path.join(directory, `${name}.pem`));
+  return grpc.credentials.createSsl(read('ca'), read('key'), read('cert'));
+}
+
 // If the run has a token, each call must carry it.
-const metadata = new grpc.Metadata();
+const metadata = new grpc.Metadata({ waitForReady: true });
 if (process.env.JUGGLER_TOKEN) metadata.set('authorization', `Bearer ${process.env.JUGGLER_TOKEN}`);
 
-const stream = new Simulator(address, grpc.credentials.createInsecure()).Session(metadata);
+const client = new Simulator(address, credentials(), { 'grpc.max_reconnect_backoff_ms': 1000 });
+client.waitForReady(Date.now() + PATIENCE, (error) => { // the run may still be starting
+  if (!error) return;
+  console.error(`no gateway answers at ${address}; do both sides use TLS, or neither?`);
+  process.exit(1);
+});
+const stream = client.Session(metadata);
 const balls = Array.from({ length: ENVIRONMENTS }, reset);
 let seq = 0;
 let played = 0;

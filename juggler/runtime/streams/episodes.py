@@ -136,6 +136,8 @@ class EpisodeSender:
 
     Over a Unix socket, large batches go through shared memory once the learner has shown that it
     can map it. `inline` is called where it has not, with the reason for people.
+
+    `ended` is called with the reason whenever a stream is over, after what was lost with it.
     """
 
     def __init__(
@@ -145,11 +147,13 @@ class EpisodeSender:
         settled: Callable[[int, str, str], None],
         tls: Tls | None = None,
         inline: Callable[[str], None] | None = None,
+        ended: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._address = address
         self._metadata = metadata
         self._settled = settled
         self._inline = inline
+        self._ended = ended
         self._channel = dial(address, tls)
         self._lock = threading.Lock()
         self._stream: _Stream | None = None
@@ -166,7 +170,9 @@ class EpisodeSender:
         with self._lock:
             if not self._closed and (self._stream is None or self._stream.broken):
                 shared = Dialled(self._address, Writer, self._inline)
-                self._stream = _Stream(self._channel, self._metadata, self._settled, shared)
+                self._stream = _Stream(
+                    self._channel, self._metadata, self._settled, shared, self._ended
+                )
             stream = None if self._closed else self._stream
         place = None if stream is None else stream.place
         chunks = encode_frame(header, tree, place=place)
@@ -192,9 +198,11 @@ class _Stream:
         metadata: CallMetadata,
         settled: Callable[[int, str, str], None],
         shared: Dialled[Writer],
+        told_end: Callable[[str], None],
     ) -> None:
         self._settled = settled
         self._shared = shared
+        self._told_end = told_end
         self._unsent: deque[Iterator[bytes]] = deque()  # the chunks of each batch
         self._open: set[int] = set()
         self._lock = threading.Lock()
@@ -255,3 +263,4 @@ class _Stream:
         self._shared.close()
         for batch_id in lost:
             self._settled(batch_id, "learner_lost", reason)
+        self._told_end(reason)

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from juggler.runtime.actors.credentials import call_metadata, why_refused
 from juggler.runtime.actors.endpoints import (
@@ -35,6 +35,7 @@ from juggler.runtime.actors.processes import (
 from juggler.runtime.actors.supervisor import Exited, RestartPolicy, Supervisor
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.streams.permits import Permits
+from juggler.runtime.streams.pulse import Pulse
 from juggler.runtime.streams.relay import EpisodeRelay
 from juggler.runtime.wire.frames import Limits
 
@@ -60,6 +61,7 @@ class ReceiverProgram:
         tls: of this host; None: no TLS.
         insecure: listen beyond loopback even without TLS or without a token.
         log_format: of this process's own messages.
+        pulse_address: "unix:path", at which the learner sees whether it lives.
     """
 
     address: str
@@ -71,6 +73,7 @@ class ReceiverProgram:
     tls: Tls | None = None
     insecure: bool = False
     log_format: LogFormat = "text"
+    pulse_address: str = ""
 
 
 def run(program: ReceiverProgram) -> None:
@@ -96,6 +99,7 @@ def run(program: ReceiverProgram) -> None:
         tls=program.tls,
         insecure=program.insecure,
     )
+    bind(server, program.pulse_address)
     server.start()
     server.wait_for_termination()
 
@@ -124,6 +128,7 @@ class Receivers:
         self._over = threading.Event()
         self._last_end = ""
         self._thread: threading.Thread | None = None
+        self._pulse: Pulse | None = None
         share_forkserver()  # it is ready when they start
 
     def start(
@@ -142,18 +147,24 @@ class Receivers:
         Raises:
             EndpointError: none of them listens.
         """
+        pulses: dict[str, str] = {}
         for number, program in enumerate(programs):
-            target = f"{__name__}:{run.__name__}"
-            self._supervisor.add(f"receiver-{number}", WorkerProgram(target, program), _POLICY)
+            worker_id, target = f"receiver-{number}", f"{__name__}:{run.__name__}"
+            pulses[worker_id] = f"{program.learner}-{number}"
+            program = replace(program, pulse_address=pulses[worker_id])
+            self._supervisor.add(worker_id, WorkerProgram(target, program), _POLICY)
         arguments = (len(programs), tell, none_left)
         self._thread = threading.Thread(
             target=self._watch, args=arguments, name="receivers", daemon=True
         )
         self._thread.start()
+        self._pulse = Pulse(self._supervisor, pulses, tell)
         self._wait_until_one_listens()
 
     def close(self) -> None:
         self._over.set()
+        if self._pulse is not None:
+            self._pulse.close()
         self._events.wake()
         if self._thread is not None:
             self._thread.join()

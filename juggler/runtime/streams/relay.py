@@ -2,7 +2,7 @@
 
 An EnvRunner's stream ends here. What comes is checked, and goes on to the learner as from an
 EnvRunner of its own host, so that large batches reach it through shared memory. The learner's
-answer is the answer to the EnvRunner.
+answer is the answer to the EnvRunner, and where it ends a stream, the EnvRunner's ends too.
 """
 
 from __future__ import annotations
@@ -95,8 +95,9 @@ class _Call:
         self._lock = threading.Lock()
         self._open: dict[int, int] = {}  # bytes, by the ids of batches without an answer
         self._lost = ""  # why the learner cannot be reached
+        self._over = False
         self._sender = EpisodeSender(
-            relay.learner, relay.metadata, self._settled, inline=relay.inline
+            relay.learner, relay.metadata, self._settled, inline=relay.inline, ended=self._ended
         )
 
     def run(self) -> Iterator[bytes]:
@@ -107,6 +108,7 @@ class _Call:
             self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             self._relay.unfinished.hold(self._context, 0)
+            self._over = True
             self._sender.close()
         if self._lost:
             self._context.abort(grpc.StatusCode.UNAVAILABLE, self._lost)
@@ -132,8 +134,11 @@ class _Call:
         with self._lock:
             size = self._open.pop(batch_id)
         self._relay.let_go(size)
-        if reason == "learner_lost":  # the EnvRunner's stream ends, as the one to the learner did
-            self._lost = f"its receiver lost the learner: {explanation}"
-            self._answers.stream.close()
-        else:
+        if reason != "learner_lost":  # else `_ended` follows
             self._answers.give(batch_id, explanation)
+
+    def _ended(self, why: str) -> None:
+        """End the EnvRunner's stream, as the one to the learner did."""
+        if not self._over:
+            self._lost = f"its receiver lost the learner: {why}"
+            self._answers.stream.close()

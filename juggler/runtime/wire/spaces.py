@@ -170,7 +170,11 @@ def _read_bounds(
     numbers: list[float] = [*floats, *integers]
     shape = tuple(box.shape)
     if len(numbers) not in (1, math.prod(shape)) or (floats and integers):
-        raise WireError(f"a Box of shape {shape} has {len(numbers)} {side} bounds")
+        field = side if dtype.kind == "f" else f"int_{side}"
+        raise WireError(
+            f"a Box of shape {shape} has {len(numbers)} {side} bounds: for {dtype}, give "
+            f"`{field}` one for each number, or one for all"
+        )
     wide = np.array(numbers, np.float64)
     if np.isnan(wide).any():
         raise WireError("a Box has a bound that is not a number")

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +25,7 @@ from support.sharing import mapped, soon
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import EndpointError, dial, split_address
 from juggler.runtime.actors.supervisor import RestartPolicy
+from juggler.runtime.streams import pulse
 from juggler.runtime.streams import receivers as receivers_module
 from juggler.runtime.streams.episodes import PUSH_METHOD, BatchFrame, EpisodeSender
 from juggler.runtime.streams.permits import Permits
@@ -74,6 +75,11 @@ class World:
     def serving(self) -> list[int]:
         """The processes that have a connection from elsewhere."""
         return [pid for pid in self.pids() if _has(pid, psutil.CONN_ESTABLISHED)]
+
+    def answered(self) -> list[int]:
+        """The processes that have shown that they live."""
+        assert self._receivers._pulse is not None
+        return list(self._receivers._pulse._answered.values())
 
     def close(self) -> None:
         self._receivers.close()
@@ -171,6 +177,33 @@ def test_the_learners_reason_for_a_refusal_comes_back_and_the_stream_goes_on(
     settled = senders.wait_for(1, 2, 3, 4)
     assert settled == {i: ("refused", "no room") if i % 2 else ("", "") for i in (1, 2, 3, 4)}
     assert learner.opened == 1
+
+
+@pytest.mark.parametrize("where", ["a receiver", "the learner"])
+def test_a_bad_batch_is_refused_and_ends_its_stream_wherever_it_is_sent_to(
+    world: World, learner: LearnerEnd, where: str
+) -> None:
+    def answer(frame: BatchFrame) -> str:
+        raise WireError(f"batch {frame.header.batch_id} is bad")
+
+    learner.answer = answer
+    address = world.address if where == "a receiver" else learner.address
+    ends = threading.Event()
+
+    def frames() -> Iterator[bytes]:
+        yield next(encode_frame(_header(1), tree(1)))
+        ends.wait(PATIENCE)  # the stream ends, though it could go on
+
+    with dial(address) as channel:
+        call = channel.stream_stream(PUSH_METHOD)(
+            frames(), metadata=call_metadata("secret", "run", "i"), timeout=PATIENCE
+        )
+        answers = []
+        with pytest.raises(grpc.RpcError) as raised:
+            answers.extend(episodes_pb2.Acknowledgement.FromString(each) for each in call)
+        ends.set()
+    assert [(each.batch_id, each.refused) for each in answers] == [(1, "batch 1 is bad")]
+    assert "batch 1 is bad" in str(raised.value)
 
 
 def test_a_batch_that_nobody_asked_for_ends_at_the_receiver(
@@ -279,6 +312,26 @@ def test_what_killed_receivers_held_is_lost_once_and_others_take_what_follows(
     assert not world.failures
     for frame in taken:  # also those whose receiver was killed while the learner held them
         np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, SIZE))
+
+
+def test_a_receiver_that_stands_still_is_replaced(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(pulse, "_ANSWER_SECONDS", 0.5)
+    before = world.pids()
+    soon(lambda: set(world.answered()) == set(before), "each of them has answered once")
+    world.told.clear()
+    os.kill(before[0], signal.SIGSTOP)
+    try:
+        soon(lambda: before[0] not in world.pids(), "it is killed")
+        soon(lambda: len(world.listening()) == 2, "another one listens")
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(before[0], signal.SIGCONT)
+    assert before[1] in world.pids()
+    said = "kills its receiver-0, which stands still or hangs: nothing answers"
+    assert said in world.told
 
 
 def test_receivers_end_with_a_learner_that_is_killed(tmp_path: Path) -> None:

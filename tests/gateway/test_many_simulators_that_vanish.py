@@ -1,0 +1,152 @@
+"""Simulators that vanish by the hundred, and those beside them that do not."""
+
+from __future__ import annotations
+
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from support.gateway_world import (
+    THREE,
+    TWO_WAYS,
+    GatewayWorld,
+    RawSimulator,
+    eventually,
+    hello,
+    steps_of,
+)
+
+from juggler.gateway import gateway_server, sessions
+from juggler.gateway.row_layout import Layout
+from juggler.gateway.sessions import Session, SessionAgent, SessionError
+from juggler.gateway.step_batches import read_steps
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
+
+SESSION = "/juggler.simulator.v1.Simulator/Session"
+
+
+def test_a_thousand_connections_that_break_leave_nothing_behind() -> None:
+    """Each of them in the middle of an episode, with a step that waits."""
+    with GatewayWorld(rows=1, resume_seconds=0.1) as world:
+        threads = threading.active_count()
+        for _ in range(20):
+            with grpc.insecure_channel(world.address) as channel:
+                talk = channel.stream_stream(
+                    SESSION,
+                    request_serializer=pb.FromSimulator.SerializeToString,
+                    response_deserializer=pb.ToSimulator.FromString,
+                )
+                goes_on = threading.Event()
+                calls = [talk(_two_messages(goes_on)) for _ in range(50)]
+                assert all(next(call).HasField("welcome") for call in calls)
+                goes_on.set()
+        eventually(lambda: world.count("sessions_lost") == 1000)
+        eventually(lambda: threading.active_count() < threads + 100, 10)
+        counts = world.info().counts
+        assert counts["sessions_begun"] == 1000
+        assert (counts["sessions"], counts["environments"], counts["steps_waiting"]) == (0, 0, 0)
+        world.ask()
+        with world.connect() as session:
+            assert session.step(np.zeros(3)) in (0, 1)
+
+
+def _two_messages(goes_on: threading.Event) -> Any:
+    yield pb.FromSimulator(hello=hello())
+    yield pb.FromSimulator(steps=steps_of(1))
+    goes_on.wait(10)
+
+
+def test_those_that_vanished_make_room_for_others_and_those_that_are_here_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where a simulator of many environments crashes and begins anew, again and again."""
+    monkeypatch.setattr(sessions, "MOST_ENVIRONMENTS", 5)
+    with GatewayWorld(rows=1) as world:
+        stays = world.connect(environments=2)
+        for lost in range(4):
+            with RawSimulator(world.address) as simulator:
+                assert simulator.greet(environments=2).welcome.session_id
+                assert world.count("sessions_lost") == max(0, lost)
+            eventually(lambda: len(world._server._manager.sessions.vanished()) == 1)
+        with world.connect(environments=3) as largest, RawSimulator(world.address) as one_more:
+            assert one_more.greet(environments=1).error.code == pb.Error.FULL
+            assert world.count("environments") == 5
+            world.ask()
+            assert largest.step(np.zeros((3, 3))) is not None
+        assert world.count("sessions_failed") == 0
+        stays.close()
+
+
+def test_those_that_vanished_are_not_waited_for() -> None:
+    with GatewayWorld(rows=8, max_wait=20.0) as world, world.connect() as session:
+        world.ask()
+        with RawSimulator(world.address) as simulator:
+            simulator.greet()
+        eventually(lambda: len(world._server._manager.sessions.vanished()) == 1)
+        started = time.monotonic()
+        assert session.step(np.zeros(3)) in (0, 1)
+        assert time.monotonic() - started < 10
+
+
+def test_who_never_waits_for_long_is_not_told_that_nobody_asks_for_samples() -> None:
+    with GatewayWorld(rows=1, steps=1) as world, RawSimulator(world.address) as simulator:
+        simulator.greet()
+        told, longest = False, 0.0
+        for seq in range(1, 9):
+            sent = time.monotonic()
+            simulator.send(steps=steps_of(seq))
+            time.sleep(0.3)  # somebody waits, whenever the gateway looks
+            world.ask()
+            while not (answer := simulator.hear_anything()).HasField("actions"):
+                told = told or answer.notice.kind == pb.Notice.WAITING
+            longest = max(longest, time.monotonic() - sent)
+        assert not told or longest > gateway_server._TELL_SECONDS
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        lambda rows, most: rows.environments.extend([0] * most),
+        lambda rows, most: rows.rewards.extend([0.5] * most),
+        lambda rows, most: rows.final_rows.extend([0] * most),
+    ],
+    ids=["environments", "rewards", "final_rows"],
+)
+def test_rows_that_are_too_many_are_refused_before_they_are_copied(
+    claim: Callable[[Any, int], None],
+) -> None:
+    agent = SessionAgent(0, "", "default", [0])
+    agent.acted[0] = 1
+    batch = steps_of(1, truncated=[True])
+    claim(batch.agents[0], 1_000_000)
+    session, layout = Session([agent], hello(), Nobody()), Layout(THREE)
+    tracemalloc.start()
+    try:
+        with pytest.raises(SessionError):
+            read_steps(session, batch, lambda _: layout)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+class Nobody:
+    """A connection that goes nowhere."""
+
+    def send(self, message: bytes) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_space_that_is_none_is_named() -> None:
+    with GatewayWorld() as world, RawSimulator(world.address) as simulator:
+        (agent,) = hello(actions=TWO_WAYS).agents
+        agent.ClearField("action_space")
+        assert simulator.greet(agents=[agent]).error.message.startswith("action_space: a space has")
