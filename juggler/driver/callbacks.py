@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from juggler.driver.record.progress import Progress
 from juggler.driver.record.run_directory import flat, to_json
 from juggler.driver.record.wording import Level
 from juggler.driver.run_end import OWN_REASONS, RunEnd
+from juggler.runtime.annotations import signature
 from juggler.runtime.nearest import nearest
 
 _SLOW_SECONDS = 1.0
@@ -205,9 +205,9 @@ def _must_take_its_arguments(callback: Callback, method: str) -> None:
     Raises:
         ConfigError: it takes others; names those that it is called with.
     """
-    names = [*inspect.signature(getattr(Callback, method)).parameters][1:]  # without self
+    names = [*signature(getattr(Callback, method)).parameters][1:]  # without self
     try:
-        takes = inspect.signature(getattr(callback, method))
+        takes = signature(getattr(callback, method))
     except (TypeError, ValueError):  # Python cannot tell
         return
     try:

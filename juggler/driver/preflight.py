@@ -34,6 +34,7 @@ _ABORT_SECONDS = 2.0  # for an aborted process to write its stack
 _STACK_BYTES = 1 << 16
 _THIS_ONE = "juggler/driver/rehearsal.py"  # what called it interests nobody
 _STACK_OF_MAIN = "(most recent call first):\n"  # that of the main thread is the last one
+_STACK_OF_C = "C stack trace ("  # below those of Python, from 3.14 on
 
 
 class PreflightError(ConfigError):
@@ -264,6 +265,7 @@ def _where_it_was(written: str) -> str:
 
     It writes the stacks of all its threads, below words that suit a crash: "Fatal Python error".
     """
-    main = written.rpartition(_STACK_OF_MAIN)[2].partition("\n\n")[0].splitlines()
+    of_python = written.partition(_STACK_OF_C)[0]
+    main = of_python.rpartition(_STACK_OF_MAIN)[2].partition("\n\n")[0].splitlines()
     calls = list(takewhile(lambda line: _THIS_ONE not in line, main))
     return "\n".join(["It was here, in the call of the first line:", *calls]) if calls else ""

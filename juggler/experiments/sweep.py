@@ -113,7 +113,8 @@ class Sweep:
         known = self._at_work.pop(run.pid)
         value = _measured(end.summary, self._plan.metric)
         failed = True
-        if known.pruned and not end.problem:
+        # One that had ended by itself before it heard of it is complete.
+        if known.pruned and end.interrupted:
             said, state, failed = f"pruned after {known.points} tenths", TrialState.PRUNED, False
         elif end.interrupted:
             return  # it goes on when the sweep is resumed

@@ -106,6 +106,7 @@ class SweepDirectory:
             plan = msgspec.convert(read_toml(path / PLAN_FILE), SweepPlan)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{path / PLAN_FILE}: {error}") from error
+        (path / "trials").mkdir(exist_ok=True)  # what made the plan may have been killed then
         return cls(path), plan
 
     def run_dir(self, number: int) -> Path:

@@ -45,7 +45,9 @@ def trials_over(study: Study) -> list[TrialOver]:
             continue  # it goes on, or went on as another after a resume
         reports = trial.intermediate_values
         complete = trial.state == TrialState.COMPLETE
-        value = trial.value if complete else reports[max(reports)] if reports else None
+        value = trial.value if complete else None
+        if trial.state == TrialState.PRUNED and reports:
+            value = reports[max(reports)]
         attributes = trial.user_attrs
         found.append(
             TrialOver(attributes[RUN], value, complete, attributes[SAID], dict(trial.params))

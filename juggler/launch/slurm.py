@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import shlex
 import sys
@@ -77,6 +78,8 @@ class SlurmRun:
         self._launch, self._jobs, self._say = launch, jobs, say
         self._wanted = Wanted(launch.directory)
         self._log, self._shown = launch.directory / "logs" / "driver.log", 0
+        # A look at the file may end in the middle of a character.
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._gone = float("inf")  # since when the driver has no job
 
     def scripts(self) -> dict[Path, str]:
@@ -145,6 +148,9 @@ class SlurmRun:
         self._launch.make_certificates(sorted(set(nodes)))
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)
+            self._shown = (
+                self._log.stat().st_size if self._log.exists() else 0
+            )  # by a launch before
             (self._launch.directory / "status").unlink(missing_ok=True)
             for path, script in self.scripts().items():
                 path.write_text(script)
@@ -192,7 +198,7 @@ class SlurmRun:
         except OSError:
             return
         self._shown += len(more)
-        sys.stdout.write(more.decode(errors="replace"))
+        sys.stdout.write(self._decode(more))
         sys.stdout.flush()
 
     def end(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 from gymnasium import spaces
 
 from juggler.driver.config import RunConfig
-from juggler.driver.preflight import PreflightError, rehearse
+from juggler.driver.preflight import PreflightError, _where_it_was, rehearse
 from juggler.runtime.actors.cores import usable_memory
 from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
 from juggler.runtime.wire.spaces import space_from_message
@@ -117,6 +117,23 @@ def test_an_environment_that_waits_for_ever_is_given_up() -> None:
     assert frame.endswith("in __init__")
     for frightening in ("Fatal Python error", "Extension modules", "multiprocessing"):
         assert frightening not in got.value.traceback
+
+
+def test_where_it_was_is_told_in_lines_of_python_alone() -> None:
+    """Python 3.14 writes the stack of C below."""
+    written = """Fatal Python error: Aborted
+
+Current thread 0x00007fd02b872200 [juggler] (most recent call first):
+  File "my_env.py", line 4 in __init__
+  File "juggler/driver/rehearsal.py", line 70 in main
+
+Current thread's C stack trace (most recent call first):
+  Binary file "/usr/bin/python3", at _Py_DumpStack+0x4a [0x499c1d]
+"""
+    assert _where_it_was(written).splitlines() == [
+        "It was here, in the call of the first line:",
+        '  File "my_env.py", line 4 in __init__',
+    ]
 
 
 def test_an_environment_that_computes_for_ever_is_given_up() -> None:

@@ -21,6 +21,7 @@ import juggler
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import load_config
 from juggler.driver.record.run_directory import RunDirectoryError
+from juggler.experiments import sweeping
 from juggler.experiments.sweep import SweepFailed
 
 #: SQLite waits for the disk, and Optuna writes often: on a busy machine this takes its time.
@@ -97,12 +98,25 @@ def test_trials_that_fall_behind_are_ended_and_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("scripted_runs")
+def test_a_trial_that_is_over_before_it_can_be_ended_is_complete(tmp_path: Path) -> None:
+    scripted(tmp_path / "sweep", {"lr": [1.0, 2.0, 51.0, 52.0]}, trials=12, jobs=4)
+    whole = [
+        row
+        for row in rows(tmp_path / "sweep")
+        if lines(tmp_path / "sweep", int(row["trial"])) == 10
+    ]
+    assert len(whole) >= 4
+    assert {row["ended"] for row in whole} == {"complete"}
+
+
+@pytest.mark.usefixtures("scripted_runs")
 def test_a_killed_trial_is_told_and_the_others_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = scripted(tmp_path / "sweep", {"gamma": [0.5, 0.9], "lr": [1.0, 2.0]}, trials=8)
     killed = [row for row in rows(tmp_path / "sweep") if row["gamma"] == "0.5"]
     assert {row["ended"] for row in killed} == {"failed: ended by SIGKILL"}
+    assert {row["episode_return_mean"] for row in killed} == {""}, "it was going to have another"
     assert found.settings["gamma"] == 0.9
     assert f"0 pruned, {len(killed)} failed" in capsys.readouterr().out
 
@@ -158,6 +172,16 @@ def test_a_sweep_that_was_killed_can_be_resumed(tmp_path: Path) -> None:
     assert found is not None
     assert [row["trial"] for row in rows(directory)] == ["0", "1", "2", "3"]
     assert len(found.trials) == 4
+
+
+@pytest.mark.usefixtures("scripted_runs")
+def test_a_sweep_that_was_killed_before_its_first_trial_can_be_resumed(tmp_path: Path) -> None:
+    directory = tmp_path / "sweep"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweeping, "_sweep", lambda *_: None)
+        scripted(directory, {"lr": "1..2"}, trials=1)
+    (directory / "trials").rmdir()
+    assert juggler.resume_sweep(directory) is not None
 
 
 @pytest.mark.usefixtures("scripted_runs")

@@ -111,6 +111,15 @@ class Tab:
                 **({"text": said} if said and kind == "keyDown" else {}),
             )
 
+    def mouse(self, kind: str, element: str) -> None:
+        """ "mousePressed" or "mouseReleased" in the middle of what an expression gives."""
+        x, y = self.value(
+            "(e => { e.scrollIntoView({block: 'nearest'}); const at = e.getBoundingClientRect();"
+            f" return [at.x + at.width / 2, at.y + at.height / 2]; }})({element})"
+        )
+        one = {"button": "left", "clickCount": 1}
+        self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **one)
+
     def picture(self, path: Path, *, whole: bool = True) -> None:
         """Write what is seen into a PNG."""
         shot = self._call("Page.captureScreenshot", captureBeyondViewport=whole, **_clip(self))

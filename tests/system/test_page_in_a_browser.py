@@ -115,6 +115,43 @@ def test_runs_are_compared_by_mouse_and_by_keyboard(tab: Tab, tmp_path: Path) ->
         assert tab.value("document.activeElement.tagName") == "svg", "what is new moves no focus"
 
 
+def test_a_click_counts_though_the_table_has_news_while_the_mouse_is_pressed(
+    tab: Tab, tmp_path: Path
+) -> None:
+    made(tmp_path / "one", lines(30), {"solved": True}, old=200.0)
+    two = made(tmp_path / "two", lines(30))
+    with serve_page([tmp_path], free_address()) as url:
+        tab.open(url)
+        name = f"document.querySelector('[title=\"all about {tmp_path / 'one'}\"]')"
+        tab.wait_for(f"document.querySelector('#detail-title').innerText === 'two' && {name}")
+        tab.mouse("mousePressed", name)
+        append(two, line(9000, 77.0))
+        tab.wait_for("document.querySelector('.panel-books').innerText.includes('9,000')")
+        tab.mouse("mouseReleased", name)
+        tab.wait_for("document.querySelector('#detail-title').innerText === 'one'")
+        tab.wait_for("document.querySelector('#runs').innerText.includes('77.00')")
+
+
+def test_a_video_that_is_shown_stays_when_the_next_one_is_recorded(
+    tab: Tab, tmp_path: Path
+) -> None:
+    videos = made(tmp_path / "run", lines(30)) / "videos"
+    videos.mkdir()
+    (videos / "update-1.mp4").write_bytes(b"no video, but that is not asked here")
+    with serve_page([tmp_path], free_address()) as url:
+        tab.open(url)
+        buttons = "[...document.querySelectorAll('.videos button')]"
+        assert tab.wait_for(f"{buttons}[0].innerText") == "Play videos/update-1.mp4"
+        tab.value(f"{buttons}[0].click()")
+        tab.wait_for("document.querySelector('video')?.src.startsWith('blob:')")
+        tab.value("document.querySelector('video').isTheSame = true")
+        (videos / "update-2.mp4").write_bytes(b"nor this")
+        tab.wait_for(f"{buttons}.length === 2")
+        assert tab.value("document.querySelector('video')?.isTheSame")
+        (videos / "update-1.mp4").unlink()
+        tab.wait_for(f"{buttons}.length === 1 && !document.querySelector('video')")
+
+
 def test_everything_fits_at_any_width_and_has_a_focus_that_is_seen(
     tab: Tab, tmp_path: Path
 ) -> None:

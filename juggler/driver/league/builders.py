@@ -12,6 +12,7 @@ from juggler.driver.league.alphastar import AlphaStar
 from juggler.driver.league.builder import LeagueBuilder
 from juggler.driver.league.rllib import Rllib
 from juggler.driver.league.self_play import Fictitious, SelfPlay, SelfPlayWindow
+from juggler.runtime.annotations import typed_by
 from juggler.runtime.modules.named_classes import NamedClasses
 from juggler.runtime.nearest import nearest
 
@@ -38,7 +39,7 @@ def _checked(name: str, kind: object) -> type[LeagueBuilder]:
         raise ValueError(
             f"builder {name!r} must be a class derived from juggler.LeagueBuilder, not {kind!r}"
         )
-    own = [key for key in vars(kind).get("__annotations__", {}) if not key.startswith("_")]
+    own = [key for key in typed_by(kind) if not key.startswith("_")]
     if own and "__dataclass_fields__" not in vars(kind):
         raise ValueError(
             f"builder {name!r} has keys of its own, such as {own[0]!r}: write "

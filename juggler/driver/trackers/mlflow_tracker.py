@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from juggler.driver.trackers.tracker import PROJECT
 _MOST_METRICS = 1000  # in one call
 _MOST_PARAMETERS = 100
 _LONGEST_PARAMETER = 6000  # characters
+_LONGEST_NAME = 250  # likewise
 
 _EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 
@@ -44,9 +46,10 @@ class MlflowTracker:
             tags={"run_dir": str(run_dir.resolve())},
         )
         self._run_id = run.info.run_id
+        values = {mlflow_name(key): value for key, value in flat(config).items()}
         parameters = [
             self._entities.Param(key, str(value)[:_LONGEST_PARAMETER])
-            for key, value in flat(config).items()
+            for key, value in values.items()
         ]
         for first in range(0, len(parameters), _MOST_PARAMETERS):
             some = parameters[first : first + _MOST_PARAMETERS]
@@ -56,7 +59,7 @@ class MlflowTracker:
     def metrics(self, numbers: Mapping[str, float], env_steps: int) -> None:
         now = int(1e3 * time.time())
         found = [
-            self._entities.Metric(key, float(value), now, env_steps)
+            self._entities.Metric(mlflow_name(key), float(value), now, env_steps)
             for key, value in numbers.items()
         ]
         for first in range(0, len(found), _MOST_METRICS):
@@ -72,3 +75,10 @@ class MlflowTracker:
                 self._client.log_artifacts(self._run_id, str(path), f"{name}/{path.name}")
         finally:
             self._client.set_terminated(self._run_id, "FAILED" if failed else "FINISHED")
+
+
+def mlflow_name(key: str) -> str:
+    """A name that MLflow takes: of letters, digits and a few marks, and no other as a path. With
+    one that it does not take it refuses all that is sent at once."""
+    parts = re.sub(r"[^\w.\- :/]", "-", key)[:_LONGEST_NAME].split("/")
+    return "/".join("-" if part in ("", ".", "..") else part for part in parts)

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs
 
+import msgspec
+
 from juggler.driver.record.run_directory import RunDirectoryError
 from juggler.driver.watching.overview import Overseer, find_runs, names_of, to_plain
 from juggler.driver.watching.watched_run import WatchedRun
@@ -211,7 +213,7 @@ def _pieces(file: Any, size: int) -> Iterator[bytes]:
 
 
 def _as_json(value: Any) -> tuple[str, int, Iterable[bytes]]:
-    content = json.dumps(value).encode()
+    content = msgspec.json.encode(value)  # infinity, which JSON lacks, as null
     return "application/json", len(content), [content]
 
 

@@ -73,7 +73,7 @@ class Curves:
         """
         lines = self._course.lines
         edition, _, count = seen.partition(".")
-        is_known = edition == str(self._edition) and count.isdigit() and int(count) <= len(lines)
+        is_known = edition == str(self._edition) and count.isdecimal() and int(count) <= len(lines)
         first = int(count) if is_known else 0
         keys = list(self._keys)
         return {

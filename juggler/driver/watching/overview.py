@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tomllib
 from collections import Counter
@@ -235,8 +236,9 @@ def _stamps(run_dir: Path) -> Iterator[tuple[int, int]]:
 
 
 def _number(*values: Any) -> float | None:
-    """The first of these that is a number."""
-    return next((each for each in values if isinstance(each, int | float)), None)
+    """The first of these that is a finite number."""
+    numbers = (each for each in values if isinstance(each, int | float) and math.isfinite(each))
+    return next(numbers, None)
 
 
 def to_plain(overview: Overview) -> dict[str, Any]:

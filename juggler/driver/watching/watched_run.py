@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections import deque
@@ -72,7 +73,7 @@ class WatchedRun:
                 self._read_league(config)
             return {
                 "state": state,
-                "config": config,
+                "config": _in_words(config),
                 "newest": self._curves.newest,
                 "summary": summary,
                 "events": list(self._events),
@@ -150,3 +151,12 @@ class WatchedRun:
         channel, self._channel, self._status = self._channel, None, None
         if channel is not None:
             channel.close()
+
+
+def _in_words(value: Any) -> Any:
+    """A value of TOML, where numbers that JSON lacks are words."""
+    if isinstance(value, dict):
+        return {key: _in_words(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_in_words(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import warnings
 from collections.abc import Callable
 from types import FrameType
@@ -35,6 +34,7 @@ from juggler.envrunner.environments.naming import (
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.environments.wrappers import add_wrappers, wrapper_specs
 from juggler.envrunner.failures import failures_of
+from juggler.runtime.annotations import signature
 
 _AUTORESET = {
     "auto": AutoresetMode.SAME_STEP,
@@ -189,7 +189,7 @@ def _from_callable(
 def _makes_several(factory: EnvironmentFactory) -> bool:
     """Whether it has a parameter for the number of environments in its vector."""
     try:
-        return "num_envs" in inspect.signature(factory).parameters
+        return "num_envs" in signature(factory).parameters
     except (TypeError, ValueError):  # of something written in C
         return False
 

@@ -12,6 +12,7 @@ import msgspec
 
 from juggler.learner.algorithms.algorithm import Algorithm
 from juggler.learner.config import LearnerConfig
+from juggler.runtime.annotations import typed_by
 
 _SCALARS = (bool, int, float, str, NoneType, Any)
 _CONTAINERS = (Union, UnionType, list, tuple, dict)
@@ -86,7 +87,7 @@ def _check_keys(where: str, config: type[LearnerConfig]) -> None:
 def _without_type(config: type[LearnerConfig]) -> Iterator[tuple[str, Any]]:
     """Attributes that look like keys, and are none as dataclasses go by types alone."""
     for base in config.__mro__[: config.__mro__.index(LearnerConfig)]:
-        typed = vars(base).get("__annotations__", {})
+        typed = typed_by(base)
         for name, value in vars(base).items():
             is_key = not (name.startswith("_") or name.isupper() or hasattr(value, "__get__"))
             if is_key and name not in typed:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from juggler.runtime.annotations import signature
 from juggler.runtime.connectors.built_in import Place
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.connector import (
@@ -167,7 +167,7 @@ def _class_of(piece: Piece, place: Place, own: OwnClasses | None) -> type[Connec
 
 
 def _built(piece: Piece, cls: type[C], observation_space: Space, action_space: Space) -> C:
-    parameters = inspect.signature(cls).parameters.values()
+    parameters = signature(cls).parameters.values()
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     options = [parameter.name for parameter in parameters][2:]
     if not takes_all:

@@ -17,6 +17,7 @@ from juggler.driver.callbacks import Run
 from juggler.driver.config import RunConfig
 from juggler.driver.driver_config import TENSORBOARD, TRACKERS
 from juggler.driver.trackers import tracking as module
+from juggler.driver.trackers.mlflow_tracker import mlflow_name
 from juggler.driver.trackers.tracking import Tracking, tracking
 
 LINE = {"env_steps_sampled": 40, "episode_return_mean": None, "modules/default/kl": 0.5, "x": [1]}
@@ -155,3 +156,19 @@ def test_names_are_checked_and_a_missing_package_is_told_before_anything_is_made
     assert not (tmp_path / "run").exists()
     assert tracking([TENSORBOARD]) == ()
     assert {TENSORBOARD, *module._TRACKERS} == {*TRACKERS}
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("modules/default/policy_loss", "modules/default/policy_loss"),
+        ("info/time (s)/mean", "info/time -s-/mean"),  # an environment names its numbers
+        ("by_agent/player[0]/return é", "by_agent/player-0-/return é"),
+        ("info/a//../b/mean", "info/a/-/-/b/mean"),
+        ("/x/.", "-/x/-"),
+        ("x" * 300, "x" * 250),
+    ],
+)
+def test_mlflow_gets_names_that_it_takes(key: str, name: str) -> None:
+    """Tried with MLflow 3.17, which refuses those on the left but the first."""
+    assert mlflow_name(key) == name

@@ -73,7 +73,7 @@ def test_it_shows_the_run_and_ends_with_it(tmp_path: Path) -> None:
     page = PageBeside()
     page.on_start(run)
     url = begun(page, run, shown)
-    assert b'"name": "run"' in urlopen(f"{url}api/runs", timeout=10).read()
+    assert b'"name":"run"' in urlopen(f"{url}api/runs", timeout=10).read()
     page.on_end(run, {})
     assert children() == []
     with pytest.raises(URLError):

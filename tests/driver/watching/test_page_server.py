@@ -262,6 +262,29 @@ def test_a_video_is_given_whole_and_a_link_never(runs: Path, tmp_path: Path) -> 
         assert refused.value.code == 404
 
 
+def test_numbers_and_dates_that_json_lacks_are_told_all_the_same(runs: Path) -> None:
+    """A page cannot read NaN and Infinity, as Python writes them."""
+    config = 'env = "CartPole-v1"\nstop_return = inf\n[env_kwargs]\nlimits = [-inf, 1.0]\n'
+    (runs / "two" / "config.toml").write_text(f"{config}since = 2026-01-31\n")
+    append(runs / "two", line(300, float("nan"), best=float("inf")))
+    with served(runs) as url:
+        two = ids(url)["two"]
+        texts = get(f"{url}/api/runs"), get(f"{url}/api/run?id={two}&detail=1")
+        for text in texts:
+            assert not re.search(rb"\b(NaN|Infinity)\b", text)
+        overview, detail = (json.loads(text) for text in texts)
+        assert overview["runs"][0]["goal"] is None
+        assert detail["config"]["stop_return"] == "inf"
+        assert detail["config"]["env_kwargs"] == {"limits": ["-inf", 1.0], "since": "2026-01-31"}
+
+
+def test_what_a_watcher_says_to_have_seen_may_be_anything(runs: Path) -> None:
+    with served(runs) as url:
+        two = ids(url)["two"]
+        for seen in ("0.²", "0.-1", "1e9.1", ".", "0." + 60 * "9"):
+            assert told(f"{url}/api/run", id=two, seen=seen)["curves"]["all"], seen
+
+
 def test_damaged_files_are_told_of_and_the_rest_is_shown(runs: Path) -> None:
     (runs / "two" / "config.toml").write_text("no toml")
     (runs / "two" / "metrics.jsonl").write_bytes(b"\xff\n\n{}\n")

@@ -205,23 +205,34 @@ function evaluations({ newest, summary }) {
   return said.length ? made(said, said.map((each) => el("p", {}, each))) : null;
 }
 
+const items = new Map(); // of videos, by what they are: one that plays goes on when others come
+
 function videos({ videos: found }, run) {
+  const known = new Map(found.map((video) => [JSON.stringify([run.id, video]), video]));
+  for (const [mark, item] of items) {
+    if (known.has(mark)) continue;
+    URL.revokeObjectURL(item.querySelector("video")?.src);
+    items.delete(mark);
+  }
+  for (const [mark, video] of known) items.has(mark) || items.set(mark, videoItem(run.id, video));
   if (!found.length) return null;
-  return made([run.id, found], el("ul", { class: "videos" }, found.map((video) => {
-    const shown = el("div", {});
-    const play = async () => {
-      shown.textContent = "loading";
-      try {
-        const source = await askForFile("/api/video", { id: run.id, video: video.id });
-        const player = el("video", { controls: true, src: source, "aria-label": video.name });
-        shown.replaceChildren(player);
-        player.focus();
-      } catch (error) {
-        shown.textContent = error.message;
-      }
-    };
-    return el("li", {}, el("button", { onclick: play }, `Play ${video.name}`), ` ${bytes(video.size)}`, shown);
-  })));
+  return made([...known.keys()], el("ul", { class: "videos" }, [...known.keys()].map((mark) => items.get(mark))));
+}
+
+function videoItem(id, video) {
+  const shown = el("div", {});
+  const play = async () => {
+    shown.textContent = "loading";
+    try {
+      const source = await askForFile("/api/video", { id, video: video.id });
+      const player = el("video", { controls: true, src: source, "aria-label": video.name });
+      shown.replaceChildren(player);
+      player.focus();
+    } catch (error) {
+      shown.textContent = error.message;
+    }
+  };
+  return el("li", {}, el("button", { onclick: play }, `Play ${video.name}`), ` ${bytes(video.size)}`, shown);
 }
 
 function configuration({ config }) {

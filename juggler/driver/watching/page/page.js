@@ -21,6 +21,7 @@ let detailed = null; // the id of the run in the details
 let told = null; // about it
 let heard = 0; // when the server answered last
 let shownTable = "";
+let isPressed = false; // a mouse or a finger, on the table of runs
 let shownCharts = "";
 
 async function look() {
@@ -71,7 +72,8 @@ function say({ problem, directories }) {
 
 function showRuns() {
   const mark = JSON.stringify([runs, chosen, detailed]);
-  if (mark === shownTable) return;
+  // What is pressed has to be there when it is let go, or it is no click.
+  if (mark === shownTable || isPressed) return;
   shownTable = mark;
   const focused = document.activeElement?.dataset?.focus;
   const rows = runs.map((run) => {
@@ -105,7 +107,10 @@ function choose(id, isChosen) {
 }
 
 function detail(id) {
-  if (!chosen.includes(id)) choose(id, true);
+  if (!chosen.includes(id)) {
+    if (chosen.length >= MOST_CHOSEN) places.delete(chosen.pop());
+    choose(id, true);
+  }
   [detailed, told] = [id, null];
   again();
 }
@@ -253,6 +258,8 @@ function connection(text, state) {
 }
 
 at("axis").addEventListener("change", showCharts);
+at("runs-table").addEventListener("pointerdown", () => (isPressed = true));
+for (const end of ["pointerup", "pointercancel"]) document.addEventListener(end, () => (isPressed = false));
 at("login").addEventListener("submit", (event) => {
   event.preventDefault();
   keepToken(at("token").value.trim());

@@ -1,0 +1,32 @@
+"""The types that somebody's code gives its parameters and attributes, without evaluating them: some
+are imported for a type checker alone, and from Python 3.14 on nobody has evaluated them before."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Collection
+from typing import Any
+
+
+def signature(of: Callable[..., Any]) -> inspect.Signature:
+    """The parameters that something is called with.
+
+    Raises:
+        TypeError: it cannot be called.
+        ValueError: Python cannot tell, as of some things written in C.
+    """
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        return inspect.signature(of, annotation_format=Format.FORWARDREF)
+    return inspect.signature(of)
+
+
+def typed_by(kind: type[Any]) -> Collection[str]:
+    """The names of the attributes that a class itself gives a type; not those of its bases."""
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format, get_annotations
+
+        return get_annotations(kind, format=Format.FORWARDREF).keys()
+    return inspect.get_annotations(kind).keys()
