@@ -22,7 +22,8 @@ from juggler.runtime.streams.sharing import Dialled, Expected, expected
 from juggler.runtime.streams.unfinished import Unfinished
 from juggler.runtime.wire.chunks import Piece
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.frames import Frame, FrameReader, Limits, encode_frame
+from juggler.runtime.wire.frames import Frame, FrameReader, encode_frame
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import episodes_pb2
 
