@@ -33,7 +33,8 @@ from juggler.runtime.actors.hello import Refused, read_hello, read_message
 from juggler.runtime.connectors.mergeable_state import from_bytes
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
+from juggler.runtime.wire.frames import FrameReader, encode_frame
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
 from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, spaces_pb2, training_pb2
 

@@ -30,7 +30,7 @@ from juggler.runtime.streams.memory_sockets import MemorySocket
 from juggler.runtime.streams.shared_memory import SHARED_MEMORY_VARIABLE
 from juggler.runtime.streams.weights import Weights, WeightsSubscription
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
-from juggler.runtime.wire.frames import Limits
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree, flatten
 
 PATIENCE = 60.0  # seconds

@@ -34,7 +34,7 @@ from juggler.runtime.streams.permits import Permits
 from juggler.runtime.streams.receivers import ReceiverProgram, Receivers
 from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
-from juggler.runtime.wire.frames import Limits
+from juggler.runtime.wire.layouts import Limits
 
 PROCESSES = 2  # for all senders or subscribers
 PATIENCE = 30.0  # seconds

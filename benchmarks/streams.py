@@ -31,7 +31,7 @@ from juggler.runtime.streams.episodes import EpisodeReceiver, EpisodeSender
 from juggler.runtime.streams.permits import Permits
 from juggler.runtime.streams.weights import Weights, WeightsSubscription
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
-from juggler.runtime.wire.frames import Limits
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 
 IN_FLIGHT = 4  # messages, as many as a runner has requests

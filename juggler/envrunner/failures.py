@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from juggler.runtime.own_frames import traceback_of
@@ -48,15 +46,25 @@ class EnvironmentFailed(Exception):
         return f"{self.environment} failed in {self.call}: {self.reason}"
 
 
-@contextmanager
-def failures_of(environment: str, call: str) -> Iterator[None]:
+class _Failures:
+    """A context. One that is a generator would take longer than many a step that it surrounds."""
+
+    __slots__ = ("_call", "_environment")
+
+    def __init__(self, environment: str, call: str) -> None:
+        self._environment, self._call = environment, call
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, EnvironmentFailed):
+            raise EnvironmentFailed.during(self._environment, self._call, error) from None
+
+
+def failures_of(environment: str, call: str) -> _Failures:
     """Raise whatever the environment raises in this context as `EnvironmentFailed`."""
-    try:
-        yield
-    except EnvironmentFailed:
-        raise
-    except Exception as error:
-        raise EnvironmentFailed.during(environment, call, error) from None
+    return _Failures(environment, call)
 
 
 class ReportsFailures:

@@ -11,7 +11,8 @@ from juggler.runtime.checkpoints.checkpoint import CONNECTORS
 from juggler.runtime.checkpoints.frozen import WEIGHTS, tree_digest
 from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.mergeable_state import check
-from juggler.runtime.wire.frames import FrameReader, Limits
+from juggler.runtime.wire.frames import FrameReader
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 

@@ -13,7 +13,7 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.streams.host_weights import Meeting
 from juggler.runtime.streams.weights import Weights, WeightsSubscription
-from juggler.runtime.wire.frames import Limits
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 

@@ -14,9 +14,9 @@ from gymnasium.vector import VectorEnv
 
 from juggler.envrunner.program import ENVRUNNER, EnvRunnerProgram
 from juggler.runtime.actors.attachment import Attachment
+from juggler.runtime.actors.calls import why_slow
 from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.actors.worker import Contact
-from juggler.runtime.streams.calls import why_slow
 from juggler.runtime.wire.v1 import training_pb2
 
 #: OpenBLAS's own name of this function, and its names in NumPy's wheels.

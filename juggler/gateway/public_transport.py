@@ -22,8 +22,8 @@ from juggler.gateway.gateway_stream import (
 )
 from juggler.runtime.actors.credentials import why_not_admitted
 from juggler.runtime.actors.endpoints import bind
+from juggler.runtime.actors.public_calls import ServerStream
 from juggler.runtime.actors.tls import Tls
-from juggler.runtime.streams.public_calls import ServerStream
 
 #: Streams and other calls at the same time; each holds a thread.
 _MOST_CALLS = 4352

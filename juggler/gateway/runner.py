@@ -26,6 +26,7 @@ from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
 from juggler.gateway.served_module import ServedModule
 from juggler.gateway.session_manager import GatewaySettings
+from juggler.runtime.actors import calls
 from juggler.runtime.actors.attachment import Attachment, Command, Detached
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.endpoints import join_address, split_address
@@ -33,7 +34,6 @@ from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.setups import from_json
 from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.actors.worker import CommandLoop, Contact, attach_and_run
-from juggler.runtime.streams import calls
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 #: How often to look for weights that a request waits for.

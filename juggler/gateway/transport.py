@@ -11,9 +11,9 @@ import grpc
 
 from juggler.gateway.gateway_stream import SERVICE, GatewayStream, Listener
 from juggler.gateway.public_transport import PublicTransport
+from juggler.runtime.actors.calls import TRIAL_SECONDS, public_was_asked_for, why_fails
 from juggler.runtime.actors.temporary import HeldDirectory
 from juggler.runtime.actors.tls import Tls
-from juggler.runtime.streams.calls import TRIAL_SECONDS, public_was_asked_for, why_fails
 
 
 class Transport(Protocol):

@@ -18,7 +18,7 @@ from juggler.runtime.actors.credentials import CallMetadata, call_metadata, why_
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver, EpisodeSender
 from juggler.runtime.streams.memory_sockets import MemorySocket
-from juggler.runtime.wire.frames import Limits
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 
 PATIENCE = 30.0  # seconds until a test fails; nothing takes as long

@@ -32,7 +32,7 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
-from juggler.runtime.wire.frames import Limits
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 

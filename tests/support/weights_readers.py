@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.host_weights import Meeting
 from juggler.runtime.streams.weights import WeightsSubscription
-from juggler.runtime.wire.frames import Limits
+from juggler.runtime.wire.layouts import Limits
 from support.weights_learner import METADATA, PATIENCE, Learner
 
 SIZE = 50_000  # elements of float32

@@ -10,7 +10,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from juggler.runtime.wire.frames import Frame, FrameReader, Limits
+from juggler.runtime.wire.frames import Frame, FrameReader
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree, leaves
 from juggler.runtime.wire.v1.episodes_pb2 import BatchHeader
 from juggler.runtime.wire.v1.training_pb2 import WeightsVersion

@@ -82,7 +82,7 @@ def test_a_run_trains_on_the_public_api_of_grpc(place: Place) -> None:
 
 
 def test_a_run_says_that_private_names_of_grpc_are_missing_and_trains(place: Place) -> None:
-    hidden = 'import sys; sys.modules["juggler.runtime.streams.core_calls"] = None'
+    hidden = 'import sys; sys.modules["juggler.runtime.actors.core_calls"] = None'
     place.write("sitecustomize.py", hidden)  # as if it could not be imported
     options = ["--run-dir", "run", "--stop-steps", 20_000, "--stop-return", 501]
     run = place.run("train", "cartpole", *options)

@@ -30,7 +30,8 @@ from juggler.runtime.connectors.mergeable_state import from_bytes, merge, to_byt
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
 from juggler.runtime.modules.acting import strip_to_acting
 from juggler.runtime.modules.building import build_module
-from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
+from juggler.runtime.wire.frames import FrameReader, encode_frame
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.v1 import episodes_pb2
 

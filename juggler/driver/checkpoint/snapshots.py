@@ -29,7 +29,8 @@ from juggler.runtime.checkpoints.checkpoint import (
 from juggler.runtime.checkpoints.frozen import playing_trees
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.wire.frames import FrameReader, Limits
+from juggler.runtime.wire.frames import FrameReader
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 

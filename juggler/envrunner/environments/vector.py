@@ -18,6 +18,7 @@ from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.accepted_vector import AcceptedVector
 from juggler.envrunner.environments.action_masks import observe_masks
 from juggler.envrunner.environments.autoreset import autoreset_mode
+from juggler.envrunner.environments.checked_actions import check_actions_faster
 from juggler.envrunner.environments.environment_processes import (
     EnvironmentFunction,
     EnvironmentProcesses,
@@ -209,6 +210,7 @@ def _accept_vector(config: EnvRunnerConfig, env: VectorEnvironment, name: str) -
             f"its own way ({mode.name.lower()})",
             stacklevel=4,
         )
+    check_actions_faster(env)
     return AcceptedVector(env, f"one of {env.num_envs} environments ({name})")
 
 

@@ -34,7 +34,7 @@ from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import given_or_named
 from juggler.runtime.streams.episodes import EpisodeReceiver, EpisodeSender
-from juggler.runtime.wire.frames import Limits
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import flatten
 from juggler.runtime.wire.v1 import episodes_pb2
 

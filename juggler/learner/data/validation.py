@@ -46,6 +46,7 @@ class BatchValidator:
         seen = {} if critic_space is None else dict(space_leaves(critic_space))
         self._observed = dict.fromkeys(OBSERVED, observed) | dict.fromkeys(OBSERVED_BY_CRITIC, seen)
         self._actions = dict(space_leaves(action_space))
+        self._acted = {path: acted_dtype(space) for path, space in self._actions.items()}
         self._states = dict(flatten(states))
         chosen = {
             column: {path for path, space in expected.items() if _is_choice(space)}
@@ -82,9 +83,10 @@ class BatchValidator:
                     f"{self._name('states', path)} of shape [N, *{array.shape[1:]}] and dtype "
                     f"{array.dtype} do not fit the module's, [N, *{like.shape}] of {like.dtype}"
                 )
+        if all(array.dtype == self._acted[path] for path, array in actions.items()):
+            return batch
         kept = [
-            (path, array.astype(acted_dtype(self._actions[path]), copy=False))
-            for path, array in actions.items()
+            (path, array.astype(self._acted[path], copy=False)) for path, array in actions.items()
         ]
         return replace(batch, actions=unflatten(kept))
 
@@ -131,7 +133,7 @@ class BatchValidator:
             )
         first, last = bounds_of_choices(space)
         # These are indices, and one out of range would break the update.
-        if first is not None and ((array < first).any() or (array > last).any()):
+        if first is not None and array.size and not _within(array, first, last):
             raise WireError(
                 f"{self._name(column, path)} hold a number outside "
                 f"{np.array(first).tolist()}..{np.array(last).tolist()}"
@@ -139,6 +141,13 @@ class BatchValidator:
 
     def _name(self, column: str, path: Path) -> str:
         return f"{self._module}: {'/'.join((column, *path))}"
+
+
+def _within(array: NDArray[Any], first: Any, last: Any) -> bool:
+    """Whether all numbers are within these bounds."""
+    if isinstance(first, int):
+        return bool(array.min() >= first and array.max() <= last)
+    return not ((array < first).any() or (array > last).any())
 
 
 def _is_choice(space: Space) -> bool:

@@ -10,7 +10,8 @@ import numpy as np
 import xxhash
 
 from juggler.learner.group.peers import Peers
-from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
+from juggler.runtime.wire.frames import FrameReader, encode_frame
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree, flatten
 from juggler.runtime.wire.v1 import training_pb2
 

@@ -20,7 +20,8 @@ from juggler.runtime.checkpoints.weights import weights_in
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
-from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
+from juggler.runtime.wire.frames import FrameReader, encode_frame
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2

@@ -39,7 +39,7 @@ from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
 from juggler.runtime.streams.permits import Permits
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.frames import Limits
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 

@@ -15,7 +15,8 @@ from io import BufferedRandom
 
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.wire.frames import Frame, FrameReader, Limits, encode_frame
+from juggler.runtime.wire.frames import Frame, FrameReader, encode_frame
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import training_pb2
 
 #: Holds the descriptor of the file in memory, which stays open across `exec`.

@@ -10,9 +10,10 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from queue import SimpleQueue
 from types import FrameType
 from typing import Self
 
@@ -21,6 +22,7 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
 from juggler.runtime.actors.busy_threads import BusyThreads
+from juggler.runtime.actors.calls import calls
 from juggler.runtime.actors.credentials import bearer
 from juggler.runtime.actors.endpoints import (
     PROTOCOL_VERSION,
@@ -32,6 +34,7 @@ from juggler.runtime.actors.endpoints import (
 from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY, REPLACED, RUN_OVER
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.memory import resident_bytes
+from juggler.runtime.actors.public_calls import End
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.own_frames import place_of, traceback_of
 from juggler.runtime.wire.v1 import attach_pb2
@@ -161,8 +164,9 @@ class Attachment:
         self.device_bytes: Callable[[], int] = int
         self.held_up_by: Callable[[FrameType], str] = _nobody_knows
         self._inbox = inbox
-        self._outgoing = threading.Condition()
-        self._over = False
+        self._over = threading.Event()
+        self._first: SimpleQueue[attach_pb2.ToWorker | End] = SimpleQueue()
+        self._greeted = False
         self._threads = BusyThreads()
         self._begun: set[int] = set()  # commands whose last answer is still due
         hello = attach_pb2.Hello(
@@ -184,14 +188,18 @@ class Attachment:
         self._channel = dial(address, tls)
         try:
             wait_until_ready(self._channel, address, "driver", timeout, tls, tell)
-            self._call = self._channel.stream_stream(
+            self._stream = calls().ClientStream(
+                self._channel,
                 ATTACH_METHOD,
-                request_serializer=attach_pb2.FromWorker.SerializeToString,
-                response_deserializer=attach_pb2.ToWorker.FromString,
-            )(self._messages(), metadata=bearer(token) if token else None)
+                bearer(token) if token else (),
+                self._next_message,
+                self._received,
+                self._ended,
+                name="attach-receive",
+            )
+            self._stream.wake()
             self.welcome = self._greet(address)
-            for work, name in ((self._receive, "attach-receive"), (self._beat, "attach-heartbeat")):
-                threading.Thread(target=self._or_end, args=(work,), name=name, daemon=True).start()
+            threading.Thread(target=self._beat_or_end, name="attach-heartbeat", daemon=True).start()
         except (AttachError, EndpointError):
             self.close()
             raise  # after other errors, such as no more threads, closing might hang
@@ -233,12 +241,7 @@ class Attachment:
         if error is not None:
             message.failure.CopyFrom(describe(error))
         self._send(attach_pb2.FromWorker(farewell=message))
-        with self._outgoing:
-            self._over = True
-            self._outgoing.notify()
-        ended = threading.Event()
-        if self._call.add_callback(ended.set):  # False: it has ended already
-            ended.wait(timeout=2.0)
+        self._over.wait(timeout=2.0)
         self.close()
 
     def begins(self, command_id: int) -> None:
@@ -254,72 +257,72 @@ class Attachment:
         self._threads.progresses()
 
     def close(self) -> None:
-        with self._outgoing:
-            self._over = True
-            self._outgoing.notify()
+        self._over.set()
         self._channel.close()
 
     def _send(self, message: attach_pb2.FromWorker) -> None:
-        with self._outgoing:
-            self._outbox.append(message)
-            self._outgoing.notify()
+        self._outbox.append(message)
+        self._stream.wake()
 
-    def _messages(self) -> Iterator[attach_pb2.FromWorker]:
-        while True:
-            with self._outgoing:
-                while not self._outbox:
-                    if self._over:
-                        return
-                    self._outgoing.wait()
-                message = self._outbox.popleft()
-                # Waiting messages travel together, as long as the result stays small.
-                size = message.ByteSize()
-                while self._outbox and size < _LARGE_MESSAGE:
-                    more = self._outbox.popleft()
-                    size += more.ByteSize()
-                    message.MergeFrom(more)
-            yield message
+    def _next_message(self) -> bytes | None:
+        if not self._outbox:
+            return None
+        message = self._outbox.popleft()
+        # Waiting messages travel together, as long as the result stays small.
+        size = message.ByteSize()
+        while self._outbox and size < _LARGE_MESSAGE:
+            more = self._outbox.popleft()
+            size += more.ByteSize()
+            message.MergeFrom(more)
+        return message.SerializeToString()
 
     def _greet(self, address: str) -> attach_pb2.Welcome:
-        try:
-            first = next(self._call)
-        except StopIteration:
-            raise AttachError(f"the driver at {address} closed the stream without a word") from None
-        except grpc.RpcError as error:
-            if _code(error) == grpc.StatusCode.UNIMPLEMENTED:
-                raise AttachError(no_driver(address)) from None
-            kind = DriverBusy if _code(error) in _BUSY else AttachError
-            raise kind(f"the driver at {address} broke off: {_details(error)}") from None
+        first = self._first.get()
+        if isinstance(first, End):
+            if first.code is grpc.StatusCode.OK:
+                raise AttachError(f"the driver at {address} closed the stream without a word")
+            if first.code is grpc.StatusCode.UNIMPLEMENTED:
+                raise AttachError(no_driver(address))
+            kind = DriverBusy if first.code in _BUSY else AttachError
+            raise kind(f"the driver at {address} broke off: {first.why}")
         if first.HasField("refusal"):
             raise AttachError(f"the driver at {address} refused: {first.refusal.reason}")
         return first.welcome
 
-    def _or_end(self, work: Callable[[], None]) -> None:
+    def _received(self, message: bytes) -> None:
+        told = attach_pb2.ToWorker.FromString(message)
+        if not self._greeted:
+            self._greeted = told.HasField("welcome")
+            self._first.put(told)
+        for command in told.commands:
+            self._inbox.put(Command(command.id, command.body))
+
+    def _ended(self, end: End) -> None:
+        closed = self._over.is_set()  # by close(), in another thread
+        self._over.set()
+        if not self._greeted:
+            return self._first.put(end)
+        reason = ENDED
+        why = dict(end.metadata).get(REASON_KEY)
+        if closed:
+            reason = "the channel was closed"
+        elif end.code is not grpc.StatusCode.OK:
+            reason = f"{LOST_THE_DRIVER}: {end.why}"
+        elif isinstance(why, bytes):
+            in_order = why.decode() in (RUN_OVER, REPLACED)
+            reason = f"{ENDED if in_order else LET_GO}: {why.decode()}"
+        self._inbox.put(Detached(reason))
+
+    def _beat_or_end(self) -> None:
         try:
-            work()
+            self._beat()
         except BaseException as error:
             self._inbox.put(Detached.by(error))
-
-    def _receive(self) -> None:
-        reason = ENDED
-        try:
-            for message in self._call:
-                for command in message.commands:
-                    self._inbox.put(Command(command.id, command.body))
-            why = dict(self._call.trailing_metadata()).get(REASON_KEY)
-            if isinstance(why, bytes):
-                in_order = why.decode() in (RUN_OVER, REPLACED)
-                reason = f"{ENDED if in_order else LET_GO}: {why.decode()}"
-        except grpc.RpcError as error:
-            reason = f"{LOST_THE_DRIVER}: {_details(error)}"
-        except ValueError:
-            reason = "the channel was closed"  # by close(), in another thread
-        self._inbox.put(Detached(reason))
 
     def _beat(self) -> None:
         interval = self.welcome.heartbeat_seconds or 1.0
         due = time.monotonic()
-        while not self._over:
+        while not self._over.is_set():
             now = time.monotonic()
             self._threads.stood_still(max(0.0, now - due))  # where the heartbeat is late
             due = now + interval
@@ -344,13 +347,3 @@ class Attachment:
 
 def _nobody_knows(_: FrameType) -> str:
     return ""
-
-
-def _code(error: grpc.RpcError) -> grpc.StatusCode | None:
-    code = getattr(error, "code", None)
-    return code() if callable(code) else None
-
-
-def _details(error: grpc.RpcError) -> str:
-    details = getattr(error, "details", None)
-    return str(details() if callable(details) else error)

@@ -16,7 +16,8 @@ from juggler.runtime.checkpoints.checkpoint import (
 )
 from juggler.runtime.connectors.moments import Moments, is_moments
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES, FrameReader, Limits, encode_frame
+from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES, FrameReader, encode_frame
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Path, Tree, path_name
 from juggler.runtime.wire.v1 import training_pb2
 

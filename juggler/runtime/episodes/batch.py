@@ -22,23 +22,27 @@ _CRITIC = frozenset(
     {"critic_observations", "last_critic_observations", "final_critic_observations"}
 )
 
+_BRANCHES = _TREES | _CRITIC  # may be branches
+
 #: The other columns over [N, T], with the dtype they must have.
-_STEP_COLUMNS: dict[str, type] = {
-    "rewards": np.float32,
-    "terminated": np.bool_,
-    "truncated": np.bool_,
-    "live": np.bool_,
-    "action_logp": np.float32,
+_STEP_COLUMNS: dict[str, np.dtype[Any]] = {
+    "rewards": np.dtype(np.float32),
+    "terminated": np.dtype(np.bool_),
+    "truncated": np.dtype(np.bool_),
+    "live": np.dtype(np.bool_),
+    "action_logp": np.dtype(np.float32),
 }
-_FINAL_COLUMNS = {"final_rows": np.int32, "final_steps": np.int32}
+_INT32: np.dtype[Any] = np.dtype(np.int32)
+_UINT64: np.dtype[Any] = np.dtype(np.uint64)
+_FINAL_COLUMNS = {"final_rows": _INT32, "final_steps": _INT32}
 _SEGMENT_COLUMNS = {
-    "segment_episodes": np.uint64,
-    "segment_rows": np.int32,
-    "segment_starts": np.int32,
-    "segment_lengths": np.int32,
-    "segment_offsets": np.int32,
-    "segment_generations": np.uint64,
-    "segment_updates": np.uint64,
+    "segment_episodes": _UINT64,
+    "segment_rows": _INT32,
+    "segment_starts": _INT32,
+    "segment_lengths": _INT32,
+    "segment_offsets": _INT32,
+    "segment_generations": _UINT64,
+    "segment_updates": _UINT64,
 }
 
 
@@ -112,7 +116,7 @@ class EpisodeBatch:
 
     def to_tree(self) -> dict[str, Tree]:
         """The columns by name, without those of a critic that there is not; no copies."""
-        names = [each.name for each in fields(self) if self.has_critic or each.name not in _CRITIC]
+        names = _COLUMNS if self.has_critic else _COLUMNS_WITHOUT_CRITIC
         return {name: getattr(self, name) for name in names}
 
     @classmethod
@@ -124,13 +128,12 @@ class EpisodeBatch:
         """
         if not isinstance(tree, dict):
             raise WireError("a batch must be a branch of columns, not an array")
-        known = {each.name for each in fields(cls)}
-        if missing := known - tree.keys() - _CRITIC:
+        if missing := _COLUMNS_WITHOUT_CRITIC.keys() - tree.keys():
             raise WireError(f"batch lacks the columns {sorted(missing)}")
-        if unknown := tree.keys() - known:
+        if unknown := tree.keys() - _COLUMNS.keys():
             raise WireError(f"batch has unknown columns {sorted(unknown)}")
         for name, value in tree.items():
-            if not isinstance(value, np.ndarray) and name not in _TREES | _CRITIC:
+            if not isinstance(value, np.ndarray) and name not in _BRANCHES:
                 raise WireError(f"column {name!r} must be an array, not a branch")
         batch = cls(**tree)
         batch._check()
@@ -145,16 +148,16 @@ class EpisodeBatch:
         observations = _arrays("observations", self.observations, (n, t))
         _arrays("actions", self.actions, (n, t))
         for name, dtype in _STEP_COLUMNS.items():
-            _expect((name,), getattr(self, name), dtype, (n, t))
+            _expect(name, getattr(self, name), dtype, (n, t))
         for name in ("final_rows", "segment_rows"):
             shape = getattr(self, name).shape
             if len(shape) != 1:
                 raise WireError(f"column {name!r} has shape {shape}, expected one dimension")
         k, s = self.final_rows.shape, self.segment_rows.shape
         for name, dtype in _FINAL_COLUMNS.items():
-            _expect((name,), getattr(self, name), dtype, k)
+            _expect(name, getattr(self, name), dtype, k)
         for name, dtype in _SEGMENT_COLUMNS.items():
-            _expect((name,), getattr(self, name), dtype, s)
+            _expect(name, getattr(self, name), dtype, s)
         _expect_like("last_observations", self.last_observations, observations, (n,))
         _expect_like("final_observations", self.final_observations, observations, k)
         if self.has_critic:
@@ -172,7 +175,7 @@ class EpisodeBatch:
         _within("segment_starts", self.segment_starts, t)
         _within("segment_lengths", self.segment_lengths, t + 1, first=1)
         _within("segment_offsets", self.segment_offsets, 1 << 31)
-        ends = self.segment_starts.astype(np.int64) + self.segment_lengths
+        ends = self.segment_starts + self.segment_lengths
         _within("segment_starts + segment_lengths", ends, t + 1)
         if not self.truncated[self.final_rows, self.final_steps].all():
             raise WireError("final_rows and final_steps name a step that is not truncated")
@@ -222,6 +225,10 @@ class EpisodeBatch:
         if step + 1 < self.steps:
             return _at(self.observations, (row, step + 1))
         return _at(self.last_observations, row)
+
+
+_COLUMNS = dict.fromkeys(each.name for each in fields(EpisodeBatch))  # in their order
+_COLUMNS_WITHOUT_CRITIC = dict.fromkeys(name for name in _COLUMNS if name not in _CRITIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,16 +283,18 @@ def _expect_like(
         raise WireError(f"only one of {of_steps!r} and {name!r} has an array at {where}")
     for path, array in arrays.items():
         like = observations[path]
-        _expect((name, *path), array, like.dtype, (*leading, *like.shape[2:]))
+        _expect(name, array, like.dtype, (*leading, *like.shape[2:]), path)
 
 
 def _expect(
-    column: Path, array: NDArray[Any], dtype: np.dtype[Any] | type, shape: tuple[int, ...]
+    name: str, array: NDArray[Any], dtype: np.dtype[Any], shape: tuple[int, ...], path: Path = ()
 ) -> None:
     if array.dtype != dtype:
-        raise WireError(f"column {path_name(column)} must be {np.dtype(dtype)}, not {array.dtype}")
+        column = path_name((name, *path))
+        raise WireError(f"column {column} must be {dtype}, not {array.dtype}")
     if array.shape != shape:
-        raise WireError(f"column {path_name(column)} has shape {array.shape}, expected {shape}")
+        column = path_name((name, *path))
+        raise WireError(f"column {column} has shape {array.shape}, expected {shape}")
 
 
 def _expect_leading(column: Path, array: NDArray[Any], leading: tuple[int, ...]) -> None:
@@ -296,6 +305,9 @@ def _expect_leading(column: Path, array: NDArray[Any], leading: tuple[int, ...])
         )
 
 
-def _within(name: str, indices: NDArray[np.integer], stop: int, *, first: int = 0) -> None:
-    if len(indices) and (indices.min() < first or indices.max() >= stop):
+def _within(name: str, indices: NDArray[np.int32], stop: int, *, first: int = 0) -> None:
+    """Check that all indices are at least `first`, and less than `stop`."""
+    # As unsigned numbers, those below `first` are the greatest: so one pass will do.
+    above = (indices - first if first else indices).view(np.uint32)
+    if len(indices) and np.maximum.reduce(above) >= stop - first:
         raise WireError(f"column {name!r} holds an index outside {first}..{stop - 1}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import grpc
 
-from juggler.runtime.streams.calls import calls
+from juggler.runtime.actors.calls import calls
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.v1 import episodes_pb2
 

@@ -10,11 +10,12 @@ from contextlib import closing
 
 import grpc
 
+from juggler.runtime.actors.calls import calls
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
+from juggler.runtime.actors.public_calls import End
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.streams.acknowledgements import Acknowledgements
-from juggler.runtime.streams.calls import calls
 from juggler.runtime.streams.memory_reader import Reader
 from juggler.runtime.streams.memory_sockets import MemorySocket
 from juggler.runtime.streams.memory_writer import Writer
@@ -22,7 +23,8 @@ from juggler.runtime.streams.sharing import Dialled, Expected, expected
 from juggler.runtime.streams.unfinished import Unfinished
 from juggler.runtime.wire.chunks import Piece
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.frames import Frame, FrameReader, Limits, encode_frame
+from juggler.runtime.wire.frames import Frame, FrameReader, encode_frame
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import episodes_pb2
 
@@ -254,8 +256,8 @@ class _Stream:
         if known:
             self._settled(said.batch_id, "refused" if said.refused else "", said.refused)
 
-    def _ended(self, why: str) -> None:
-        reason = why or "the learner ended the stream"
+    def _ended(self, end: End) -> None:
+        reason = end.why or "the learner ended the stream"
         with self._lock:
             self.broken = reason
             lost, self._open = self._open, set()

@@ -37,7 +37,7 @@ from juggler.runtime.actors.tls import Tls
 from juggler.runtime.streams.permits import Permits
 from juggler.runtime.streams.pulse import Pulse
 from juggler.runtime.streams.relay import EpisodeRelay
-from juggler.runtime.wire.frames import Limits
+from juggler.runtime.wire.layouts import Limits
 
 _MOST_STREAMS = 1024  # of one process
 # None is of use before it has ended: only how often they end in a minute counts.

@@ -17,7 +17,8 @@ from juggler.runtime.streams.acknowledgements import Acknowledgements
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeSender, episodes_handler
 from juggler.runtime.streams.unfinished import Unfinished
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.frames import FrameReader, Limits
+from juggler.runtime.wire.frames import FrameReader
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import flatten
 from juggler.runtime.wire.v1 import episodes_pb2
 

@@ -21,7 +21,8 @@ from juggler.runtime.streams.memory_reader import Reader
 from juggler.runtime.streams.shared_memory import Memory
 from juggler.runtime.streams.sharing import Dialled
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.frames import FrameReader, Limits
+from juggler.runtime.wire.frames import FrameReader
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import episodes_pb2
 

@@ -11,9 +11,9 @@ from functools import partial
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from juggler.runtime.actors.calls import calls
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
-from juggler.runtime.streams.calls import calls
 from juggler.runtime.streams.memory_sockets import MemorySocket
 from juggler.runtime.streams.memory_writer import SharedFrame, Writer
 from juggler.runtime.streams.sharing import Expected, expected

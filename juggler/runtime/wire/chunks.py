@@ -7,7 +7,7 @@ them. The classes that protobuf generates would copy the payload once or twice o
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import xxhash
@@ -131,14 +131,14 @@ def with_digest(message: bytes) -> bytes:
     )
 
 
-def read_known(message: bytes, known: Known, header_bytes: int) -> Chunk | None:
-    """Reads the single chunk of a frame, if `write_chunk` wrote it and it has this tree.
+def read_known(message: bytes, trees: Mapping[bytes, Known], header_bytes: int) -> Chunk | None:
+    """Reads the single chunk of a frame, if `write_chunk` wrote it and it has one of these trees.
 
-    Most frames of a stream differ from the one before only in header, digest and payload. Reading
+    Most frames of a stream differ from those before only in header, digest and payload. Reading
     them like this takes a third of the time of `read_chunk`.
 
     Args:
-        known: what the frames have in common.
+        trees: what the frames of a tree have in common, by the serialized tree.
         header_bytes: as for `read_chunk`.
 
     Returns:
@@ -151,9 +151,12 @@ def read_known(message: bytes, known: Known, header_bytes: int) -> Chunk | None:
     if message[at : at + 1] == _DIGEST:
         digest = int.from_bytes(message[at + 1 : at + 9], "little")
         at += 9
-    if not message.startswith(known.tree_field, at):
+    if message[at : at + 1] != _TREE:
         return None
-    at += len(known.tree_field)
+    length, at = _read_varint(message, at + 1)
+    if length > header_bytes or (known := trees.get(message[at : at + length])) is None:
+        return None
+    at += length
     if len(message) == at + 2 and message[at : at + 1] == _SLOT and message[at + 1] < 128:
         return Chunk(header, known.tree, 0, digest, 0, 0, message[at + 1])
     last = _PADDINGS[-(at + len(known.payload_tag)) % ALIGNMENT] + known.payload_tag

@@ -7,15 +7,12 @@ may lie in memory that they share, and the chunk only says where.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
-from numpy.typing import NDArray
 
 from juggler.runtime.wire.chunks import (
     Chunk,
@@ -27,11 +24,10 @@ from juggler.runtime.wire.chunks import (
     write_chunk,
     write_whole,
 )
-from juggler.runtime.wire.dtypes import dtype_from_number
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.forms import bytes_of, lay_out
-from juggler.runtime.wire.trees import Path, Skeleton, Tree, path_name
-from juggler.runtime.wire.v1.tensors_pb2 import ArrayInfo, TreeInfo
+from juggler.runtime.wire.layouts import Layout, Limits, known_trees, layout_of, read_tree
+from juggler.runtime.wire.trees import Tree
 
 #: Payload bytes in one chunk: enough to make the cost per message small, and few enough to keep the
 #: memory for messages small.
@@ -47,23 +43,6 @@ Place = Callable[[Sequence[Piece], int], int | None]
 Lease = Callable[[int, int], memoryview]
 
 H = TypeVar("H", bound=Message)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The largest frame that a reader accepts, whatever the sender says.
-
-    A frame with one chunk takes no memory besides its message. A frame with several takes the
-    memory of its payload, which the system provides as the bytes arrive. Arrays that the sender did
-    not align are copied, which takes their size again. Parsing header and tree information briefly
-    takes up to some thirty times their size.
-    """
-
-    payload_bytes: int = 1 << 30
-    arrays: int = 4096  # including empty branches
-    depth: int = 16  # keys of a path
-    rank: int = 16  # dimensions of an array
-    header_bytes: int = 1 << 20  # for the header, and as many for the tree information
 
 
 _DEFAULT_LIMITS = Limits()
@@ -163,7 +142,6 @@ class FrameReader(Generic[H]):
         self._digests = digests
         self._check = check
         self._lease = lease
-        self._last: tuple[Known, _Layout] | None = None  # most frames have the same tree
         self._partial: _Partial[H] | None = None
 
     @property
@@ -182,8 +160,8 @@ class FrameReader(Generic[H]):
         """
         partial, self._partial = self._partial, None
         chunk = None
-        if partial is None and self._last is not None:
-            chunk = read_known(message, self._last[0], self._limits.header_bytes)
+        if partial is None:
+            chunk = read_known(message, known_trees, self._limits.header_bytes)
         if chunk is None:
             chunk = read_chunk(message, self._limits.header_bytes)
         self._check_digest(chunk, message)
@@ -193,7 +171,7 @@ class FrameReader(Generic[H]):
                 return Frame(header, self._read_shared(chunk.slot, chunk, layout))
             if chunk.offset == 0 and chunk.size == layout.payload_size:
                 payload = memoryview(message)[chunk.start : chunk.start + chunk.size]
-                return Frame(header, _read_tree(layout, payload))
+                return Frame(header, read_tree(layout, payload))
             partial = _Partial(header, layout)
         elif chunk.header is not None or chunk.tree is not None or chunk.slot is not None:
             raise WireError(f"a new frame began before the last one ended, {partial}")
@@ -203,14 +181,14 @@ class FrameReader(Generic[H]):
             self._partial = partial
             return None
         payload = partial.payload.data.toreadonly()
-        return Frame(partial.header, _read_tree(partial.layout, payload))
+        return Frame(partial.header, read_tree(partial.layout, payload))
 
-    def _read_shared(self, slot: int, chunk: Chunk, layout: _Layout) -> Tree:
+    def _read_shared(self, slot: int, chunk: Chunk, layout: Layout) -> Tree:
         if self._lease is None or self._digests or chunk.size or chunk.offset:
             raise WireError("a payload in shared memory, which is not shared on this stream")
-        return _read_tree(layout, self._lease(slot, layout.payload_size), shared=True)
+        return read_tree(layout, self._lease(slot, layout.payload_size), shared=True)
 
-    def _begin(self, chunk: Chunk) -> tuple[H, _Layout]:
+    def _begin(self, chunk: Chunk) -> tuple[H, Layout]:
         if chunk.header is None or chunk.tree is None:
             raise WireError("the first chunk of a frame must have a header and tree information")
         try:
@@ -220,10 +198,7 @@ class FrameReader(Generic[H]):
             raise WireError(f"the header is not a {name} message: {error}") from error
         if self._check is not None:
             self._check(header)
-        if self._last is None or self._last[0].tree != chunk.tree:
-            layout = _read_layout(chunk.tree, self._limits)
-            self._last = Known.of(chunk.tree, layout.payload_size), layout
-        return header, self._last[1]
+        return header, layout_of(chunk.tree, self._limits)
 
     def _check_digest(self, chunk: Chunk, message: bytes) -> None:
         if chunk.digest is None:
@@ -237,29 +212,10 @@ class FrameReader(Generic[H]):
             )
 
 
-class _Spec(NamedTuple):
-    """One array of a frame, which is known to lie within the payload."""
-
-    path: Path
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    offset: int  # 0 if the array is empty
-    size: int  # bytes
-
-
-class _Layout(NamedTuple):
-    """Checked tree information."""
-
-    specs: list[_Spec]
-    bools: list[int]  # indices of the arrays of bools
-    skeleton: Skeleton
-    payload_size: int
-
-
 class _Partial(Generic[H]):
     """A frame whose first chunks have arrived."""
 
-    def __init__(self, header: H, layout: _Layout) -> None:
+    def __init__(self, header: H, layout: Layout) -> None:
         self.header = header
         self.layout = layout
         self.received = 0
@@ -282,70 +238,3 @@ class _Partial(Generic[H]):
 
     def __str__(self) -> str:
         return f"after {self.received} of {self.layout.payload_size} bytes of payload"
-
-
-def _read_layout(encoded: bytes, limits: Limits) -> _Layout:
-    """Checks everything that a frame says about its tree, before memory is taken for it."""
-    try:
-        info = TreeInfo.FromString(encoded)
-    except DecodeError as error:
-        raise WireError(f"the tree information is not a TreeInfo message: {error}") from error
-    size, count = info.payload_size, len(info.arrays) + len(info.empty_branches)
-    if size > limits.payload_bytes:
-        raise WireError(f"a payload of {size} bytes is over the limit, {limits.payload_bytes}")
-    if count > limits.arrays:
-        raise WireError(f"a tree of {count} arrays is over the limit, {limits.arrays}")
-    specs = [_read_spec(array, size, limits) for array in info.arrays]
-    empty = [tuple(branch.keys) for branch in info.empty_branches]
-    paths = [*(spec.path for spec in specs), *empty]
-    if (depth := max(map(len, paths), default=0)) > limits.depth:
-        raise WireError(f"a tree of depth {depth} is over the limit, {limits.depth}")
-    skeleton = Skeleton([spec.path for spec in specs], empty)
-    end = 0
-    for spec in sorted(specs, key=attrgetter("offset")):
-        if spec.size and spec.offset < end:
-            raise WireError(f"the bytes of {path_name(spec.path)} overlap another array's")
-        end = max(end, spec.offset + spec.size)
-    bools = [n for n, spec in enumerate(specs) if spec.dtype.kind == "b" and spec.size]
-    return _Layout(specs, bools, skeleton, size)
-
-
-def _read_spec(array: ArrayInfo, payload_size: int, limits: Limits) -> _Spec:
-    path, shape = tuple(array.path), tuple(array.shape)
-    if len(shape) > limits.rank:
-        raise WireError(f"{path_name(path)} has {len(shape)} dimensions, limit {limits.rank}")
-    dtype = dtype_from_number(array.dtype)
-    size = math.prod(shape) * dtype.itemsize
-    end = array.offset + size
-    if end > payload_size:
-        name = path_name(path)
-        raise WireError(f"{name} ends at byte {end} of a payload of {payload_size} bytes")
-    # NumPy cannot make an array with huge dimensions, even if it has no elements.
-    if not size and math.prod(n or 1 for n in shape) * dtype.itemsize > limits.payload_bytes:
-        raise WireError(f"{path_name(path)} has no elements, but the huge shape {shape}")
-    return _Spec(path, dtype, shape, array.offset if size else 0, size)
-
-
-def _read_tree(layout: _Layout, payload: memoryview, *, shared: bool = False) -> Tree:
-    """The tree in a read-only payload, with views of the payload for aligned arrays.
-
-    Args:
-        layout: of the tree.
-        payload: its bytes.
-        shared: whether the sender can change the payload. Then only arrays of floating-point
-            numbers and of bytes are views: those are large, and nobody relies on what is in them.
-            Who relies on the others, as indices, checks a copy.
-    """
-    arrays: list[NDArray[Any]] = []
-    for _, dtype, shape, offset, _ in layout.specs:
-        array: NDArray[Any] = np.ndarray(shape, dtype, payload, offset)  # shape
-        if not array.flags.aligned or (shared and dtype.kind in "biu" and dtype != np.uint8):
-            array = array.copy()
-            array.flags.writeable = False
-        arrays.append(array)
-    for number in layout.bools:
-        # NumPy's behaviour is undefined for bools with other values.
-        if arrays[number].view(np.uint8).max() > 1:
-            name = path_name(layout.specs[number].path)
-            raise WireError(f"{name} is bool but has bytes other than 0 and 1")
-    return layout.skeleton.fill(arrays)

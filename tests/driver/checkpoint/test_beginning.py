@@ -22,7 +22,8 @@ from juggler.driver.run_clock import Times
 from juggler.runtime.checkpoints.checkpoint import RECORD_FILE, Checkpoint
 from juggler.runtime.connectors.mergeable_state import from_bytes
 from juggler.runtime.connectors.moments import Moments
-from juggler.runtime.wire.frames import FrameReader, Limits
+from juggler.runtime.wire.frames import FrameReader
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import training_pb2
 
 FILTER = {"env_to_module": ["mean_std_filter"]}

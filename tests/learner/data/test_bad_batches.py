@@ -23,7 +23,8 @@ from juggler.runtime.actors.credentials import CallMetadata, call_metadata, why_
 from juggler.runtime.actors.endpoints import bind, dial, make_server
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.streams.episodes import PUSH_METHOD, EpisodeReceiver, EpisodeSender
-from juggler.runtime.wire.frames import Limits, encode_frame
+from juggler.runtime.wire.frames import encode_frame
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
 from juggler.runtime.wire.v1.tensors_pb2 import ArrayInfo, DType, TreeInfo
 

@@ -20,7 +20,7 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import BatchFrame
 from juggler.runtime.streams.host_weights import Meeting
 from juggler.runtime.streams.weights import WeightsSubscription
-from juggler.runtime.wire.frames import Limits
+from juggler.runtime.wire.layouts import Limits
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.weights import SUBSCRIBE_METHOD, WeightsSubscription
-from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
+from juggler.runtime.wire.frames import FrameReader, encode_frame
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 
 pytestmark = pytest.mark.usefixtures("grpc_api")

@@ -32,7 +32,8 @@ from juggler.runtime.streams.permits import Permits
 from juggler.runtime.streams.receivers import ReceiverProgram, Receivers
 from juggler.runtime.streams.relay import EpisodeRelay
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.frames import DEFAULT_CHUNK_BYTES, Limits, encode_frame
+from juggler.runtime.wire.frames import DEFAULT_CHUNK_BYTES, encode_frame
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 
 PERMITS = Permits.new()

@@ -33,7 +33,8 @@ from juggler.runtime.streams.episodes import EpisodeReceiver
 from juggler.runtime.streams.memory_sockets import MEMORY_METADATA, new_token
 from juggler.runtime.streams.shared_memory import MOST_SLOTS, Memory
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
-from juggler.runtime.wire.frames import Limits, encode_frame
+from juggler.runtime.wire.frames import encode_frame
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import flatten
 
 pytestmark = pytest.mark.usefixtures("everything_is_large")

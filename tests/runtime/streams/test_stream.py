@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from support.learner_end import PATIENCE, LearnerEnd, Senders, header, tree
 
+from juggler.runtime.actors.calls import calls
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.streams import acknowledgements
 from juggler.runtime.streams import episodes as stream
-from juggler.runtime.streams.calls import calls
 from juggler.runtime.streams.episodes import PUSH_METHOD
-from juggler.runtime.wire.frames import DEFAULT_CHUNK_BYTES, Limits, encode_frame
+from juggler.runtime.wire.frames import DEFAULT_CHUNK_BYTES, encode_frame
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 
 pytestmark = pytest.mark.usefixtures("grpc_api")

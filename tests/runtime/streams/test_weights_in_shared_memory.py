@@ -18,7 +18,7 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.memory_sockets import memory_path
 from juggler.runtime.streams.memory_writer import SharedFrame, Writer
 from juggler.runtime.streams.weights import WeightsSubscription
-from juggler.runtime.wire.frames import Limits
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 
 pytestmark = pytest.mark.usefixtures("everything_is_large")

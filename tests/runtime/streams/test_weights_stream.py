@@ -29,7 +29,8 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams import weights_publisher
 from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.frames import FrameReader, Limits, encode_frame
+from juggler.runtime.wire.frames import FrameReader, encode_frame
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 
 pytestmark = pytest.mark.usefixtures("grpc_api")

@@ -122,10 +122,12 @@ def test_a_frame_with_a_known_tree_is_found_as_any_chunk_is(
     chunk = read_chunk(message, 1 << 20)
     assert chunk.tree is not None
     known = Known.of(chunk.tree, chunk.size)
-    assert read_known(message, known, 1 << 20) == (chunk if header.ByteSize() < 128 else None)
-    assert read_known(message, Known.of(chunk.tree + b"x", chunk.size), 1 << 20) is None
-    assert read_known(message, Known.of(chunk.tree, chunk.size + 1), 1 << 20) is None
-    assert read_known(message, known, header.ByteSize() - 1) is None
+    trees = {b"another": Known.of(b"another", 3), chunk.tree: known}
+    assert read_known(message, trees, 1 << 20) == (chunk if header.ByteSize() < 128 else None)
+    longer = Known.of(chunk.tree + b"x", chunk.size)
+    assert read_known(message, {longer.tree: longer}, 1 << 20) is None
+    assert read_known(message, {chunk.tree: Known.of(chunk.tree, chunk.size + 1)}, 1 << 20) is None
+    assert read_known(message, trees, header.ByteSize() - 1) is None
 
 
 @pytest.mark.parametrize("slot", [0, 15, 127, 128, 1 << 20])
@@ -137,9 +139,10 @@ def test_reading_a_known_chunk_of_shared_memory_finds_the_same_as_reading_any_ch
     chunk = read_chunk(message, 1 << 20)
     assert chunk.tree is not None
     known = Known.of(chunk.tree, 72)
-    assert read_known(message, known, 1 << 20) == (chunk if slot < 128 else None)
-    assert read_known(message + b"x", known, 1 << 20) is None
-    assert read_known(message, Known.of(chunk.tree + b"x", 72), 1 << 20) is None
+    trees = {chunk.tree: known}
+    assert read_known(message, trees, 1 << 20) == (chunk if slot < 128 else None)
+    assert read_known(message + b"x", trees, 1 << 20) is None
+    assert read_known(message, {}, 1 << 20) is None
 
 
 def test_fields_of_a_later_version_are_skipped() -> None:

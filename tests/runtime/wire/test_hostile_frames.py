@@ -15,7 +15,8 @@ from support.wire_cases import HEADER, assert_same, feed_all, nbytes
 
 from juggler.runtime.wire.chunks import read_chunk
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.frames import Frame, FrameReader, Limits, encode_frame
+from juggler.runtime.wire.frames import Frame, FrameReader, encode_frame
+from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1.episodes_pb2 import BatchHeader, EpisodeChunk
 from juggler.runtime.wire.v1.tensors_pb2 import ArrayInfo, DType, TreeInfo

@@ -14,8 +14,9 @@ from typing import Any
 import grpc
 import pytest
 
+from juggler.runtime.actors.calls import calls
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind, dial
-from juggler.runtime.streams.calls import calls
+from juggler.runtime.actors.public_calls import End
 
 pytestmark = pytest.mark.usefixtures("grpc_api")
 
@@ -137,10 +138,10 @@ class Client:
             self.heard.append(message)
             self._changed.notify_all()
 
-    def _end(self, why: str) -> None:
+    def _end(self, end: End) -> None:
         with self._changed:
             assert self.why is None, "it ended before"
-            self.why = why
+            self.why = end.why
             self._changed.notify_all()
 
 

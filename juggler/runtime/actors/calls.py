@@ -18,8 +18,8 @@ from typing import Protocol, cast
 
 import grpc
 
+from juggler.runtime.actors import public_calls
 from juggler.runtime.actors.temporary import HeldDirectory
-from juggler.runtime.streams import public_calls
 
 GRPC_VARIABLE = "JUGGLER_GRPC"
 PUBLIC = "public"
@@ -41,7 +41,7 @@ def calls() -> Calls:
 
 
 def _core() -> Calls:
-    return cast("Calls", import_module("juggler.runtime.streams.core_calls"))
+    return cast("Calls", import_module("juggler.runtime.actors.core_calls"))
 
 
 def public_was_asked_for() -> bool:
@@ -113,7 +113,7 @@ def _try() -> None:
 
         yield from stream.listen(received)
 
-    unsent, said = [b"hello"], SimpleQueue[bytes | str]()
+    unsent, said = [b"hello"], SimpleQueue[bytes | public_calls.End]()
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(echo)
     threads = ThreadPoolExecutor(1)
     server = grpc.server(threads)
@@ -130,7 +130,8 @@ def _try() -> None:
             )
             stream.wake()
             came = said.get(timeout=TRIAL_SECONDS)
-        if came != b"hello" or not isinstance(said.get(timeout=TRIAL_SECONDS), str):
+        ended = isinstance(said.get(timeout=TRIAL_SECONDS), public_calls.End)
+        if came != b"hello" or not ended:
             raise RuntimeError(f"a message did not come back: {came!r}")
     finally:
         server.stop(TRIAL_SECONDS).wait(TRIAL_SECONDS)  # at once, it would log a GOAWAY

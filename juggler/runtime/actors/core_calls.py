@@ -16,9 +16,10 @@ import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from juggler.runtime.actors.credentials import CallMetadata
-from juggler.runtime.streams.public_calls import UNUSABLE
+from juggler.runtime.actors.public_calls import UNUSABLE, End
 
 _PLAIN = 0  # flags of an operation
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
 _Event = Any  # of the core: an operation is done
 
 
@@ -176,13 +177,13 @@ class ClientStream(_Stream):
         metadata: CallMetadata,
         next_message: Callable[[], bytes | None],
         received: Callable[[bytes], None],
-        ended: Callable[[str], None],
+        ended: Callable[[End], None],
         name: str,
     ) -> None:
         super().__init__(next_message)
         self._received = received
         self._ended = ended
-        self._why = ""
+        self._end = End("", grpc.StatusCode.UNKNOWN, ())
         self._due = 3  # events: those of the operations below
         status = cygrpc.ReceiveStatusOnClientOperation(_PLAIN)
         first = (
@@ -213,7 +214,7 @@ class ClientStream(_Stream):
             self._hear()  # of the end
             raise
         finally:
-            self._ended(self._why)
+            self._ended(self._end)
 
     def _hear(self) -> None:
         while self._due:
@@ -234,8 +235,10 @@ class ClientStream(_Stream):
         with self._lock:
             self._over = True
         status = event.batch_operations[1]
-        if status.code() != cygrpc.StatusCode.ok:
-            self._why = status.details() or f"gRPC's status {status.code()}"
+        code = _CODES.get(status.code(), grpc.StatusCode.UNKNOWN)
+        failed = code is not grpc.StatusCode.OK
+        why = (failed and (status.details() or f"gRPC's status {code}")) or ""
+        self._end = End(why, code, tuple(status.trailing_metadata() or ()))
 
 
 def _nothing(_: Any) -> None:

@@ -11,7 +11,7 @@ from grpc._cython import cygrpc
 
 from juggler.gateway import transport
 from juggler.gateway.public_transport import PublicTransport
-from juggler.runtime.streams import calls, core_calls, public_calls
+from juggler.runtime.actors import calls, core_calls, public_calls
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import grpc
 
@@ -15,6 +16,20 @@ from juggler.runtime.actors.credentials import CallMetadata
 
 #: Why a call ended that its own client gave up.
 UNUSABLE = "what came could not be used"
+
+
+class End(NamedTuple):
+    """How a call ended, for its client.
+
+    Attributes:
+        why: for people; "" if the server ended it in order.
+        code: gRPC's.
+        metadata: that the server sent last.
+    """
+
+    why: str
+    code: grpc.StatusCode
+    metadata: CallMetadata
 
 
 class ServerStream:
@@ -144,8 +159,7 @@ class ClientStream:
         metadata: of the call.
         next_message: what to send now; None: nothing, until `wake`. It must not wait.
         received: takes each message, in the thread. An exception ends the call.
-        ended: called once, in the thread, with why the call ended; "" if the server ended it in
-            order.
+        ended: called once, in the thread, with how the call ended.
         name: of the thread.
     """
 
@@ -156,7 +170,7 @@ class ClientStream:
         metadata: CallMetadata,
         next_message: Callable[[], bytes | None],
         received: Callable[[bytes], None],
-        ended: Callable[[str], None],
+        ended: Callable[[End], None],
         name: str,
     ) -> None:
         self._next_message = next_message
@@ -205,7 +219,8 @@ class ClientStream:
         except BaseException as error:
             self._error = error
             self._call.cancel()
-        self._ended(why if self._error is None else UNUSABLE)
+        why = why if self._error is None else UNUSABLE
+        self._ended(End(why, self._call.code(), tuple(self._call.trailing_metadata() or ())))
         if self._error is not None:
             raise self._error
 

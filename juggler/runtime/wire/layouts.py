@@ -1,0 +1,141 @@
+"""Layouts: what a frame says about its tree, checked before memory is taken for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from juggler.runtime.wire.chunks import Known
+from juggler.runtime.wire.dtypes import dtype_from_number
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.trees import Path, Skeleton, Tree, path_name
+from juggler.runtime.wire.v1.tensors_pb2 import ArrayInfo, TreeInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest frame that a reader accepts, whatever the sender says.
+
+    A frame with one chunk takes no memory besides its message. A frame with several takes the
+    memory of its payload, which the system provides as the bytes arrive. Arrays that the sender did
+    not align are copied, which takes their size again. Parsing header and tree information briefly
+    takes up to some thirty times their size.
+    """
+
+    payload_bytes: int = 1 << 30
+    arrays: int = 4096  # including empty branches
+    depth: int = 16  # keys of a path
+    rank: int = 16  # dimensions of an array
+    header_bytes: int = 1 << 20  # for the header, and as many for the tree information
+
+
+class _Spec(NamedTuple):
+    """One array of a frame, which is known to lie within the payload."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int  # 0 if the array is empty
+    size: int  # bytes
+
+
+class Layout(NamedTuple):
+    """Checked tree information."""
+
+    specs: list[_Spec]
+    bools: list[int]  # indices of the arrays of bools
+    skeleton: Skeleton
+    payload_size: int
+
+
+_MOST_KNOWN, _LARGEST_KNOWN = 512, 4096  # trees; bytes of one's information
+#: Trees that came in frames of this process, by their serialized information.
+known_trees: dict[bytes, Known] = {}
+_layouts: dict[bytes, tuple[Limits, Layout]] = {}  # with the limits that they keep to
+
+
+def layout_of(tree: bytes, limits: Limits) -> Layout:
+    """The layout of a tree, read once: batches that have as many segments are alike."""
+    checked, layout = _layouts.get(tree, (None, None))
+    if layout is None or checked != limits:
+        layout = _read_layout(tree, limits)
+        if len(tree) <= _LARGEST_KNOWN:
+            if len(_layouts) >= _MOST_KNOWN:
+                known_trees.clear()
+                _layouts.clear()
+            _layouts[tree] = limits, layout
+            known_trees[tree] = Known.of(tree, layout.payload_size)
+    return layout
+
+
+def _read_layout(encoded: bytes, limits: Limits) -> Layout:
+    """Checks everything that a frame says about its tree, before memory is taken for it."""
+    try:
+        info = TreeInfo.FromString(encoded)
+    except DecodeError as error:
+        raise WireError(f"the tree information is not a TreeInfo message: {error}") from error
+    size, count = info.payload_size, len(info.arrays) + len(info.empty_branches)
+    if size > limits.payload_bytes:
+        raise WireError(f"a payload of {size} bytes is over the limit, {limits.payload_bytes}")
+    if count > limits.arrays:
+        raise WireError(f"a tree of {count} arrays is over the limit, {limits.arrays}")
+    specs = [_read_spec(array, size, limits) for array in info.arrays]
+    empty = [tuple(branch.keys) for branch in info.empty_branches]
+    paths = [*(spec.path for spec in specs), *empty]
+    if (depth := max(map(len, paths), default=0)) > limits.depth:
+        raise WireError(f"a tree of depth {depth} is over the limit, {limits.depth}")
+    skeleton = Skeleton([spec.path for spec in specs], empty)
+    end = 0
+    for spec in sorted(specs, key=attrgetter("offset")):
+        if spec.size and spec.offset < end:
+            raise WireError(f"the bytes of {path_name(spec.path)} overlap another array's")
+        end = max(end, spec.offset + spec.size)
+    bools = [n for n, spec in enumerate(specs) if spec.dtype.kind == "b" and spec.size]
+    return Layout(specs, bools, skeleton, size)
+
+
+def _read_spec(array: ArrayInfo, payload_size: int, limits: Limits) -> _Spec:
+    path, shape = tuple(array.path), tuple(array.shape)
+    if len(shape) > limits.rank:
+        raise WireError(f"{path_name(path)} has {len(shape)} dimensions, limit {limits.rank}")
+    dtype = dtype_from_number(array.dtype)
+    size = math.prod(shape) * dtype.itemsize
+    end = array.offset + size
+    if end > payload_size:
+        name = path_name(path)
+        raise WireError(f"{name} ends at byte {end} of a payload of {payload_size} bytes")
+    # NumPy cannot make an array with huge dimensions, even if it has no elements.
+    if not size and math.prod(n or 1 for n in shape) * dtype.itemsize > limits.payload_bytes:
+        raise WireError(f"{path_name(path)} has no elements, but the huge shape {shape}")
+    return _Spec(path, dtype, shape, array.offset if size else 0, size)
+
+
+def read_tree(layout: Layout, payload: memoryview, *, shared: bool = False) -> Tree:
+    """The tree in a read-only payload, with views of the payload for aligned arrays.
+
+    Args:
+        layout: of the tree.
+        payload: its bytes.
+        shared: whether the sender can change the payload. Then only arrays of floating-point
+            numbers and of bytes are views: those are large, and nobody relies on what is in them.
+            Who relies on the others, as indices, checks a copy.
+    """
+    arrays: list[NDArray[Any]] = []
+    for _, dtype, shape, offset, _ in layout.specs:
+        array: NDArray[Any] = np.ndarray(shape, dtype, payload, offset)  # shape
+        if not array.flags.aligned or (shared and dtype.kind in "biu" and dtype != np.uint8):
+            array = array.copy()
+            array.flags.writeable = False
+        arrays.append(array)
+    for number in layout.bools:
+        # NumPy's behaviour is undefined for bools with other values.
+        if arrays[number].view(np.uint8).max() > 1:
+            name = path_name(layout.specs[number].path)
+            raise WireError(f"{name} is bool but has bytes other than 0 and 1")
+    return layout.skeleton.fill(arrays)

@@ -1,0 +1,43 @@
+"""Trees that came before, and limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from juggler.runtime.wire import layouts
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.frames import FrameReader, encode_frame
+from juggler.runtime.wire.layouts import Limits
+from juggler.runtime.wire.v1.episodes_pb2 import BatchHeader
+
+HEADER = BatchHeader(batch_id=1)
+
+
+def read(array: Any, limits: Limits = Limits()) -> Any:  # noqa: B008
+    (message,) = encode_frame(HEADER, {"a": array})
+    frame = FrameReader(BatchHeader, limits).feed(message)
+    assert frame is not None
+    return frame.tree
+
+
+def test_a_tree_that_came_before_is_compared_with_the_limits_of_whoever_reads_it_now() -> None:
+    assert len(read(np.zeros(100))["a"]) == 100
+    with pytest.raises(WireError, match="a payload of 800 bytes is over the limit, 799"):
+        read(np.zeros(100), Limits(payload_bytes=799))
+    assert len(read(np.zeros(100))["a"]) == 100
+
+
+def test_however_many_different_trees_come_few_are_remembered_and_all_are_read() -> None:
+    for size in range(layouts._MOST_KNOWN + 2):
+        np.testing.assert_array_equal(read(np.arange(size))["a"], np.arange(size))
+        assert len(layouts.known_trees) == len(layouts._layouts) <= layouts._MOST_KNOWN
+
+
+def test_a_large_tree_is_not_remembered() -> None:
+    before = len(layouts.known_trees)
+    many = {f"array {number}": np.zeros(1) for number in range(400)}
+    assert read(many)["a"].keys() == many.keys()
+    assert len(layouts.known_trees) == before
