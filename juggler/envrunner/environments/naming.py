@@ -80,7 +80,7 @@ def _unknown(name: str, callables: list[str]) -> str:
     module_name, colon, attribute = name.rpartition(":")
     near = _nearest(name, callables) + _nearest(attribute, registry)
     if not (colon and near):
-        near = [*_environments_in(module_name or name.removesuffix(".py")), *near]
+        near = _environments_in(module_name or name.removesuffix(".py")) or near
     if name.startswith("ALE/"):
         near = [f"ale_py:{name}"]  # it is registered once its module is imported
     return (

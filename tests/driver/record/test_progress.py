@@ -60,7 +60,8 @@ def test_workers_that_were_started_again_are_counted_with_the_last_reason() -> N
 
 def test_the_end_of_a_league_says_what_its_returns_are_of() -> None:
     stream = io.StringIO()
-    PlainProgress(stream).finish({**SUMMARY, "league": {"players": 3}})
+    returns = {name: {"episode_return_mean": 0.5} for name in ("main", "exploiter")}
+    PlainProgress(stream).finish({**SUMMARY, "league": {"players": 3}, "by_module": returns})
     assert "returns: each player's own matches, also with frozen" in stream.getvalue()
 
 
