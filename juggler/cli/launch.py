@@ -217,6 +217,8 @@ def _slurm(given: SlurmArguments, options: Sequence[str]) -> int:
     slurm = SlurmRun(_launch(given, options), jobs, _say)
     if given.dry_run:
         for path, script in slurm.scripts().items():
+            if given.numbers.get(path.stem) == 0:
+                script = "# Nothing is submitted of it now: it is there for `juggler scale`.\n"
             print(f"# {path}\n{script}")
         return 0
     return _submit(slurm, given.detach)

@@ -18,10 +18,9 @@ def roster_lines(players: Sequence[Player], payoffs: Payoffs) -> list[str]:
     ratings = elo(payoffs, ids)
     shares, _ = nash_averaging(payoffs, ids)
     width = max(len("player"), *map(len, ids))
-    lines = [
-        f"{'player':<{width}}  {'role':<16}  {'steps':>9}  {'games':>7}  {'Elo':>6}  {'Nash':>5}  "
-        "comes from"
-    ]
+    role_width = max(len("role"), *(len(player.role) for player in players))
+    names = f"{'player':<{width}}  {'role':<{role_width}}"
+    lines = [f"{names}  {'steps':>9}  {'games':>7}  {'Elo':>6}  {'Nash':>5}  comes from"]
     for player in players:
         name = player.player_id
         steps = player.steps if player.learning else player.born_at
@@ -30,14 +29,17 @@ def roster_lines(players: Sequence[Player], payoffs: Payoffs) -> list[str]:
         if player.life:
             source += f", begun anew {player.life} times"
         lines.append(
-            f"{name:<{width}}  {player.role:<16}  {steps:>9}  {games:>7}  "
+            f"{name:<{width}}  {player.role:<{role_width}}  {steps:>9}  {games:>7}  "
             f"{round(ratings[name]):>6}  {shares[name]:>5.0%}  {source}"
         )
     return lines
 
 
 def win_rate_lines(
-    players: Sequence[Player], payoffs: Payoffs, rows: Sequence[Player] | None = None
+    players: Sequence[Player],
+    payoffs: Payoffs,
+    rows: Sequence[Player] | None = None,
+    columns: int = 1000,
 ) -> list[str]:
     """How often, in percent, players beat others; a draw is half a win.
 
@@ -45,6 +47,7 @@ def win_rate_lines(
         players: all of them. The columns are those that learn, and the newest others.
         payoffs: their results.
         rows: those of the table; None: the players that learn, or else the columns.
+        columns: of the terminal. A table that is wider goes on below itself.
     """
     frozen = [player for player in players if not player.learning]
     left_out = frozen[:-_MOST_FROZEN]
@@ -52,8 +55,8 @@ def win_rate_lines(
     learners = [player.player_id for player in players if player.learning]
     names = [row.player_id for row in rows] if rows is not None else learners or shown
     width = max(len("wins of"), *map(len, names))
-    heads = [f"{other:>{_WIDTH}}" for other in shown]
-    lines, few = ["  ".join([f"{'wins of':<{width}}", *heads])], False
+    table = [[f"{'wins of':<{width}}", *(f"{other:>{_WIDTH}}" for other in shown)]]
+    few = False
     for row in names:
         cells = []
         for other in shown:
@@ -65,13 +68,32 @@ def win_rate_lines(
                 low, high = payoffs.interval(row, other)
                 text = f"{'~' if unsure else ''}{points / played:.0%}±{50 * (high - low):.0f}"
             cells.append(f"{text:>{max(len(other), _WIDTH)}}")
-        lines.append("  ".join([f"{row:<{width}}", *cells]))
+        table.append([f"{row:<{width}}", *cells])
+    lines = _in_parts(table, columns)
     lines.append("±: half the width of the 95 % interval")
     if few:
         lines.append(f"~: of fewer than {payoffs.min_games} games")
     if left_out:
         lines.append(f"{len(left_out)} older frozen players are only in the picture (--picture)")
     return lines
+
+
+def _in_parts(table: Sequence[Sequence[str]], columns: int) -> list[str]:
+    """The lines of a table, as often below each other, with further columns, as the terminal is too
+    narrow for it. The first column is in each part."""
+    first, *others = (len(cell) for cell in table[0])
+    parts: list[list[int]] = [[]]
+    width = first
+    for number, cell in enumerate(others, 1):
+        width += 2 + cell
+        if width > columns and parts[-1]:
+            parts.append([])
+            width = first + 2 + cell
+        parts[-1].append(number)
+    lines = [
+        ["  ".join([row[0], *(row[number] for number in part)]) for row in table] for part in parts
+    ]
+    return [line for part in lines for line in (*part, "")][:-1]
 
 
 def kind_lines(payoffs: Payoffs) -> list[str]:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from juggler.driver.record.wording import clock, number, plain, quantity
+from juggler.driver.record.wording import LEAGUE_RETURNS, clock, number, plain, quantity
 from juggler.runtime.wire.v1 import status_pb2
 
 _STYLES = {"ready": "green", "starting": "yellow", "restarting": "yellow", "left": "red"}
@@ -17,13 +17,15 @@ _LEVELS = {"info": "dim", "warning": "yellow", "error": "red"}
 _SILENT_SECONDS = 3.0  # of an attached worker: more than a heartbeat or two
 _SHOWN_MESSAGES = 6
 _NARROW = 130  # terminal columns
-_ONLY_WIDE = ("host", "pid", "incarnation", "device", "memory")
+_ONLY_WIDE = ("host", "pid", "incarnation", "device", "memory", "last error")
 
 
 def table(status: status_pb2.RunStatus, width: int) -> RenderableType:
     """The most important facts, in a given number of columns."""
-    workers = _workers(status, () if width >= _NARROW else _ONLY_WIDE)
-    return Group(_head(status), _books(status), workers, *_log_messages(status))
+    is_wide = width >= _NARROW
+    workers = _workers(status, () if is_wide else _ONLY_WIDE)
+    errors = () if is_wide else _last_errors(status)
+    return Group(_head(status), _books(status), workers, *errors, *_log_messages(status))
 
 
 def _head(status: status_pb2.RunStatus) -> Text:
@@ -48,6 +50,7 @@ def _books(status: status_pb2.RunStatus) -> Table:
         "return": f"{number(episodes.return_mean if has_return else None)} over the last 100 of "
         f"{episodes.ended:,} episodes",
         **_returns("modules", {_module(each): each for each in status.modules}),
+        **({"": f"of {LEAGUE_RETURNS}"} if status.HasField("league") and status.modules else {}),
         **_league(status),
         **_returns("agents", {agent.agent: agent for agent in status.agents}),
         "steps": f"{quantity(steps.sampled)} sampled = {quantity(steps.trained)} trained + "
@@ -109,9 +112,6 @@ def _workers(status: status_pb2.RunStatus, left_out: Sequence[str]) -> Table:
 def _cells(worker: status_pb2.WorkerStatus) -> dict[str, Text | str]:
     """By title, from left to right."""
     version, resources = worker.version, worker.resources
-    error = plain(worker.last_error)
-    if error:
-        error = f"{clock(worker.seconds_since_error)} ago: {error}"
     silent = worker.state in ("ready", "starting") and worker.seconds_silent > _SILENT_SECONDS
     on_device = f" + {_memory(resources.device_bytes)}" if resources.device_bytes else ""
     return {
@@ -126,8 +126,20 @@ def _cells(worker: status_pb2.WorkerStatus) -> dict[str, Text | str]:
         "heard": Text(clock(worker.seconds_silent), style="yellow" if silent else ""),
         "memory": _memory(resources.resident_bytes) + on_device,
         "restarts": str(worker.restarts),
-        "last error": Text(error, style="red"),
+        "last error": Text(_last_error(worker), style="red"),
     }
+
+
+def _last_error(worker: status_pb2.WorkerStatus) -> str:
+    error = plain(worker.last_error)
+    return f"{clock(worker.seconds_since_error)} ago: {error}" if error else ""
+
+
+def _last_errors(status: status_pb2.RunStatus) -> list[Text]:
+    """A line for each worker that has had an error, where a column would be too narrow."""
+    workers = sorted(status.workers, key=_order)
+    errors = {worker.worker_id: _last_error(worker) for worker in workers}
+    return [Text(f"{name}, {error}", style="red") for name, error in errors.items() if error]
 
 
 def _log_messages(status: status_pb2.RunStatus) -> list[Text]:

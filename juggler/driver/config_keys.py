@@ -43,6 +43,13 @@ def instead_of(key: str) -> str:
             ": a run has none; a script trains many learners of one algorithm together with "
             "juggler.Population, and docs/cores.md says how"
         )
+    if "." in key:
+        table, _, of_table = key.partition(".")
+        option, alone = table.replace("_", "-"), of_table.replace("_", "-")
+        return (
+            ": names of options have no dots. A key of a table is given in JSON, as in "
+            f"--{option} '{{\"{of_table}\": ...}}'; any other stands alone, as in --{alone}"
+        )
     if key in own_keys:
         return f": it is a key of the table model, as in model = {{{key} = ...}}"
     return called_here(key)

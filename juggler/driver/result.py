@@ -11,6 +11,7 @@ from juggler.driver.config import RunConfig
 from juggler.driver.record.metrics_file import metrics_table
 from juggler.driver.record.run_state import last_summary
 from juggler.driver.record.wording import best_checkpoint, here, outcome, restarted
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
 
 _GOALS = {"solved": "stop_return", "stop_steps": "stop_steps", "stop_seconds": "stop_seconds"}
 
@@ -73,6 +74,29 @@ def goal_reached(run_dir: Path, before: RunConfig, now: RunConfig) -> str:
     reason = str(last_summary(run_dir).get("reason_for_stop", ""))
     goal = _GOALS.get(reason, "")
     return reason if goal and vars(now.driver)[goal] == vars(before.driver)[goal] else ""
+
+
+def goals_behind(checkpoint: Checkpoint, before: RunConfig, now: RunConfig) -> list[str]:
+    """Word which stop conditions were changed to ones that a run is past, which ends it at once.
+
+    Args:
+        checkpoint: that the run goes on from.
+        before: its configuration.
+        now: that which it goes on with.
+    """
+    counters = checkpoint.counters
+    reached = {
+        "stop_steps": (counters["trained"], "has trained on {:,} steps"),
+        "stop_seconds": (counters.get("training_time", 0.0), "has trained for {:.0f} s"),
+    }
+    return [
+        f"{goal} = {wanted:g}: the run {words.format(done)} already, which count too, so it ends "
+        "almost at once"
+        for goal, (done, words) in reached.items()
+        if (wanted := vars(now.driver)[goal]) is not None
+        and wanted != vars(before.driver)[goal]
+        and done >= wanted
+    ]
 
 
 def nothing_to_do(run_dir: Path, reached: str, config: RunConfig) -> str:

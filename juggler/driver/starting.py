@@ -38,7 +38,7 @@ from juggler.driver.record.run_directory import (
     must_be_free,
 )
 from juggler.driver.record.wording import Level
-from juggler.driver.result import Result, goal_reached, nothing_to_do
+from juggler.driver.result import Result, goal_reached, goals_behind, nothing_to_do
 from juggler.driver.same_run import must_be_of_one_run
 from juggler.driver.signals import as_exception
 from juggler.driver.with_dataset import with_dataset
@@ -143,7 +143,8 @@ def resume_run(
     must_be_of_one_run(config, checkpoint)
     config = with_dataset(config, config.flat(), is_here=listen is None, is_new=False)
     progress = make_progress(config.driver.progress)
-    if reached := goal_reached(run_dir, RunConfig.from_flat(checkpoint.config), config):
+    before = RunConfig.from_flat(checkpoint.config)
+    if reached := goal_reached(run_dir, before, config):
         progress.message(nothing_to_do(run_dir, reached, config))
         summary = json.loads((run_dir / SUMMARY_FILE).read_text())
         return Result(summary, run_dir, checkpoint.path)
@@ -151,6 +152,7 @@ def resume_run(
     frozen = frozen_modules(config, run_dir)
     config = with_digests(config, frozen)
     beginning, said = None, list[tuple[str, Level]]()
+    said += [(text, "warning") for text in goals_behind(checkpoint, before, config)]
     if config.agents.league:
 
         def warn(text: str) -> None:

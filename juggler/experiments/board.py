@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -15,6 +16,7 @@ from juggler.driver.record.progress import is_capable
 from juggler.driver.record.wording import plain
 
 _WIDTH = 120  # of tables, where there is no terminal
+_LINE_SECONDS = 5.0  # between lines, likewise
 
 
 class Board:
@@ -27,6 +29,7 @@ class Board:
     def __init__(self, kind: Literal["auto", "live", "plain", "json", "off"]) -> None:
         is_live = kind == "live" or (kind == "auto" and is_capable(sys.stdout))
         self._off = kind == "off"
+        self._line_due = 0.0
         self._console = Console(highlight=False, width=None if is_live else _WIDTH)
         self._live = (
             Live(console=self._console, auto_refresh=False, transient=True) if is_live else None
@@ -55,10 +58,15 @@ class Board:
             end.result = None  # type: ignore[union-attr]  # it ended in order, and has said so
             raise
 
-    def show(self, table: Callable[[], RenderableType]) -> None:
-        """Show a table in place of the last one, where there is a terminal."""
+    def show(self, table: Callable[[], RenderableType], line: Callable[[], str] = str) -> None:
+        """Show a table in place of the last one, where there is a terminal; elsewhere a line, every
+        few seconds, unless it is empty."""
         if self._live is not None:
             self._live.update(table(), refresh=True)
+        elif time.monotonic() >= self._line_due:
+            self._line_due = time.monotonic() + _LINE_SECONDS
+            if text := line():
+                self.say(text)
 
     def say(self, text: str, style: str = "") -> None:
         """Show a message that stays."""

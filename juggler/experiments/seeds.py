@@ -201,7 +201,7 @@ class _Seeds:
 
     def show(self, running: Sequence[RunProcess], stopping: bool) -> None:
         """Show the runs that go on."""
-        self._board.show(lambda: self._table(running, stopping))
+        self._board.show(lambda: self._table(running, stopping), lambda: self._line(running))
 
     def result(self) -> SeedsResult:
         """What those that ended well have reached."""
@@ -213,6 +213,17 @@ class _Seeds:
             interquartile_mean([run["final_return"] for run in runs]),
             interquartile_mean([run["best_return"] for run in runs]),
         )
+
+    def _line(self, running: Sequence[RunProcess]) -> str:
+        """How the runs are doing that go on, in one line; "": there are none."""
+        words = (
+            f"seed {self._at_work[run.pid]:>3}  return {number(run.newest.get(_RETURN))}"
+            f"  steps {quantity(run.newest['env_steps_trained'])}"
+            if run.newest
+            else f"seed {self._at_work[run.pid]:>3}  starting"
+            for run in running
+        )
+        return "; ".join(words)
 
     def _table(self, running: Sequence[RunProcess], stopping: bool) -> Table:
         title = f"{len(self.runs) + len(self.failed)} of {self._count} seeds are over"

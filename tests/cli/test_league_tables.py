@@ -35,6 +35,21 @@ def test_all_that_learn_and_the_newest_copies_have_a_column() -> None:
     assert left_out.startswith("3 older frozen players")
 
 
+def test_a_table_of_win_rates_that_is_too_wide_goes_on_below_itself() -> None:
+    players = [player("a"), player("b"), *(player(f"a-v{n}", "a") for n in range(12))]
+    payoffs = Payoffs(0.5, 4)
+    payoffs.book("a", "a-v11", 1)
+    whole = win_rate_lines(players, payoffs)[:3]
+    *lines, _, _ = win_rate_lines(players, payoffs, columns=60)
+    assert max(map(len, lines)) <= 60
+    assert lines[3] == lines[7] == ""
+    width = len("wins of")
+    again = [
+        "".join([lines[row], lines[row + 4][width:]]) + lines[row + 8][width:] for row in range(3)
+    ]
+    assert again == whole
+
+
 def test_the_roster_says_how_many_games_a_rating_is_of() -> None:
     payoffs = Payoffs(0.5, 4)
     payoffs.book("a", "b", 1)

@@ -72,6 +72,15 @@ def test_a_module_that_is_not_trained_is_marked() -> None:
     assert "hunter 0.50, random (not trained) -0.50" in captured.get()
 
 
+def test_returns_of_a_league_say_what_they_are_of() -> None:
+    status = status_pb2.RunStatus(league=status_pb2.LeagueStatus(players=2))
+    status.modules.add(module_id="main", return_mean=0.5)
+    console = Console(width=200, color_system=None)
+    with console.capture() as captured:
+        console.print(table(status, 200))
+    assert "of each player's own matches, also with frozen players" in captured.get()
+
+
 def test_workers_are_in_order_of_their_numbers() -> None:
     drawn = _drawn(200)
     assert drawn.index("envrunner-2") < drawn.index("envrunner-10")
@@ -83,6 +92,8 @@ def test_a_narrow_terminal_has_what_matters_most(width: int, has_hosts: bool) ->
     assert ("far" in drawn) == has_hosts
     for text in ("envrunner-10", "restarts", "down", "ValueError:"):
         assert text in drawn
+    narrow = drawn.count("envrunner-2, 1:05 ago: ValueError: no\n")
+    assert narrow == (width == 80), "an error has the whole width"
     assert max(map(len, drawn.splitlines())) <= width
 
 

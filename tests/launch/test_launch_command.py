@@ -55,7 +55,7 @@ def test_scripts_of_slurm_are_scripts_that_a_shell_can_read(
     hosts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["slurm", "cartpole", "--env-runners", "4", "--time", "1:00:00"]
-    arguments += ["--run-dir", "a %j run"]
+    arguments += ["--run-dir", "a %j run", "--evaluators", "1"]
     assert launch.run([*arguments, "--sbatch-learner=--gres=gpu:1", "--dry-run"]) == 0
     printed = capsys.readouterr().out
     scripts = printed.split("#!/bin/bash\n")[1:]
@@ -70,6 +70,16 @@ def test_scripts_of_slurm_are_scripts_that_a_shell_can_read(
     assert ["--gres=gpu:1" in script for script in scripts] == [False, True, False, False]
     assert "--bind 0.0.0.0:0" in scripts[1]
     assert "juggler evaluator --driver " in scripts[3]
+
+
+def test_a_script_of_slurm_that_is_not_submitted_is_only_named(
+    hosts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["slurm", "cartpole", "--run-dir", "run", "--evaluators", "0", "--dry-run"]
+    assert launch.run(arguments) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("#!/bin/bash\n") == 3
+    assert "evaluator.sbatch\n# Nothing is submitted of it now" in printed
 
 
 def test_learners_get_the_receivers_that_were_asked_for(

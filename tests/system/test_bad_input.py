@@ -125,6 +125,8 @@ def test_a_wrong_value_is_answered_with_its_key_and_what_is_expected(
         ("--n_steps=128", "--n_steps: it is called fragment_steps here"),
         ("--num-workers", "--num-workers: it is called num_env_runners here"),
         ("--hidden-sizes", "--hidden-sizes: it is a key of the table model"),
+        ("--model.hidden-sizes", "as in --model '{\"hidden_sizes\": ...}'"),
+        ("--learner.grad-clip=1", "any other stands alone, as in --grad-clip"),
     ],
 )
 def test_an_option_of_another_library_is_answered(

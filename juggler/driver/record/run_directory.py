@@ -61,7 +61,8 @@ def must_be_free(path: Path | None, command: str = "train", going_on: str = "") 
         if not is_taken and not path.is_file():
             must_be_writable(path)
     except OSError as error:
-        raise RunDirectoryError(f"cannot make the run directory {path or RUNS}: {error}") from error
+        why = error.strerror or error
+        raise RunDirectoryError(f"cannot make the run directory {path or RUNS}: {why}") from error
     if is_there and not path.is_dir():
         raise RunDirectoryError(f"{path} is a file; name another run directory")
     if not is_taken:

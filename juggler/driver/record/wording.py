@@ -16,6 +16,9 @@ Level = Literal["info", "warning", "error"]
 #: Seconds without an ended episode after which a mean return is old.
 _OLD_SECONDS = 10.0
 
+#: What the returns of the players of a league are of, for people.
+LEAGUE_RETURNS = "each player's own matches, also with frozen players: they need not add up"
+
 #: Modules or agents whose returns stand in a line of text.
 _SHOWN = 4
 
@@ -113,6 +116,8 @@ def conclude(summary: Mapping[str, Any]) -> str:
         f"{how_it_ended(summary)}: return {_mean(summary)} after {quantity(steps)} steps "
         f"in {clock(summary.get('wall_time', 0.0))}{_parts(summary)}{_proof(summary)}"
     ]
+    if summary.get("league") and summary.get("by_module"):
+        lines.append(f"returns: {LEAGUE_RETURNS}")
     for key, name in (("run_dir", "run directory"), ("checkpoint", "checkpoint")):
         if summary.get(key):
             lines.append(f"{name}: {here(summary[key])}")

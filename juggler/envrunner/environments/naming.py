@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import importlib
+import importlib.util
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -76,6 +79,8 @@ def is_name(name: str) -> bool:
 def _unknown(name: str, callables: list[str]) -> str:
     module_name, colon, attribute = name.rpartition(":")
     near = _nearest(name, callables) + _nearest(attribute, registry)
+    if not (colon and near):
+        near = _environments_in(module_name or name.removesuffix(".py")) or near
     if name.startswith("ALE/"):
         near = [f"ale_py:{name}"]  # it is registered once its module is imported
     return (
@@ -85,6 +90,25 @@ def _unknown(name: str, callables: list[str]) -> str:
         + (f"Nearest: {', '.join(near)}. " if near else "")
         + 'Name an environment that a module registers or makes as "module:Id-v0" or '
         '"module:callable".'
+    )
+
+
+def _environments_in(module: str) -> list[str]:
+    """The names of the classes that look like environments in a Python module, which is not
+    imported; only packages around it are."""
+    try:
+        spec = importlib.util.find_spec(module)
+        source = ast.parse(Path((spec and spec.origin) or "").read_bytes())
+    except (ImportError, ValueError, OSError, SyntaxError):  # it is none, or has no source
+        return []
+    classes = [each for each in source.body if isinstance(each, ast.ClassDef)]
+    return [f"{module}:{each.name}" for each in classes if _looks_like_one(each)]
+
+
+def _looks_like_one(source: ast.ClassDef) -> bool:
+    methods = {each.name for each in source.body if isinstance(each, ast.FunctionDef)}
+    return {"reset", "step"} <= methods or any(
+        ast.unparse(base).endswith("Env") for base in source.bases
     )
 
 

@@ -58,6 +58,13 @@ def test_workers_that_were_started_again_are_counted_with_the_last_reason() -> N
     assert end[-1] == f"restarts: 1,200, the last of envrunner-0: {failed}"
 
 
+def test_the_end_of_a_league_says_what_its_returns_are_of() -> None:
+    stream = io.StringIO()
+    returns = {name: {"episode_return_mean": 0.5} for name in ("main", "exploiter")}
+    PlainProgress(stream).finish({**SUMMARY, "league": {"players": 3}, "by_module": returns})
+    assert "returns: each player's own matches, also with frozen" in stream.getvalue()
+
+
 def test_a_run_of_several_modules_shows_the_algorithm_and_the_return_of_each() -> None:
     """In a game of opponents the sum over agents is 0, whoever wins."""
     config = {**CONFIG, "modules": {"hunter": {"lr": 1e-3}, "prey": {"algorithm": "ppo"}}}

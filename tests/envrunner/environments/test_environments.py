@@ -187,6 +187,8 @@ def test_a_factory_must_make_environments() -> None:
         ),
         ("support.scripted_environments:CartPol-v1", "CartPole-v1"),
         ("support.scripted_environments:np", "no callable 'np'"),
+        ("support.scripted_environments", "Nearest: support.scripted_environments:Scripted"),
+        ("support.scripted_environments.py", "Nearest: support.scripted_environments:Scripted"),
         ("no_such_module:Thing-v0", "no Python module 'no_such_module'"),
         ("gymnasium.nothing:Thing-v0", "no Python module 'gymnasium.nothing'"),
     ],
