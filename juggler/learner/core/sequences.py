@@ -7,7 +7,7 @@ observation's value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -22,8 +22,16 @@ def all_observations(columns: Columns) -> Any:
     """Every observation of a sample once -> tree [N T + N + K, ...].
 
     First come those before each step, row by row, then those after each row, then the final ones.
+
+    Where a mask has no legal action, as it may where an episode was cut off, all are legal: else
+    its best action would have the value of an illegal one, from which returns would go on.
     """
-    return _joined(columns, c.OBSERVED)
+    observations = _joined(columns, c.OBSERVED)
+    mask = observations.get(c.ACTION_MASK) if isinstance(observations, Mapping) else None
+    if not isinstance(mask, Tensor):
+        return observations
+    none = ~(mask != 0).any(-1, keepdim=True)  # [N T + N + K, 1]
+    return {**observations, c.ACTION_MASK: torch.where(none, torch.ones_like(mask), mask)}
 
 
 def all_seen(columns: Columns) -> dict[str, Any]:
