@@ -6,6 +6,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import grpc
@@ -169,6 +170,26 @@ class Nobody:
 
     def close(self) -> None:
         pass
+
+
+def test_streams_that_say_nothing_are_few_and_the_oldest_ends_for_one_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gateway_server, "_MOST_SILENT", 2)
+    with GatewayWorld() as world, ExitStack() as streams:
+
+        def silent(count: int) -> RawSimulator:
+            simulator = streams.enter_context(RawSimulator(world.address))
+            eventually(lambda: len(world._server._silent) == count)
+            return simulator
+
+        first, second = silent(1), silent(2)
+        third = streams.enter_context(RawSimulator(world.address))
+        assert first.hear().error.code == pb.Error.EXPECTED_HELLO
+        assert second.greet().welcome.session_id
+        assert third.greet().welcome.session_id
+        silent(1)
+    assert not world._server._silent
 
 
 def test_a_space_that_is_none_is_named() -> None:
