@@ -175,7 +175,9 @@ class CoreTransport:
         if (refusal := why_not_admitted(event.invocation_metadata, self._token)) is not None:
             self._finish(event.call, _status(_Status.unauthenticated, refusal))
         elif method == f"/{SERVICE}/Session":
-            _Stream(event.call, self).begin()
+            stream = _Stream(event.call, self)
+            stream.begin()
+            self.listener.came(stream)
         elif method == f"/{SERVICE}/GetInfo":
             message = cygrpc.SendMessageOperation(self.listener.info(), _PLAIN)
             self._finish(event.call, message, _status(_Status.ok, ""))

@@ -35,6 +35,8 @@ from juggler.runtime.wire.v1 import simulator_pb2 as pb
 _SWEEP_SECONDS = 0.25
 #: A simulator that waits longer than this for an action is told so.
 _TELL_SECONDS = 1.0
+#: Streams at once that have sent no hello yet.
+_MOST_SILENT = 1024
 
 
 class GatewayServer:
@@ -73,6 +75,7 @@ class GatewayServer:
         self._local = LocalInference(self._manager, self.wake)
         self._arrivals: list[Batch] = []
         self._leaving: list[Session] = []
+        self._silent: dict[GatewayStream, None] = {}  # without a hello, the oldest first
         self._news = False
         self._began = 0.0  # to take messages, seconds
         self._next_sweep = 0.0
@@ -188,9 +191,20 @@ class GatewayServer:
 
     # -- what streams say -----------------------------------------------------------------------
 
+    def came(self, stream: GatewayStream) -> None:
+        self._silent[stream] = None
+        if len(self._silent) <= _MOST_SILENT:
+            return
+        oldest = next(iter(self._silent))
+        del self._silent[oldest]
+        text = f"{_MOST_SILENT} others came, and this stream has sent no hello yet"
+        error = SessionError(Code.EXPECTED_HELLO, text, retryable=True)
+        self._manager.end(oldest, error, self._arrivals)
+
     def said(self, stream: GatewayStream, message: bytes) -> None:
         if self._over:
             return
+        self._silent.pop(stream, None)
         self._news = True
         try:
             self._message(stream, message)
@@ -198,6 +212,7 @@ class GatewayServer:
             self._manager.end(stream, error, self._arrivals)
 
     def gone(self, stream: GatewayStream) -> None:
+        self._silent.pop(stream, None)
         session = stream.session
         if session is not None and session.stream is stream:
             session.vanishes()
@@ -217,6 +232,7 @@ class GatewayServer:
             if kind != "hello":
                 text = f"the first message of a stream must be a hello, not {kind or 'empty'}"
                 raise SessionError(Code.EXPECTED_HELLO, text)
+            self._take_in()  # before a new session may get the places of one that is gone
             return self._manager.hello(stream, message.hello)
         if session.stream is not stream:
             return None  # another stream has resumed the session

@@ -33,6 +33,9 @@ class Listener(Protocol):
     def at_work(self) -> AbstractContextManager[None]:
         """Other threads have to wait meanwhile."""
 
+    def came(self, stream: GatewayStream) -> None:
+        """A stream was let in."""
+
     def said(self, stream: GatewayStream, message: bytes) -> None:
         """A message came."""
 

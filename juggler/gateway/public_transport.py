@@ -115,6 +115,8 @@ class _Stream(GatewayStream):
 
     def messages(self) -> Iterator[bytes]:
         """For the handler to yield."""
+        with self._listener.at_work():
+            self._listener.came(self)
         yield from self._call.listen(partial(self._transport.tell, self), self._gone)
         if self._refusal:
             self._context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, self._refusal)

@@ -141,7 +141,6 @@ class Session:
         self.batches_in_flight = BATCHES_IN_FLIGHT * (1 if remote else hello.environments)
         self.wants_news = False
         self.real_time = hello.real_time
-        self.client = hello.client
         self.last_seq = 0
         self.stream: Stream | None = stream
         self.lost_at = 0.0

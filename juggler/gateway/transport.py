@@ -84,6 +84,9 @@ class _Trial:
     def at_work(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def came(self, stream: GatewayStream) -> None:
+        pass
+
     def said(self, stream: GatewayStream, message: bytes) -> None:
         stream.send(message)
 

@@ -6,6 +6,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import grpc
@@ -82,6 +83,32 @@ def test_those_that_vanished_make_room_for_others_and_those_that_are_here_do_not
         stays.close()
 
 
+def test_steps_of_a_session_that_made_room_are_not_taken_for_those_of_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "MOST_ENVIRONMENTS", 3)
+    with (
+        GatewayWorld(rows=8, max_wait=60.0) as world,
+        RawSimulator(world.address) as stays,
+        RawSimulator(world.address) as stays_too,
+        RawSimulator(world.address) as comes,
+    ):
+        world.ask()
+        stays.greet()
+        stays_too.greet()
+        with RawSimulator(world.address) as goes:
+            goes.greet()
+            goes.send(steps=steps_of(1))
+            eventually(lambda: world._server._arrivals)  # they wait for those of the others
+        eventually(lambda: len(world._server._manager.sessions.vanished()) == 1)
+        comes.greet()
+        for simulator in (stays, stays_too, comes):
+            simulator.send(steps=steps_of(1))
+        assert [each.hear().actions.seq for each in (stays, stays_too, comes)] == [1, 1, 1]
+        counts = world.info().counts
+        assert (counts["inferred_rows"], counts["steps_waiting"]) == (3, 0)
+
+
 def test_those_that_vanished_are_not_waited_for() -> None:
     with GatewayWorld(rows=8, max_wait=20.0) as world, world.connect() as session:
         world.ask()
@@ -143,6 +170,26 @@ class Nobody:
 
     def close(self) -> None:
         pass
+
+
+def test_streams_that_say_nothing_are_few_and_the_oldest_ends_for_one_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gateway_server, "_MOST_SILENT", 2)
+    with GatewayWorld() as world, ExitStack() as streams:
+
+        def silent(count: int) -> RawSimulator:
+            simulator = streams.enter_context(RawSimulator(world.address))
+            eventually(lambda: len(world._server._silent) == count)
+            return simulator
+
+        first, second = silent(1), silent(2)
+        third = streams.enter_context(RawSimulator(world.address))
+        assert first.hear().error.code == pb.Error.EXPECTED_HELLO
+        assert second.greet().welcome.session_id
+        assert third.greet().welcome.session_id
+        silent(1)
+    assert not world._server._silent
 
 
 def test_a_space_that_is_none_is_named() -> None:
