@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.sharing import soon
 
-from juggler.launch import slurm
-from juggler.launch.commands import ROLES, Launch
+from juggler.launch import slurm, ssh
+from juggler.launch.commands import ROLES, Launch, LaunchError
 from juggler.launch.following import NoAnswer
 from juggler.launch.hosts import Host, Hosts
 from juggler.launch.job_scripts import WORKER_SCRIPT
@@ -51,6 +51,25 @@ def test_each_further_signal_cuts_short_a_wait_for_workers_that_stay(tmp_path: P
     run._end()
     assert worker.got == [signal.SIGTERM, signal.SIGKILL]
     assert time.monotonic() - began < 10, "workers have 35 s where nobody is in a hurry"
+
+
+def test_certificates_leave_the_good_hosts_where_another_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def answer(host: Host, command: str, given: bytes = b"") -> tuple[int, str]:
+        asked.append((host.name, command))
+        return (255, "no route to host") if host.name == "bad" else (0, ssh._version())
+
+    monkeypatch.setattr(ssh, "_asked", answer)
+    hosts = Hosts("127.0.0.1:0", (Host("good", learners=1), Host("bad", env_runners=1)))
+    with pytest.raises(LaunchError, match="bad cannot be used: no route to host"):
+        SshRun(Launch(tmp_path / "run", "cartpole"), hosts, lambda text: None).run()
+    of_good = [command for name, command in asked if name == "good"]
+    assert "tar -x" in of_good[-2]
+    assert of_good[-1].startswith("rm -rf")
+    assert [name for name, _ in asked].count("bad") == 1, "it has nothing to delete"
 
 
 def test_jobs_of_a_role_that_slurm_does_not_cancel_leave_no_others_running(
