@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -14,7 +15,7 @@ from juggler.launch import slurm, ssh
 from juggler.launch.commands import ROLES, Launch, LaunchError
 from juggler.launch.following import NoAnswer
 from juggler.launch.hosts import Host, Hosts
-from juggler.launch.job_scripts import WORKER_SCRIPT
+from juggler.launch.job_scripts import DRIVER_SCRIPT, WORKER_SCRIPT
 from juggler.launch.kept_running import KeptRunning
 from juggler.launch.slurm import Jobs, SlurmRun
 from juggler.launch.ssh import SshRun
@@ -103,3 +104,28 @@ def test_a_signal_between_two_lives_of_a_job_ends_the_next_one(tmp_path: Path) -
     finally:
         job.kill()
         job.wait()
+
+
+def test_a_worker_that_is_being_submitted_when_the_run_ends_is_cancelled_too(
+    tmp_path: Path,
+) -> None:
+    """A driver that ends sends its workers home, and its job takes them for lost ones."""
+    programs = {
+        "squeue": "cat jobs",
+        "sbatch": "touch begun; sleep 1; echo 7 >> jobs",
+        "scancel": ": > jobs",
+        "the_run": "while [ ! -e begun ]; do sleep 0.01; done",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "wanted").write_text("1\n")
+    (tmp_path / "jobs").touch()
+    about = {"options": "", "work": tmp_path, "every": 0.1, "status": "status", "counts": "wanted"}
+    about |= {"keep": "    keep name wanted script", "drop": "  scancel --name=name"}
+    script = DRIVER_SCRIPT.format(**about, command="the_run")
+    path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert subprocess.run(["bash", "-c", script], env=path, timeout=30).returncode == 0
+    time.sleep(1.5)  # for what might be submitted yet
+    assert (tmp_path / "jobs").read_text() == ""
+    assert (tmp_path / "status").read_text() == "0\n"
