@@ -283,7 +283,8 @@ def _extras() -> Iterator[Finding]:
     wanted: dict[str, list[str]] = {}
     for requirement in metadata.requires("juggler") or ():
         needs, _, marker = requirement.partition(";")
-        if match := re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", marker):
+        match = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", marker)
+        if match and _is_for_this_python(marker):
             wanted.setdefault(match[1], []).append(re.split(r"[^\w.-]", needs.strip())[0])
     for extra, packages in sorted(wanted.items()):
         if extra == "dev":
@@ -296,6 +297,12 @@ def _extras() -> Iterator[Finding]:
         else:
             said = f"without {', '.join(missing)}"
             yield Finding(f"extra {extra}", "absent", said, installing(extra))
+
+
+def _is_for_this_python(marker: str) -> bool:
+    """Whether the condition of a requirement, of ours, leaves it to this version of Python."""
+    found = re.search(r"python_version\s*(<|>=)\s*['\"]3\.(\d+)['\"]", marker)
+    return found is None or (sys.version_info >= (3, int(found[2]))) == (found[1] == ">=")
 
 
 def _version(package: str) -> str:

@@ -103,7 +103,7 @@ def _show(found: list[Overview]) -> None:
 
 def duration(seconds: float) -> str:
     """A time as people say it: 8.3 s, 12 min 5 s, 3 h 20 min, 4 days."""
-    if seconds < 60:
+    if seconds < 59.95:  # which is rounded: never 60.0 s
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

@@ -47,7 +47,11 @@ keep() {{
   fi
 }}
 keep_all() {{
-  while sleep {every}; do
+  # What is being submitted then is submitted first, so that it can be cancelled.
+  trap exit TERM
+  while :; do
+    sleep {every} &
+    wait $!
 {keep}
   done
 }}
@@ -60,6 +64,7 @@ while :; do
   sleep 5
 done
 kill "$keeping"
+wait "$keeping"
 if [ "$again" ] && [ "$status" = 143 ]; then
   # Slurm ends this script: the end of a script that went first may be taken for that of the next.
   scontrol requeue "$SLURM_JOB_ID" && sleep 60

@@ -66,6 +66,7 @@ class SshRun:
         self._kept: dict[tuple[str, str], dict[int, KeptRunning]] = {}
         self._leaving: dict[tuple[str, int], KeptRunning] = {}
         self._signals: list[int] = []
+        self._have_copies: list[Host] = []  # of the certificates
 
     def commands(self) -> list[tuple[str, list[str]]]:
         """Everything that is started -> for each what it is, and its words; the driver first."""
@@ -85,7 +86,11 @@ class SshRun:
         with ExitStack() as last:
             last.enter_context(self._wanted.read_here())
             self._launch.make_certificates(self._hosts.dialed)
-            self._prepare_all()
+            try:
+                self._prepare_all()
+            except BaseException:  # of one of the hosts, or Ctrl-C
+                self._forget()
+                raise
             self._logs.mkdir(parents=True, exist_ok=True)
             for role, number in self._numbers.items():
                 self._wanted.begin(role, number)
@@ -212,6 +217,7 @@ where it is with `juggler = ` in the file of hosts ({said})"
         with tarfile.open(fileobj=content, mode="w") as archive:
             for path in sorted(self._launch.tls.iterdir()):
                 archive.add(path, arcname=f"tls/{path.name}")
+        self._have_copies.append(host)
         there = self._there
         unpack = f"umask 077 && mkdir -p {there} && tar -x -C {there} --no-same-owner -f -"
         status, said = _asked(host, unpack, content.getvalue())
@@ -229,11 +235,8 @@ where it is with `juggler = ` in the file of hosts ({said})"
 
     def _forget(self) -> None:
         """Delete the certificates on the hosts, where they can still be reached."""
-        if not self._launch.insecure:
-            with ThreadPoolExecutor(min(32, len(self._hosts.hosts))) as pool:
-                list(
-                    pool.map(lambda host: _asked(host, f"rm -rf {self._there}"), self._hosts.hosts)
-                )
+        with ThreadPoolExecutor(32) as pool:
+            list(pool.map(lambda host: _asked(host, f"rm -rf {self._there}"), self._have_copies))
 
 
 def _number(role: str, host: Host) -> int:

@@ -103,6 +103,21 @@ def test_an_extra_that_is_not_there_has_the_command_that_installs_it(
     assert "[sweep]" in found.advice
 
 
+@pytest.mark.parametrize(("minor", "package"), [(13, "pygame"), (14, "pygame-ce")])
+def test_an_extra_needs_what_it_brings_with_this_version_of_python(
+    monkeypatch: pytest.MonkeyPatch, minor: int, package: str
+) -> None:
+    requirements = [
+        'imageio-ffmpeg>=0.5; extra == "video"',
+        'pygame>=2.1.3; python_version < "3.14" and extra == "video"',
+        'pygame-ce>=2.5.6; python_version >= "3.14" and extra == "video"',
+    ]
+    monkeypatch.setattr(checks.metadata, "requires", lambda _: requirements)
+    monkeypatch.setattr(checks.sys, "version_info", (3, minor, 1))
+    monkeypatch.setattr(checks, "_version", lambda name: "0.6" if "ffmpeg" in name else "")
+    assert only(checks._extras)["extra video"].said == f"without {package}"
+
+
 def test_a_check_that_breaks_is_a_problem_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from support.made_runs import append, line, made
 
 from juggler.cli import main
+from juggler.cli.runs import duration
 from juggler.driver.watching.overview import Overseer
 
 
@@ -152,3 +153,17 @@ def test_a_run_that_is_over_is_read_once_until_it_changes(tmp_path: Path) -> Non
     assert overseer.look() is first
     append(run_dir, line(200, 2.0))  # it goes on
     assert (overseer.look().state, overseer.look().env_steps) == ("running", 200)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (59.94, "59.9 s"),
+        (59.96, "1 min 0 s"),
+        (3599.6, "1 h 0 min"),
+        (172_799.0, "47 h 59 min"),
+        (172_860.0, "2 days"),
+    ],
+)
+def test_a_time_is_rounded_before_it_is_split(seconds: float, said: str) -> None:
+    assert duration(seconds) == said

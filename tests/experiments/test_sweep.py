@@ -73,7 +73,12 @@ def test_the_best_settings_are_found_and_written_as_a_configuration(
         assert float(row["episode_return_mean"]) == pytest.approx(10 * float(row["lr"]))
     assert [row["trial"] for row in rows(tmp_path / "sweep")] == [str(i) for i in range(12)]
     assert (tmp_path / "sweep" / "sweep.png").read_bytes().startswith(b"\x89PNG")
-    assert "12 trials complete, 0 pruned, 0 failed" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "12 trials complete, 0 pruned, 0 failed" in said
+    table = said.partition("0 failed\n")[2].splitlines()
+    assert table[0].split() == ["trial", "episode_return_mean", "lr", "model.hidden_sizes"]
+    assert table[1].split()[1:3] == ["30.00", "3"], "the best one first"
+    assert "sweep.png" in said
 
 
 @pytest.mark.usefixtures("scripted_runs")

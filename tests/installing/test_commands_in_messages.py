@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import urllib.request  # noqa: F401  # Python 3.14 makes paths into addresses with it
 from pathlib import Path
 
 import pytest

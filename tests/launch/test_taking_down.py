@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -10,11 +11,11 @@ from pathlib import Path
 import pytest
 from support.sharing import soon
 
-from juggler.launch import slurm
-from juggler.launch.commands import ROLES, Launch
+from juggler.launch import slurm, ssh
+from juggler.launch.commands import ROLES, Launch, LaunchError
 from juggler.launch.following import NoAnswer
 from juggler.launch.hosts import Host, Hosts
-from juggler.launch.job_scripts import WORKER_SCRIPT
+from juggler.launch.job_scripts import DRIVER_SCRIPT, WORKER_SCRIPT
 from juggler.launch.kept_running import KeptRunning
 from juggler.launch.slurm import Jobs, SlurmRun
 from juggler.launch.ssh import SshRun
@@ -53,6 +54,25 @@ def test_each_further_signal_cuts_short_a_wait_for_workers_that_stay(tmp_path: P
     assert time.monotonic() - began < 10, "workers have 35 s where nobody is in a hurry"
 
 
+def test_certificates_leave_the_good_hosts_where_another_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def answer(host: Host, command: str, given: bytes = b"") -> tuple[int, str]:
+        asked.append((host.name, command))
+        return (255, "no route to host") if host.name == "bad" else (0, ssh._version())
+
+    monkeypatch.setattr(ssh, "_asked", answer)
+    hosts = Hosts("127.0.0.1:0", (Host("good", learners=1), Host("bad", env_runners=1)))
+    with pytest.raises(LaunchError, match="bad cannot be used: no route to host"):
+        SshRun(Launch(tmp_path / "run", "cartpole"), hosts, lambda text: None).run()
+    of_good = [command for name, command in asked if name == "good"]
+    assert "tar -x" in of_good[-2]
+    assert of_good[-1].startswith("rm -rf")
+    assert [name for name, _ in asked].count("bad") == 1, "it has nothing to delete"
+
+
 def test_jobs_of_a_role_that_slurm_does_not_cancel_leave_no_others_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,3 +104,28 @@ def test_a_signal_between_two_lives_of_a_job_ends_the_next_one(tmp_path: Path) -
     finally:
         job.kill()
         job.wait()
+
+
+def test_a_worker_that_is_being_submitted_when_the_run_ends_is_cancelled_too(
+    tmp_path: Path,
+) -> None:
+    """A driver that ends sends its workers home, and its job takes them for lost ones."""
+    programs = {
+        "squeue": "cat jobs",
+        "sbatch": "touch begun; sleep 1; echo 7 >> jobs",
+        "scancel": ": > jobs",
+        "the_run": "while [ ! -e begun ]; do sleep 0.01; done",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "wanted").write_text("1\n")
+    (tmp_path / "jobs").touch()
+    about = {"options": "", "work": tmp_path, "every": 0.1, "status": "status", "counts": "wanted"}
+    about |= {"keep": "    keep name wanted script", "drop": "  scancel --name=name"}
+    script = DRIVER_SCRIPT.format(**about, command="the_run")
+    path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert subprocess.run(["bash", "-c", script], env=path, timeout=30).returncode == 0
+    time.sleep(1.5)  # for what might be submitted yet
+    assert (tmp_path / "jobs").read_text() == ""
+    assert (tmp_path / "status").read_text() == "0\n"

@@ -103,6 +103,10 @@ def test_a_run_over_ssh_outlives_a_worker_and_a_cut_network_and_ends_with_ctrl_c
     before = trained_steps(run_dir)
     eventually(lambda: trained_steps(run_dir) > before + 20_000, 120, lambda: launch.output)
 
+    def solved() -> bool:
+        return any((line["episode_return_mean"] or 0.0) >= 475.0 for line in metrics(run_dir))
+
+    eventually(solved, 120, lambda: launch.output)
     assert place.run("scale", "run", "--evaluators", "2").status == 0
     eventually(lambda: len(workers_in(place.path, "evaluator")) == 2, 60, lambda: launch.output)
     eventually(lambda: list((run_dir / "best").glob("0*")), 60, lambda: launch.output)

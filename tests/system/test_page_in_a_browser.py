@@ -115,6 +115,23 @@ def test_runs_are_compared_by_mouse_and_by_keyboard(tab: Tab, tmp_path: Path) ->
         assert tab.value("document.activeElement.tagName") == "svg", "what is new moves no focus"
 
 
+def test_no_two_curves_of_a_chart_look_alike_though_there_are_more_runs_than_colours(
+    tab: Tab, tmp_path: Path
+) -> None:
+    for number in range(9):
+        made(tmp_path / f"run-{number}", lines(30, more=number))
+    with serve_page([tmp_path], free_address(), named=True) as url:
+        tab.open(url)
+        tab.wait_for("document.querySelectorAll('#runs input:checked').length === 9")
+        swatches = (
+            f"{CHARTS}.map(chart => [...chart.querySelectorAll('.legend .swatch')].map("
+            "e => e.style.color + e.querySelector('path')?.getAttribute('stroke-dasharray')))"
+        )
+        tab.wait_for(f"{swatches}[1]?.length === 18")
+        for looks in tab.value(swatches):
+            assert len(set(looks)) == len(looks) >= 9
+
+
 def test_a_click_counts_though_the_table_has_news_while_the_mouse_is_pressed(
     tab: Tab, tmp_path: Path
 ) -> None:

@@ -127,10 +127,11 @@ function showCharts() {
   const alone = shown.length === 1;
   const over = axis === TIME ? timeUnit(shown) : { name: "steps", scale: 1 };
   const scaled = (points) => (over.scale === 1 ? points : points.map(([x, y]) => [x / over.scale, y]));
+  const rounds = Math.floor(Math.max(0, ...shown.map(({ place }) => place)) / 7) + 1; // of the colours
   const draw = (group, title, makeSeries, options = {}) => {
     const series = shown.flatMap(({ run, curves: of, place }) => makeSeries(of, axis).map((each, part) => ({
       ...each, points: scaled(each.points), name: alone ? each.name : `${run.name}${each.name === title ? "" : ` ${each.name}`}`,
-      colour: colour(alone ? (each.part ?? part) : place), dash: dash(alone ? Math.floor((each.part ?? part) / 7) + (each.dashed ?? 0) : (each.part ?? each.dashed ?? 0) + Math.floor(place / 7)) })));
+      colour: colour(alone ? (each.part ?? part) : place), dash: dash(alone ? Math.floor((each.part ?? part) / 7) + (each.dashed ?? 0) : (each.part ?? each.dashed ?? 0) * rounds + Math.floor(place / 7)) })));
     chart(group, title, { help: options.help, height: group ? 150 : 210 }).show(series, { xName: over.name, ...options });
   };
   const wanted = new Set();
