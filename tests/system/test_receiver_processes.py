@@ -16,7 +16,7 @@ LONG = ["--stop-return", 501, "--run-dir", "run", "--bind", "127.0.0.1:0"]
 
 
 @pytest.mark.slow
-def test_a_run_over_tls_goes_on_when_its_receivers_are_killed(place: Place) -> None:
+def test_a_run_over_tls_goes_on_when_its_receivers_are_killed_or_stand_still(place: Place) -> None:
     directory = place.path / "run"
     made = place.run("certs", "tls")
     assert made.status == 0, made.output
@@ -42,6 +42,12 @@ def test_a_run_over_tls_goes_on_when_its_receivers_are_killed(place: Place) -> N
     lost = "lost its receiver-0 (killed by SIGKILL): it starts again in"
     eventually(lambda: driver.output.count(lost) == 2, 10, said)
     assert driver.output.count("lost its receiver-1 (killed by SIGKILL)") == 1
+    place.worker("receiver 1").suspend()
+    stands_still = "kills its receiver-1, which stands still or hangs"
+    eventually(lambda: stands_still in driver.output, 60, said)
+    reached = trained_steps(directory)
+    eventually(lambda: trained_steps(directory) > reached + 20_000, 60, said)
+    eventually(lambda: place.worker("receiver 1").status() != "stopped", 60, said)
     driver.process.terminate()
     for each, status in ((driver, 143), *((worker, 0) for worker in workers)):
         assert each.wait(30) == status, said()
