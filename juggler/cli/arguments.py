@@ -235,6 +235,8 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
     except (*expected, EndpointError, PlotError, SweepFailed, LaunchError) as error:
         print(f"juggler {command}: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        raise  # of stdout: its reader has read enough
     except Exception as error:
         if not explains_itself(error):  # of a user's own code, such as a callback
             print(traceback_of(error), end="", file=sys.stderr)
