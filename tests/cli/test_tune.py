@@ -24,6 +24,7 @@ from juggler.experiments.tuning.speeds import (
 def speeds(
     *,
     cores: float = 4,
+    share: float = 1.0,
     most_runners: int = 100,
     step: float = 1e-4,
     each: float = 1e-6,
@@ -40,7 +41,7 @@ def speeds(
         Updating(steps, update + of_step * steps, update + of_step * steps)
         for steps in (512, 1024, 2048, 4096, 8192)
     ]
-    return Speeds(cores, most_runners, sampling, updating, Transport(40.0, 0.0, 0.0))
+    return Speeds(cores, share, most_runners, sampling, updating, Transport(40.0, 0.0, 0.0))
 
 
 def test_the_slower_of_two_sides_decides_what_is_expected() -> None:
@@ -63,6 +64,24 @@ def test_processes_share_the_cores() -> None:
     assert many.limit == "the cores"
     alone = 64 / (1e-4 + 64e-6)
     assert 0.9 * alone < many.rate < alone  # the driver takes some of it
+
+
+def test_other_work_takes_its_share_of_the_cores() -> None:
+    sizes = Sizes(8, 64, 32, 2048)
+    half, one = (
+        expected(speeds(cores=cores, share=share, update=0, of_step=0), sizes, synchronous=False)
+        for cores, share in ((2, 0.5), (1, 1.0))
+    )
+    assert half == one
+    assert half.limit == "the cores"
+
+
+def test_environments_that_are_kept_from_a_core_do_not_wait_for_something_else() -> None:
+    # Of each second of wall time, environments compute for a third, and so does all else.
+    kept = speeds(cores=3, share=1 / 3, busy=1 / 3)
+    assert not kept.wait
+    assert best(kept, Sizes(1, 1, 32, 8192)).runners <= 3
+    assert speeds(busy=1 / 3).wait
 
 
 def best(found: Speeds, now: Sizes, batch_sizes: tuple[int, ...] = ()) -> Sizes:

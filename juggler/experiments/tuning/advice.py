@@ -121,7 +121,7 @@ def advice_for(config: RunConfig, given: Collection[str], speeds: Speeds) -> Adv
         expected(speeds, now, synchronous=config.driver.synchronous),
         best,
         None if larger is best else larger,
-        waits=speeds.sampling[0].cpu < 0.5 * speeds.sampling[0].seconds,
+        waits=speeds.wait,
     )
 
 

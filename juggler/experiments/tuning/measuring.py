@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +31,7 @@ from juggler.learner.process.devices import device_for, devices_here
 from juggler.runtime.actors.cores import usable_cores, usable_memory
 from juggler.runtime.actors.endpoints import bind, make_server
 from juggler.runtime.actors.memory import keep_freed_memory
-from juggler.runtime.actors.processor_time import seconds_used
+from juggler.runtime.actors.processor_time import seconds_used, thread_waited
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import given_or_named
@@ -46,6 +48,7 @@ _AT_ONCE = 4  # processes of environments for each core
 _SHORT = 8  # steps of a fragment where the configuration's would take too long
 _IN_FLIGHT = 4  # batches
 _SENT_SECONDS = 30.0  # for a batch to arrive
+_ALONE = 0.9  # of a core
 _MEMORY_OF_RUNNER = 150 << 20  # bytes, without its environments
 
 
@@ -72,10 +75,15 @@ class Measurements:
             NonFinite: it gave numbers that are not finite.
             ConfigError: there is not enough time for one step of each part.
         """
+        used, waited = time.thread_time(), _waited()
         sampling = self._sampling()
         updating = self._updating()
+        used, waited = time.thread_time() - used, _waited() - waited
+        share = used / (used + waited) if used else 1.0
+        if share < _ALONE:
+            self._tell(f"other work: a process that computes gets {share:.0%} of a core")
         most = max(1, usable_memory() // _MEMORY_OF_RUNNER)
-        return Speeds(usable_cores(), most, sampling, updating, self._transport())
+        return Speeds(usable_cores(), share, most, sampling, updating, self._transport())
 
     # -- EnvRunners -------------------------------------------------------------------------------
 
@@ -248,6 +256,11 @@ def _sent(address: str, batch: EpisodeBatch, seconds: float) -> float:
     finally:
         sender.close()
         server.stop(1.0).wait()
+
+
+def _waited() -> float:
+    """Seconds for which this thread could have computed, and waited for a core."""
+    return thread_waited(os.getpid(), threading.get_native_id())
 
 
 def _used(pids: Sequence[int]) -> float:

@@ -65,6 +65,7 @@ class Speeds:
 
     Attributes:
         cores: that processes may use.
+        share: of a core that a process which computes gets, since other work takes the rest.
         most_runners: that there is memory for.
         sampling: at several numbers of environments.
         updating: at several sizes of an update.
@@ -72,10 +73,22 @@ class Speeds:
     """
 
     cores: float
+    share: float
     most_runners: int
     sampling: Sequence[Sampling]
     updating: Sequence[Updating]
     transport: Transport
+
+    @property
+    def free_cores(self) -> float:
+        """What other work leaves of them."""
+        return self.cores * self.share
+
+    @property
+    def wait(self) -> bool:
+        """Whether environments wait more than they compute."""
+        one = self.sampling[0]
+        return one.cpu / self.share < 0.5 * one.seconds  # who is to compute waits for a core, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +159,7 @@ def expected(speeds: Speeds, sizes: Sizes, *, synchronous: bool) -> Expected:
             (sizes.fragment_steps * sampling_cpu + sending + _DRIVER) / of_batch
             + updating_cpu / update
         )
-        / speeds.cores,
+        / speeds.free_cores,
     }
     if synchronous:
         in_turn = per_step["the EnvRunners"] + per_step["the learner"]
@@ -215,7 +228,7 @@ _MOST_RUNNERS = 64
 def _most_runners(speeds: Speeds, sampling: Sampling) -> int:
     """As many as keep all cores busy, where environments wait for something else."""
     busy = max(0.02, min(1.0, sampling.cpu / sampling.seconds))
-    return max(1, min(_MOST_RUNNERS, speeds.most_runners, round(speeds.cores / busy)))
+    return max(1, min(_MOST_RUNNERS, speeds.most_runners, round(speeds.free_cores / busy)))
 
 
 def _environments(each: Sampling) -> float:
