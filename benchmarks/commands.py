@@ -39,9 +39,11 @@ def train(*options: object) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def trained_run(config: str, seed: int, options: Sequence[str] = ()) -> Path:
-    """Train one seed of a configuration; returns the directory of its run, which stays."""
+    """Train one seed of a configuration, or with options alone if it is ""; returns the directory
+    of its run, which stays."""
     run_dir = Path(tempfile.mkdtemp(prefix="jb-")) / "run"
-    command = [sys.executable, "-m", "juggler", "train", config, "--seed", str(seed), *options]
+    command = [sys.executable, "-m", "juggler", "train", *([config] if config else [])]
+    command += ["--seed", str(seed), *options]
     command += ["--run-dir", str(run_dir), "--progress", "off"]
     subprocess.run(command, check=True, env=environment(), stdout=subprocess.DEVNULL)
     return run_dir
@@ -94,4 +96,5 @@ def processor() -> str:
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}

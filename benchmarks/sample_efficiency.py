@@ -1,7 +1,7 @@
 """The return over steps, compared with Stable-Baselines3: PPO with the same hyper-parameters.
 
 python benchmarks/sample_efficiency.py
-python benchmarks/sample_efficiency.py --off-policy --seeds 1    # SAC and TD3 in place of PPO
+python benchmarks/sample_efficiency.py --algorithms td3 sac dqn --seeds 2    # in place of PPO
 
 JUGGLER_SB3_PYTHON must name a Python with stable-baselines3; it need not be this one.
 """
@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ import numpy as np
 from commands import HERE, environment, table, train, trained_run
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from peers.greedy import greedy_return
 
 SEEDS = range(5)
 AT_ONCE = 2  # parallel runs: only steps are counted here
@@ -92,58 +94,128 @@ TASKS = (
 
 @dataclass(frozen=True)
 class OffPolicy:
-    """Pendulum as a configuration of ours that ships has it, and as much for Stable-Baselines3."""
+    """A task for an algorithm that keeps steps, with the same settings on both sides."""
 
-    name: str
-    steps: int = 20_000
+    env: str
+    algorithm: str
+    steps: int
+    envs: int
+    ours_keys: Mapping[str, object]
+    theirs_keys: Mapping[str, object]
+    noise: float | None = None  # deviation of what is added to actions
 
     def ours(self, seed: int) -> float:
-        """The mean return of 500 episodes of greedy play at the end: with 100, where they happen to
-        begin makes a difference of 20."""
+        """The mean return of greedy play at the end."""
         import juggler
 
-        options = ("--synchronous", "--stop-return", "0", "--stop-steps", str(self.steps))
-        run = trained_run(f"pendulum-{self.name}", seed, (*options, "--no-confirm"))
-        played = juggler.evaluate(run, episodes=500, seed=1000)
+        options = ["--env", self.env, "--num-env-runners", "1", "--synchronous"]
+        options += ["--envs-per-runner", str(self.envs), "--stop-steps", str(self.steps)]
+        options += ["--connectors", "{}", "--optimizer-epsilon", "1e-8"]
+        options += ["--model", json.dumps({**NETWORK, "initializer": "default"})]
+        for key, value in self.ours_keys.items():
+            values = value if isinstance(value, tuple) else (value,)
+            options += [f"--{key}", *map(str, values)]
+        run = trained_run("", seed, ["--algorithm", self.algorithm, *options])
+        policy = juggler.load_policy(run)
         shutil.rmtree(run.parent)
-        return played.mean
+        return greedy_return(lambda observations: policy.act(observations)[0], self.env)
 
     def theirs(self, seed: int) -> float:
-        keys = {
-            "learning_rate": 1e-3,
-            "buffer_size": 100_000,
-            "learning_starts": 1000,
-            "batch_size": 256,
-            "train_freq": 8,  # of each of four environments
-            "gradient_steps": 32,
-            "policy_kwargs": {"net_arch": [256, 256]},
-        }
         found = _theirs(
             {
-                "env": "Pendulum-v1",
-                "n_envs": 4,
+                "env": self.env,
+                "n_envs": self.envs,
                 "steps": self.steps,
                 "seed": seed,
-                "algorithm": self.name.upper(),
-                "keys": keys,
-                "noise": 0.1 if self.name == "td3" else None,
+                "algorithm": self.algorithm.upper(),
+                "keys": {
+                    **self.theirs_keys,
+                    "buffer_size": 100_000,
+                    "policy_kwargs": {"net_arch": NETWORK["hidden_sizes"]},
+                },
+                "noise": self.noise,
             }
         )
         greedy: float = found["greedy"]
         return greedy
 
 
-def measure_off_policy(seeds: range) -> str:
-    """The table of SAC and TD3."""
+NETWORK = {"hidden_sizes": [256, 256], "activation": "relu"}
+
+
+def _pendulum(algorithm: str, noise: float | None) -> OffPolicy:
+    """An update of 32 optimizer steps for each 8 steps of four environments."""
+    return OffPolicy(
+        env="Pendulum-v1",
+        algorithm=algorithm,
+        steps=20_000,
+        envs=4,
+        ours_keys={"fragment-steps": 8, "batch-size": 32, "lr": 1e-3, "replay-begin": 1000},
+        theirs_keys={
+            "learning_rate": 1e-3,
+            "learning_starts": 1000,
+            "batch_size": 256,
+            "train_freq": 8,
+            "gradient_steps": 32,
+        },
+        noise=noise,
+    )
+
+
+#: DQN has the RL Zoo's settings. There the target network is copied every ten steps of the
+#: environment, and so before each update, which is 128 optimizer steps on 256 new steps.
+OFF_POLICY = (
+    _pendulum("td3", noise=0.1),
+    _pendulum("sac", noise=None),
+    OffPolicy(
+        env="CartPole-v1",
+        algorithm="dqn",
+        steps=50_000,
+        envs=1,
+        ours_keys={
+            "module": "peers.plain_q_network:PlainQNetwork",
+            "fragment-steps": 256,
+            "batch-size": 256,
+            "lr": 2.3e-3,
+            "replay-begin": 1024,
+            "replay-batch-size": 64,
+            "replay-ratio": 32,
+            "target-period": 128,
+            "target-share": 1,
+            "exploration-epsilon": (0, 1, 8000, 0.04),
+            "n-step": 1,
+            "no-double": (),
+            "no-target-acts": (),
+        },
+        theirs_keys={
+            "learning_rate": 2.3e-3,
+            "learning_starts": 1000,
+            "batch_size": 64,
+            "train_freq": 256,
+            "gradient_steps": 128,
+            "target_update_interval": 10,
+            "exploration_fraction": 0.16,
+            "exploration_final_eps": 0.04,
+        },
+    ),
+)
+
+
+def measure_off_policy(algorithms: Sequence[str], seeds: range) -> str:
+    """The table of algorithms that keep steps."""
     _must_have_theirs()
     rows = []
-    for task in (OffPolicy("sac"), OffPolicy("td3")):
+    for task in OFF_POLICY:
+        if task.algorithm not in algorithms:
+            continue
         for side, play in (("Juggler", task.ours), ("Stable-Baselines3", task.theirs)):
             returns = [play(seed) for seed in seeds]
             cells = [f"{each:.0f}" for each in returns]
-            rows.append([task.name.upper(), side, *cells, f"**{median(returns):.0f}**"])
+            name = f"{task.algorithm.upper()}, {task.env}, {task.steps // 1000}k steps"
+            rows.append([name, side, *cells, f"**{median(returns):.0f}**"])
             print(*rows[-1], flush=True)
-    return table("SAC and TD3", ["", "", *(f"seed {seed}" for seed in seeds), "median"], rows)
+    head = ["", "", *(f"seed {seed}" for seed in seeds), "median"]
+    return table("Greedy play after as many steps", head, rows)
 
 
 def _theirs(given: dict[str, Any]) -> dict[str, Any]:
@@ -216,11 +288,12 @@ def _draw(drawn: dict[Task, list[NDArray[np.float64]]], picture: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--off-policy", action="store_true", help="SAC and TD3 in place of PPO")
+    names = [task.algorithm for task in OFF_POLICY]
+    parser.add_argument("--algorithms", nargs="+", choices=names, help="these in place of PPO")
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     options = parser.parse_args()
-    if options.off_policy:
-        print(measure_off_policy(range(options.seeds)))
+    if options.algorithms:
+        print(measure_off_policy(options.algorithms, range(options.seeds)))
     else:
         drawn = Path(__file__).with_name("sample_efficiency.png")
         print(measure(drawn, range(options.seeds)))
