@@ -34,6 +34,7 @@ from juggler.learner.optim.parameter_group import ParameterGroup as ParameterGro
 from juggler.learner.optim.parameter_group_state import ParameterGroupState as ParameterGroupState
 from juggler.learner.optim.parameter_group_state import State as State
 from juggler.learner.optim.parameter_group_state import copied, with_steps
+from juggler.runtime.modules import columns as c
 
 
 class GradientCore(StateCore, ABC):
@@ -254,6 +255,10 @@ class GradientCore(StateCore, ABC):
         if self._recordings is None or not on_host(state["parameters"]):
             found = made(inputs)
         else:
+            if not group.modules[module_id].get_initial_state():
+                # Only modules with a state read these, whose number changes from sample to sample.
+                columns = {name: each for name, each in columns.items() if name not in c.SEGMENTS}
+                inputs["columns"] = {module_id: columns}
             basis = (dict(vars(self.config)), dict(self.schedules))
             found = self._recordings(made, inputs, basis, self.decided(state))
         return found["gradient"], Loss(**found["loss"]), found["buffers"]

@@ -22,6 +22,7 @@ from juggler.learner.core.recordings import Recordings
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.wire.structures import tree_map
@@ -90,6 +91,19 @@ def test_an_update_follows_values_in_the_place_of_schedules(make_batch: MakeBatc
             learner.core.config.clip = 0.2 if update < 6 else 0.01
         assert_equal(plain.step(sample), recorded.step(sample))
     assert_equal(plain.state, recorded.state)
+
+
+@pytest.mark.parametrize("name", ["impala", "appo"])
+def test_segments_that_only_modules_with_a_state_read_make_no_other_shapes(
+    make_batch: MakeBatch, name: str
+) -> None:
+    learner = learner_of(make_core(name), often=1)
+    (sample,) = samples_of(make_batch, 1)
+    fewer = {key: x[:1] if key in c.SEGMENTS else x for key, x in sample["default"].items()}
+    assert len(fewer[c.SEGMENT_ROWS]) < len(sample["default"][c.SEGMENT_ROWS])
+    for each in (sample, {"default": fewer}):
+        learner.step(each)
+    assert len(learner.core._recordings._calls) == 1
 
 
 class Own(ActorCritic):
