@@ -6,10 +6,12 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial, reduce
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from juggler.learner.config import LearnerConfig
 from juggler.learner.core.forward import Forward as Forward
 from juggler.learner.core.forward import Loss as Loss
 from juggler.learner.core.forward import checked_loss, gradient_for_vmap, gradient_of
@@ -24,6 +26,7 @@ from juggler.learner.core.learner_core import (
 )
 from juggler.learner.core.metrics import mean_metrics
 from juggler.learner.core.micro_batches import MeanOverParts, micro_batches
+from juggler.learner.core.recordings import Recordings
 from juggler.learner.core.state_core import StateCore
 from juggler.learner.data.sources import NEW_STEPS
 from juggler.learner.optim.optimizers import chosen, on_host
@@ -32,6 +35,7 @@ from juggler.learner.optim.parameter_group import ParameterGroup as ParameterGro
 from juggler.learner.optim.parameter_group_state import ParameterGroupState as ParameterGroupState
 from juggler.learner.optim.parameter_group_state import State as State
 from juggler.learner.optim.parameter_group_state import copied, with_steps
+from juggler.runtime.modules import columns as c
 
 
 class GradientCore(StateCore, ABC):
@@ -59,6 +63,10 @@ class GradientCore(StateCore, ABC):
     mapped: bool = False
     """Whether this core runs within `torch.func.vmap`, as a member of a population."""
 
+    def __init__(self, factories: Factories, config: LearnerConfig) -> None:
+        super().__init__(factories, config)
+        self._recordings = None if config.compile or _has_others_code(self) else Recordings()
+
     @abstractmethod
     def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
         """The loss of one module.
@@ -71,6 +79,11 @@ class GradientCore(StateCore, ABC):
         Returns:
             A `Loss`. `grads` raises a ValueError about anything else.
         """
+
+    def decided(self, state: ParameterGroupState) -> bool | None:
+        """What the loss of a core that ships decides by a number of the state, where the host can
+        read it; none: nothing."""
+        return None
 
     def next_extra(self, new: ParameterGroupState, aux: GradientAux) -> dict[str, Tensor]:
         """The next `extra`, given the state after an optimizer step (whose `extra` is still the old
@@ -112,14 +125,12 @@ class GradientCore(StateCore, ABC):
                 calls = self._pass.compiled_calls
                 mean, priorities = MeanOverParts(), []
                 for part in micro_batches(sample[module_id], self.config.micro_batches):
-                    forward = Forward(group, module_id, own["parameters"], own["buffers"])
                     if self.mapped:
+                        forward = Forward(group, module_id, own["parameters"], own["buffers"])
                         loss_of = partial(self._loss_for_vmap, columns=part, state=own)
                         gradient, loss, buffers = gradient_for_vmap(loss_of, forward)  # [P]
                     else:
-                        forward = forward.differentiable()
-                        loss = self._checked(self.loss(forward, part, own))
-                        gradient, buffers = gradient_of(loss.total, forward), forward.buffers  # [P]
+                        gradient, loss, buffers = self._gradient(group, module_id, part, own)  # [P]
                     mean.add((gradient, loss.metrics, loss.means), loss.live_steps)
                     if loss.priorities is not None:
                         priorities.append(loss.priorities)
@@ -227,6 +238,36 @@ class GradientCore(StateCore, ABC):
             )
         return grads, aux
 
+    def _gradient(
+        self,
+        group: ParameterGroup,
+        module_id: str,
+        columns: Columns,
+        state: ParameterGroupState,
+    ) -> tuple[Tensor, Loss, dict[str, Tensor]]:
+        """The gradient [P] of a module's loss, the loss, and the buffers after it."""
+
+        def made(inputs: Mapping[str, Any]) -> dict[str, Any]:
+            own = inputs["state"]
+            forward = Forward(group, module_id, own["parameters"], own["buffers"]).differentiable()
+            loss = self._checked(self.loss(forward, inputs["columns"][module_id], own))
+            gradient = gradient_of(loss.total, forward)  # [P]
+            given = {name: each for name, each in loss._asdict().items() if each is not None}
+            loss_of = {**given, "total": loss.total.detach()}
+            return {"gradient": gradient, "loss": loss_of, "buffers": forward.buffers}
+
+        inputs = {"state": state, "columns": {module_id: columns}}
+        if self._recordings is None or not on_host(state["parameters"]):
+            found = made(inputs)
+        else:
+            if not group.modules[module_id].get_initial_state():
+                # Only modules with a state read these, whose number changes from sample to sample.
+                columns = {name: each for name, each in columns.items() if name not in c.SEGMENTS}
+                inputs["columns"] = {module_id: columns}
+            basis = (dict(vars(self.config)), dict(self.schedules))
+            found = self._recordings(made, inputs, basis, self.decided(state))
+        return found["gradient"], Loss(**found["loss"]), found["buffers"]
+
     def _loss_for_vmap(
         self, forward: Forward, columns: Columns, state: ParameterGroupState
     ) -> Loss:
@@ -235,3 +276,17 @@ class GradientCore(StateCore, ABC):
     def _checked(self, loss: object) -> Loss:
         where = f"{type(self).__name__}.loss"
         return checked_loss(where, loss, self.mean_names, mapped=self.mapped)
+
+
+def _has_others_code(core: GradientCore) -> bool:
+    """Whether a user's own class has a part in its losses. Who knows what that reads beside tensors
+    and the config?"""
+    modules = core.modules.values()
+    layers = [layer for module in modules for layer in module.modules()]
+    return any(map(_is_others, [core, core.config, *layers])) or any(
+        _is_others(module.action_distribution()) for module in modules
+    )
+
+
+def _is_others(x: object) -> bool:
+    return type(x).__module__.partition(".")[0] not in ("juggler", "torch")

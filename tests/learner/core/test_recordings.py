@@ -1,0 +1,248 @@
+"""Recorded operations give what their function gives, bit for bit, or are not used at all."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from support.algorithms import action_space_of, keeps_steps, needs_memory
+from torch import Tensor, nn
+
+from juggler.learner.algorithms.registry import ALGORITHMS
+from juggler.learner.core.gradient_core import GradientCore
+from juggler.learner.core.recordings import Recordings
+from juggler.learner.data.collate import collate
+from juggler.learner.learner import Learner
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.modules import columns as c
+from juggler.runtime.modules.building import build_module
+from juggler.runtime.modules.models import ActorCritic
+from juggler.runtime.wire.structures import tree_map
+
+MakeBatch = Callable[..., EpisodeBatch]
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+
+
+def make_core(name: str, kind: Any = None, **config: Any) -> GradientCore:
+    package, _, attribute = ALGORITHMS[name].core.partition(":")
+    core = getattr(importlib.import_module(package), attribute)
+    model: dict[str, Any] = {"hidden_sizes": [8, 8]}
+    if needs_memory(name):
+        model |= {"recurrent": "gru", "recurrent_size": 8}
+    if keeps_steps(name):
+        config = {"replay_begin": 0, "replay_batch_size": 8, "replay_ratio": 4.0, **config}
+    make = partial(
+        build_module, kind or ALGORITHMS[name].module, VECTOR, action_space_of(name), model
+    )
+    made: GradientCore = core({"default": make}, ALGORITHMS[name].config(**config))
+    return made
+
+
+def learner_of(core: GradientCore, often: int | None) -> Learner:
+    """A learner that records what comes so often, or nothing."""
+    core._recordings = None if often is None else Recordings(often, math.inf)
+    return Learner(core, seed=1)
+
+
+def samples_of(make_batch: MakeBatch, count: int) -> list[Any]:
+    state = {"hidden": torch.ones(4, 8)}  # [N, 8]
+    return [
+        {"default": {**collate([make_batch(4, 8, seed=seed)]), "states": {"module": state}}}
+        for seed in range(count)
+    ]
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    tree_map(
+        lambda x, y: torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True), one, other
+    )
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_every_algorithm_learns_the_same_bit_for_bit(
+    make_batch: MakeBatch, name: str, micro_batches: int
+) -> None:
+    plain, recorded = (
+        learner_of(make_core(name, micro_batches=micro_batches), often) for often in (None, 2)
+    )
+    for sample in samples_of(make_batch, 10):
+        assert_equal(plain.step(sample), recorded.step(sample))
+    assert_equal(plain.state, recorded.state)
+    recordings = recorded.core._recordings
+    assert not recordings._is_off
+    # A module with a state is unrolled for as many steps as the longest segment has.
+    assert bool(recordings._recorded) != needs_memory(name)
+
+
+def test_an_update_follows_values_in_the_place_of_schedules(make_batch: MakeBatch) -> None:
+    plain, recorded = (learner_of(make_core("ppo"), often) for often in (None, 2))
+    for update, sample in enumerate(samples_of(make_batch, 8)):
+        for learner in (plain, recorded):
+            learner.use_values({"entropy_coefficient": 0.1 * (update // 4)})
+            learner.core.config.clip = 0.2 if update < 6 else 0.01
+        assert_equal(plain.step(sample), recorded.step(sample))
+    assert_equal(plain.state, recorded.state)
+
+
+@pytest.mark.parametrize("name", ["impala", "appo"])
+def test_segments_that_only_modules_with_a_state_read_make_no_other_shapes(
+    make_batch: MakeBatch, name: str
+) -> None:
+    learner = learner_of(make_core(name), often=1)
+    (sample,) = samples_of(make_batch, 1)
+    fewer = {key: x[:1] if key in c.SEGMENTS else x for key, x in sample["default"].items()}
+    assert len(fewer[c.SEGMENT_ROWS]) < len(sample["default"][c.SEGMENT_ROWS])
+    for each in (sample, {"default": fewer}):
+        learner.step(each)
+    assert len(learner.core._recordings._calls) == 1
+
+
+class Own(ActorCritic):
+    """A user's own module, which may read what it likes."""
+
+
+def test_a_users_own_code_is_called_each_time() -> None:
+    assert make_core("ppo", Own)._recordings is None
+    assert make_core("ppo")._recordings is not None
+
+
+def gradient_of_a_network(network: nn.Module) -> Callable[[Any], Any]:
+    def function(inputs: Any) -> Any:
+        loss = network(inputs["x"]).square().mean()  # []
+        gradients = torch.autograd.grad(loss, list(network.parameters()))
+        return {"loss": loss.detach(), "gradients": dict(enumerate(gradients))}
+
+    return function
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.LayerNorm(4), nn.Linear(4, 2), nn.Tanh()),
+        nn.Sequential(nn.Conv1d(3, 4, 1), nn.ELU(), nn.Flatten(), nn.Linear(4, 2), nn.Softmax(-1)),
+        nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.BatchNorm1d(4)).eval(),
+    ],
+)
+def test_gradients_are_among_the_operations(network: nn.Sequential) -> None:
+    recordings, function = Recordings(1, math.inf), gradient_of_a_network(network)
+    for seed in range(6):
+        x = torch.randn(5, 3, generator=torch.Generator().manual_seed(seed))  # [B, F]
+        x = x.unsqueeze(-1) if isinstance(network[0], nn.Conv1d) else x
+        assert_equal(recordings(function, {"x": x}, None), function({"x": x}))
+    assert recordings._recorded == 1
+    with torch.no_grad():  # without a graph there could be no gradient: nothing of this is called
+        recordings(function, {"x": x}, None)
+
+
+def test_other_shapes_kinds_and_names_are_other_calls() -> None:
+    recordings, calls = Recordings(1, math.inf), []
+
+    def function(inputs: Any) -> Any:
+        calls.append(None)
+        return {name: x.sum(0) * len(x) for name, x in inputs.items()}
+
+    x = torch.arange(6.0).view(2, 3)  # [2, 3]
+    for inputs in ({"a": x}, {"b": x}, {"a": x.t()}, {"a": x.double()}, {"a": x, "b": x + 1}):
+        for _ in range(6):  # a call that is recorded, three that are compared, and two
+            assert_equal(
+                recordings(function, inputs, None),
+                {name: each.sum(0) * len(each) for name, each in inputs.items()},
+            )
+    assert len(calls) == 5 * 4
+
+
+def reads_a_number(x: Tensor) -> Tensor:
+    return x * 2 if float(x.sum()) > 0 else x
+
+
+def has_a_shape_by_numbers(x: Tensor) -> Tensor:
+    return x[x > 0].sum()
+
+
+def draws(x: Tensor) -> Tensor:
+    return nn.functional.dropout(x)
+
+
+@pytest.mark.parametrize("operation", [reads_a_number, has_a_shape_by_numbers, draws])
+def test_what_other_inputs_could_change_is_not_recorded(
+    operation: Callable[[Tensor], Tensor],
+) -> None:
+    recordings = Recordings(1, math.inf)
+    for seed in range(6):
+        x = torch.randn(8, generator=torch.Generator().manual_seed(seed))  # [8]
+        torch.manual_seed(0)
+        found = recordings(lambda inputs: {"y": operation(inputs["x"])}, {"x": x}, None)
+        torch.manual_seed(0)
+        assert_equal(found["y"], operation(x))
+    assert recordings._recorded == 0
+
+
+def test_what_the_function_decides_by_a_number_is_recorded_apart() -> None:
+    recordings, calls = Recordings(1, math.inf), []
+
+    def function(inputs: Any) -> Any:
+        calls.append(None)
+        return {"y": reads_a_number(inputs["x"])}
+
+    for count in range(20):
+        x = torch.full((2,), float(count % 2) - 0.5)  # [2]
+        found = recordings(function, {"x": x}, None, decided=bool(x.sum() > 0))
+        assert_equal(found["y"], reads_a_number(x))
+    assert len(calls) == 2 * 4
+
+
+def test_a_function_that_reads_more_than_its_inputs_is_found_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    recordings, calls = Recordings(1, math.inf), []
+
+    def function(inputs: Any) -> Any:
+        calls.append(None)
+        return {"y": inputs["x"] * len(calls)}
+
+    with caplog.at_level(logging.WARNING):
+        for count in range(1, 8):
+            found = recordings(function, {"x": torch.ones(2)}, None)
+            assert_equal(found["y"], torch.full((2,), float(count)))
+    assert caplog.text.count("gave other results") == 1
+
+
+def test_an_index_out_of_bounds_is_told_by_the_function() -> None:
+    recordings = Recordings(1, math.inf)
+
+    def function(inputs: Any) -> Any:
+        try:
+            return {"y": torch.zeros(2).scatter(0, inputs["x"], 1.0)}
+        except RuntimeError as error:
+            raise ValueError("there is no such place") from error
+
+    for _ in range(5):
+        recordings(function, {"x": torch.tensor([1])}, None)
+    assert recordings._recorded == 1
+    with pytest.raises(ValueError, match="no such place"):
+        recordings(function, {"x": torch.tensor([2])}, None)
+
+
+def test_numbers_that_the_function_makes_stay_its_own() -> None:
+    """A caller may change what it gets, without changing what others get."""
+    recordings = Recordings(1, math.inf)
+
+    def function(inputs: Any) -> Any:
+        two = torch.full((2,), 2.0)  # [2]
+        return {"two": two, "view": torch.ones(2, 1).view(2), "y": inputs["x"] * two}
+
+    x = torch.ones(2)  # [2]
+    for _ in range(7):
+        found = recordings(function, {"x": x}, None)
+        assert_equal(found, {"two": torch.full((2,), 2.0), "view": torch.ones(2), "y": 2 * x})
+        for each in found.values():
+            each.add_(1)
