@@ -246,27 +246,30 @@ class GradientCore(StateCore, ABC):
         state: ParameterGroupState,
     ) -> tuple[Tensor, Loss, dict[str, Tensor]]:
         """The gradient [P] of a module's loss, the loss, and the buffers after it."""
-
-        def made(inputs: Mapping[str, Any]) -> dict[str, Any]:
-            own = inputs["state"]
-            forward = Forward(group, module_id, own["parameters"], own["buffers"]).differentiable()
-            loss = self._checked(self.loss(forward, inputs["columns"][module_id], own))
-            gradient = gradient_of(loss.total, forward)  # [P]
-            given = {name: each for name, each in loss._asdict().items() if each is not None}
-            loss_of = {**given, "total": loss.total.detach()}
-            return {"gradient": gradient, "loss": loss_of, "buffers": forward.buffers}
-
+        compute = partial(self._computed, group, module_id)
         inputs = {"state": state, "columns": {module_id: columns}}
         if self._recordings is None or not on_host(state["parameters"]):
-            found = made(inputs)
+            found = compute(inputs)
         else:
             if not group.modules[module_id].get_initial_state():
                 # Only modules with a state read these, whose number changes from sample to sample.
                 columns = {name: each for name, each in columns.items() if name not in c.SEGMENTS}
                 inputs["columns"] = {module_id: columns}
             basis = (dict(vars(self.config)), dict(self.schedules))
-            found = self._recordings(made, inputs, basis, self.decided(state))
+            found = self._recordings(compute, inputs, basis, self.decided(state))
         return found["gradient"], Loss(**found["loss"]), found["buffers"]
+
+    def _computed(
+        self, group: ParameterGroup, module_id: str, inputs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What `_gradient` returns, as a tree of tensors."""
+        own = inputs["state"]
+        forward = Forward(group, module_id, own["parameters"], own["buffers"]).differentiable()
+        loss = self._checked(self.loss(forward, inputs["columns"][module_id], own))
+        gradient = gradient_of(loss.total, forward)  # [P]
+        given = {name: each for name, each in loss._asdict().items() if each is not None}
+        loss_of = {**given, "total": loss.total.detach()}
+        return {"gradient": gradient, "loss": loss_of, "buffers": forward.buffers}
 
     def _loss_for_vmap(
         self, forward: Forward, columns: Columns, state: ParameterGroupState
