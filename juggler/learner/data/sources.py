@@ -72,8 +72,8 @@ class DataSource(Protocol):
         return {}
 
     def draw_apart(self, rank: int) -> None:
-        """Hear that other learners, each of another rank, may go on from the same state: what is
-        random is to be different from now on."""
+        """Hear that other learners, each of another rank, go on from the same state now: what is
+        random is to be different from here on. What `state` does not hold was discarded before."""
         return
 
     def clear(self) -> None:

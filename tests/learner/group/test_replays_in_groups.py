@@ -16,6 +16,7 @@ from juggler.learner.algorithms.dqn.config import DqnConfig
 from juggler.learner.algorithms.dqn.core import Dqn
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.data.replay.generators import draw_apart
 from juggler.learner.data.sources import Sample, Sums
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -93,3 +94,15 @@ def test_learners_that_go_on_from_one_table_mix_different_old_rows_in(
         one.shape == other.shape and torch.equal(one, other)
         for one, other in zip(*old, strict=True)
     )
+
+
+def test_the_first_of_a_group_goes_on_with_the_draws_that_it_would_have_made() -> None:
+    """Also with the half of a number that is left from a draw: the next draw begins with it."""
+    own, apart, other = (np.random.default_rng(0) for _ in range(3))
+    for generator in (own, apart, other):
+        generator.integers(100, dtype=np.int32)
+    draw_apart(apart, 0)
+    draw_apart(other, 1)
+    drawn = own.integers(100, size=20, dtype=np.int32)
+    np.testing.assert_array_equal(apart.integers(100, size=20, dtype=np.int32), drawn)
+    assert (other.integers(100, size=20, dtype=np.int32) != drawn).any()

@@ -22,7 +22,8 @@ def draw_apart(generator: np.random.Generator, rank: int) -> None:
     """Have a PCG64 go on elsewhere in its sequence: as far apart for each rank, so that those that
     had one state do not draw alike. That of rank 0 goes on as it would."""
     told: Any = generator.bit_generator
-    told.state = told.jumped(rank).state
+    if rank:  # a jump, even by nothing, would discard half of a number that is left from a draw
+        told.state = told.jumped(rank).state
 
 
 def go_on_from(generator: np.random.Generator, words: NDArray[np.uint64]) -> None:

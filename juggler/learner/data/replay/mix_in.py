@@ -66,6 +66,7 @@ class MixInReplay(DataSource):
         memory: float | None = None,
     ) -> None:
         self._source, self._saved, self._seed = source, saved, seed
+        self._rank = 0  # among learners of a group
         self._room = Room(capacity, memory, directory, saved=saved)
         self._old_per_new = share / (1 - share)
         self._start()
@@ -93,7 +94,11 @@ class MixInReplay(DataSource):
 
     def draw_apart(self, rank: int) -> None:
         self._source.draw_apart(rank)
-        draw_apart(self._generator, rank)
+        self._rank = rank
+        if self._saved:
+            draw_apart(self._generator, rank)
+        else:
+            self._start()  # there is nothing yet
 
     def clear(self) -> None:
         self._source.clear()
@@ -126,6 +131,7 @@ class MixInReplay(DataSource):
     def _start(self) -> None:
         self._modules: dict[str, _Kept] = {}
         self._generator = np.random.Generator(np.random.PCG64(self._seed))
+        draw_apart(self._generator, self._rank)
         self._arrived = 0  # samples
         self._told: dict[str, Mapping[str, float]] = {}
 

@@ -103,6 +103,7 @@ class Replay(DataSource):
         self._size, self._ratio = size, ratio
         self._beta = importance_exponent
         self._saved, self._seed = saved, seed
+        self._rank = 0  # among learners of a group
         self._ones = torch.ones(size)  # [B]
         self._start()
 
@@ -156,7 +157,11 @@ class Replay(DataSource):
         return {module_id: kept.metrics() for module_id, kept in self._modules.items()}
 
     def draw_apart(self, rank: int) -> None:
-        draw_apart(self._generator, rank)
+        self._rank = rank
+        if self._saved:
+            draw_apart(self._generator, rank)
+        else:
+            self._start()  # there is nothing yet
 
     def clear(self) -> None:
         if not self._saved:
@@ -195,6 +200,7 @@ class Replay(DataSource):
     def _start(self) -> None:
         self._modules: dict[str, _Kept] = {}
         self._generator = np.random.Generator(np.random.PCG64(self._seed))
+        draw_apart(self._generator, self._rank)
         self.stale_priorities = 0
 
     def _kept(self, module_id: str) -> _Kept:
