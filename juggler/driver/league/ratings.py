@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,8 @@ from juggler.driver.league.payoffs import Payoffs
 _Array = NDArray[np.float64]
 _POINTS = 400 / np.log(10)  # of Elo for each unit of log odds
 _ROUNDS = 200
+#: By how much an equilibrium may miss, in what a player gets.
+_EXACT = 1e-9
 
 
 def elo(payoffs: Payoffs, players: Sequence[str]) -> dict[str, float]:
@@ -86,7 +89,7 @@ def nash_equilibrium(matrix: _Array) -> _Array:
         matrix: [P, P], what the row player gets; antisymmetric.
 
     Returns:
-        [P], probabilities p with (matrix @ p) ≤ 1e-9 everywhere.
+        [P], probabilities p with (matrix @ p) ≤ 1e-8 everywhere.
     """
     count = len(matrix)
     if count == 0:
@@ -97,14 +100,22 @@ def nash_equilibrium(matrix: _Array) -> _Array:
     equations = np.vstack([inner, np.ones(len(inner))])  # [S + 1, S]
     target = np.append(np.zeros(len(inner)), 1.0)  # [S + 1]
     inside = weights[support]  # [S]
-    inside += np.linalg.lstsq(equations, target - equations @ inside, rcond=1e-9)[0]
+    inside = inside + np.linalg.lstsq(equations, target - equations @ inside, rcond=1e-9)[0]
     _, scales, basis = np.linalg.svd(equations)
     free = basis[(scales > 1e-9 * scales[0]).sum() :].T  # [S, F]: where other equilibria are
-    if free.size and inside.min() > 0:
-        inside = _highest_entropy(inside, free, outer)
-    result = np.zeros(count)
-    result[support] = np.maximum(inside, 0.0)
-    return result
+    found = [weights]
+    for each in (inside, _highest_entropy(inside, free, outer)):
+        of_all = np.zeros(count)
+        of_all[support] = np.maximum(each, 0.0)
+        found.append(of_all)
+    # Where it is hard to tell who has a weight of 0, going on may have led away from equilibria.
+    least = min(_missed(matrix, each) for each in found)
+    return next(x for x in reversed(found) if _missed(matrix, x) <= max(least, _EXACT))
+
+
+def _missed(matrix: _Array, weights: _Array) -> float:
+    """By how much weights [P] miss an equilibrium."""
+    return max(float(np.max(matrix @ weights)), abs(float(weights.sum()) - 1))
 
 
 def _central_path(matrix: _Array) -> tuple[_Array, _Array]:
@@ -121,7 +132,7 @@ def _central_path(matrix: _Array) -> tuple[_Array, _Array]:
         gap = 0.2 * float(weights @ slack) / count  # what each product is to be
         missed = count * gap - slack - matrix @ weights  # [P]
         wanted = gap - weights * (slack + missed)  # [P]
-        step = np.linalg.solve(np.diag(slack) - weights[:, None] * matrix, wanted)  # [P]
+        step = _solved(np.diag(slack) - weights[:, None] * matrix, wanted)  # [P]
         change = missed - matrix @ step  # [P], of the slack
         longest = max(np.max(-step / weights), np.max(-change / slack), 1e-9)
         size = min(1.0, 0.9 / longest)
@@ -135,7 +146,7 @@ def _highest_entropy(inside: _Array, free: _Array, outer: _Array) -> _Array:
     """Of all equilibria with this support, the one with the highest entropy.
 
     Args:
-        inside: [S], one that is not at the edge.
+        inside: [S], one of them. At the edge it is the answer.
         free: [S, F], directions to others.
         outer: [P - S, S], what strategies outside the support get against those inside. It stays
             at most 0.
@@ -151,13 +162,17 @@ def _highest_entropy(inside: _Array, free: _Array, outer: _Array) -> _Array:
             return float("inf")
         return float(point @ np.log(point) - barrier * np.log(left).sum())
 
+    if not free.size or (bounds(inside) <= 0).any():
+        return inside
     slopes = np.vstack([free, -(outer @ free)])  # [P, F], of the bounds
     for barrier in 10.0 ** -np.arange(2, 12):
         for _ in range(50):
             pulled = slopes / bounds(inside)[:, None]  # [P, F]
             gradient = free.T @ (np.log(inside) + 1) - barrier * pulled.sum(0)  # [F]
             hessian = free.T @ (free / inside[:, None]) + barrier * pulled.T @ pulled  # [F, F]
-            step = -np.linalg.solve(hessian, gradient)  # [F]
+            if not np.isfinite(hessian).all():  # at the edge
+                break
+            step = -_solved(hessian, gradient)  # [F]
             if -(gradient @ step) < 1e-15:  # what a step could gain
                 break
             size, before = 1.0, cost(inside, barrier)
@@ -167,3 +182,11 @@ def _highest_entropy(inside: _Array, free: _Array, outer: _Array) -> _Array:
                 break
             inside = inside + size * free @ step
     return inside
+
+
+def _solved(matrix: _Array, target: _Array) -> NDArray[np.floating[Any]]:
+    """The solution [N] of matrix [N, N] @ solution = target [N], or the nearest to one."""
+    try:
+        return np.linalg.solve(matrix, target)
+    except np.linalg.LinAlgError:  # singular, for numbers of 64 bits
+        return np.linalg.lstsq(matrix, target, rcond=None)[0]

@@ -121,3 +121,21 @@ def test_elo_stays_finite_for_those_who_always_win_or_never_play() -> None:
     assert found["a"] > 400 > found["c"] > -400 > found["b"]
     assert sum(found.values()) == pytest.approx(0, abs=1e-6)
     assert elo(Payoffs(1.0, 1), []) == {}
+
+
+def test_equilibria_are_found_where_many_players_hardly_differ() -> None:
+    """Games of few kinds of players, nearly or fully alike, have many equilibria, and weights that
+    are all but 0: matrices become singular there."""
+    for seed in range(600):
+        generator = np.random.default_rng(seed)
+        players, kinds = generator.integers((2, 1), (90, 8))
+        of_kinds = generator.choice([-1, -0.5, 0, 0.5, 1], size=(kinds, kinds))
+        kind = generator.integers(kinds, size=players)  # [P]
+        noise = generator.normal(size=(players, players)) * 10.0 ** -generator.integers(0, 14)
+        some = generator.random((players, players)) < 0.1
+        upper = np.triu(of_kinds[kind][:, kind] + some * noise, 1)
+        matrix = upper - upper.T  # [P, P]
+        weights = nash_equilibrium(matrix)
+        assert weights.min() >= 0, seed
+        assert weights.sum() == pytest.approx(1, abs=1e-8), seed
+        assert (matrix @ weights).max() < 1e-8, seed
