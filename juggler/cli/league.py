@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 from collections.abc import Sequence
@@ -25,7 +26,6 @@ from juggler.runtime.checkpoints.checkpoint import DIRECTORY as CHECKPOINTS
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read, read_or_warn
 from juggler.runtime.checkpoints.frozen import DIRECTORY, run_of
 
-_PIPE_COLUMNS = 1000  # without a terminal, tables are in one piece
 _LEAST_MATCHES = 2  # of a pair, one on each side
 
 
@@ -83,7 +83,8 @@ def _league(given: Arguments) -> int:
     print(f"checkpoint: {where}")
     print("\n".join(roster_lines(players, payoffs)))
     print()
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_COLUMNS
+    # Without a terminal, tables are in one piece.
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
     print("\n".join(win_rate_lines(players, payoffs, rows, columns)))
     if payoffs.kinds:
         print()

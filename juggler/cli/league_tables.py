@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from juggler.driver.league.payoffs import Payoffs
@@ -39,7 +40,7 @@ def win_rate_lines(
     players: Sequence[Player],
     payoffs: Payoffs,
     rows: Sequence[Player] | None = None,
-    columns: int = 1000,
+    columns: float = math.inf,
 ) -> list[str]:
     """How often, in percent, players beat others; a draw is half a win.
 
@@ -47,7 +48,7 @@ def win_rate_lines(
         players: all of them. The columns are those that learn, and the newest others.
         payoffs: their results.
         rows: those of the table; None: the players that learn, or else the columns.
-        columns: of the terminal. A table that is wider goes on below itself.
+        columns: of the terminal; a wider table goes on below itself.
     """
     frozen = [player for player in players if not player.learning]
     left_out = frozen[:-_MOST_FROZEN]
@@ -78,9 +79,9 @@ def win_rate_lines(
     return lines
 
 
-def _in_parts(table: Sequence[Sequence[str]], columns: int) -> list[str]:
-    """The lines of a table, as often below each other, with further columns, as the terminal is too
-    narrow for it. The first column is in each part."""
+def _in_parts(table: Sequence[Sequence[str]], columns: float) -> list[str]:
+    """The lines of a table. Columns for which the terminal has no room go on below, in parts that
+    all begin with the first column."""
     first, *others = (len(cell) for cell in table[0])
     parts: list[list[int]] = [[]]
     width = first

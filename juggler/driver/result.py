@@ -90,7 +90,7 @@ def goals_behind(checkpoint: Checkpoint, before: RunConfig, now: RunConfig) -> l
         "stop_seconds": (counters.get("training_time", 0.0), "has trained for {:.0f} s"),
     }
     return [
-        f"{goal} = {wanted:g}: the run {words.format(done)} already, which count too, so it ends "
+        f"{goal} = {wanted}: the run {words.format(done)} already, which count too, so it ends "
         "almost at once"
         for goal, (done, words) in reached.items()
         if (wanted := vars(now.driver)[goal]) is not None

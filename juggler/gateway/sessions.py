@@ -249,8 +249,10 @@ class Sessions:
     @property
     def asking(self) -> int:
         """How many have a simulator that gets its actions here."""
-        remote = [each for each in self.by_id.values() if each.mode == pb.REMOTE_INFERENCE]
-        return sum(each.stream is not None for each in remote)
+        return sum(
+            each.mode == pb.REMOTE_INFERENCE and each.stream is not None
+            for each in self.by_id.values()
+        )
 
     def vanished(self) -> list[Session]:
         """Sessions that wait for their simulators, the longest first."""

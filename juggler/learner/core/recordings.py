@@ -60,7 +60,7 @@ class Recordings:
     number of a tensor, or shapes depend on one, nothing is recorded, and the function is called.
 
     The first calls after a recording are made both ways. Should their results differ in a single
-    bit, nothing is recorded any more, and the log says so.
+    number, nothing is recorded any more, and the log says so.
     """
 
     def __init__(self, often: int = OFTEN, slow: float = SLOW) -> None:
@@ -93,7 +93,7 @@ class Recordings:
         """
         if self._is_off:
             return function(inputs)
-        if self._basis is not basis and self._basis != basis:
+        if self._basis != basis:
             self._calls, self._basis, self._recorded = {}, basis, 0
         told: list[object] = [decided]
         leaves: list[Tensor] = []
@@ -362,7 +362,7 @@ def _filled(template: Any, leaves: Sequence[Tensor]) -> TensorTree:
 
 
 def _same(one: TensorTree, other: TensorTree) -> bool:
-    """Whether two trees with the same names are equal bit for bit; NaN is equal to NaN."""
+    """Whether two trees with the same names hold the same numbers; NaN is equal to NaN."""
     if isinstance(one, Mapping):
         return all(_same(each, other[name]) for name, each in one.items())
     if torch.equal(one, other):
