@@ -18,6 +18,9 @@ from hypothesis import settings
 # As `make test` has it: threads of several processes that wait for each other on a few cores can
 # take minutes for a moment's work. Before torch is imported, and for all that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# As Juggler has it, for tests that import gRPC before Juggler: gRPC's fork handlers have ended what
+# tests start.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # A shell that starts tests in the background makes them ignore Ctrl-C, and so what they start, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

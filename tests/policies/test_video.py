@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import gymnasium
@@ -49,6 +50,22 @@ def test_nothing_is_printed_where_there_is_no_screen(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_video_is_written_without_a_fork(tmp_path: Path, run_python: Callable[..., str]) -> None:
+    # gRPC's fork handlers, where it was imported before Juggler, have ended what was started so
+    code = (
+        "import os, pathlib, gymnasium\n"
+        "from juggler.envrunner.environments.video import Recorded\n"
+        "os.register_at_fork(before=lambda: print('forked'))\n"
+        "env = gymnasium.make('CartPole-v1', render_mode='rgb_array')\n"
+        "env = Recorded(env, [pathlib.Path('episode.mp4')])\n"
+        "env.reset()\n"
+        "env.step(0)\n"
+        "env.close()\n"
+    )
+    assert run_python("-c", code) == ""
+    assert (tmp_path / "episode.mp4").stat().st_size
 
 
 def test_the_command_tells_how_far_it_is(

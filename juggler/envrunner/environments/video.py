@@ -206,6 +206,9 @@ class Film:
 
     def _start(self, image: Image) -> None:
         height, width, _ = image.shape
+        # Else it forks to start ffmpeg, and where gRPC was imported before Juggler, gRPC's fork
+        # handlers have ended ffmpeg before it could start.
+        os.environ.setdefault("IMAGEIO_FFMPEG_NO_PREVENT_SIGINT", "1")
         from imageio_ffmpeg import write_frames
 
         self._video = write_frames(
