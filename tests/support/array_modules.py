@@ -11,6 +11,7 @@ import torch
 from gymnasium import Space
 from gymnasium.vector.utils import batch_space
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from juggler.runtime.modules.acting import strip_to_acting
 from juggler.runtime.modules.arrays.array_module import ArrayModule
@@ -95,9 +96,16 @@ def only_numpy(module: ArrayModule) -> None:
     module.module._bare.clear()
 
 
-def sure(array_module: ArrayModule, observations: Any, noise: Any) -> None:
+class WithoutTorch(TorchDispatchMode):
+    """A context in which every operation of torch fails, those of distributions as well."""
+
+    def __torch_dispatch__(self, operation: Any, *_: Any) -> Any:
+        raise AssertionError(f"torch acted, with {operation}")
+
+
+def sure(array_module: ArrayModule, observations: Any, noise: Any, rows: int = ROWS) -> None:
     """Let it compare both of its passes."""
-    states = array_module.initial_states(ROWS)
+    states = array_module.initial_states(rows)
     array_module.explore(observations, states, noise)
     array_module.infer(observations, states)
     assert not array_module.note

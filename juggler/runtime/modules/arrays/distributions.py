@@ -17,6 +17,7 @@ from juggler.runtime.modules.arrays.operations import sigmoid
 from juggler.runtime.modules.distributions import (
     BernoulliSpec,
     CategoricalSpec,
+    ClippedGaussianSpec,
     CompositeSpec,
     DistributionSpec,
     GaussianSpec,
@@ -157,6 +158,17 @@ class _SquashedGaussian(_Gaussian):
         return super()._fitted(np.where(bounded, squashed, actions))
 
 
+class _ClippedGaussian(_SquashedGaussian):
+    def sample(self, inputs: Array, noise: Array) -> Array:
+        _, _, width, lowest, highest = self._bounds
+        actions = np.exp(inputs[..., self._size :])  # [..., M]
+        actions *= noise
+        actions *= np.float32(0.5) * width
+        actions += self.mode(inputs).reshape(actions.shape)
+        np.clip(actions, lowest, highest, out=actions)
+        return actions.reshape(*actions.shape[:-1], *self._action_shape)
+
+
 class _Composite:
     def __init__(self, spec: CompositeSpec) -> None:
         self._parts = {key: array_distribution(part) for key, part in spec.parts.items()}
@@ -200,5 +212,6 @@ _SHIPPED: dict[type[DistributionSpec], Callable[[Any], ArrayDistribution]] = {
     BernoulliSpec: _Bernoulli,
     GaussianSpec: _Gaussian,
     SquashedGaussianSpec: _SquashedGaussian,
+    ClippedGaussianSpec: _ClippedGaussian,
     CompositeSpec: _Composite,
 }

@@ -234,6 +234,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "view_as": lambda x, other: x.reshape(other.shape),
     "reshape_as": lambda x, other: x.reshape(other.shape),
     "expand": _expand,
+    "expand_as": lambda x, other: np.broadcast_to(x, other.shape),
     "size": lambda x, dim=None: x.shape if dim is None else x.shape[dim],
     "dim": lambda x: x.ndim,
     "contiguous": np.ascontiguousarray,

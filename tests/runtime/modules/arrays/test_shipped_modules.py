@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.array_modules import ROWS, InTorch, built, only_numpy, seen, sure
+from support.array_modules import ROWS, InTorch, WithoutTorch, built, only_numpy, seen, sure
 from torch import nn
 
+from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.runtime.modules.arrays.array_module import ArrayModule
+from juggler.runtime.modules.deterministic_actor_critic import DeterministicActorCritic
+from juggler.runtime.modules.exploring import exploration_of, with_own_exploration
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.q_network import QNetwork
 from juggler.runtime.modules.soft_actor_critic import SoftActorCritic
@@ -74,6 +77,7 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "dqn, gru": (QNetwork, NUMBERS, ACTIONS["discrete"], {"recurrent": "gru"}),
     "sac": (SoftActorCritic, TREE, BOX, {}),
     "sac, discrete": (SoftActorCritic, NUMBERS, ACTIONS["discrete"], {}),
+    "td3": (DeterministicActorCritic, TREE, BOX, {}),
 }
 
 
@@ -209,3 +213,85 @@ def test_code_of_ones_own_acts_in_torch_without_a_word(change: Any) -> None:
     only_numpy(arrays)
     with pytest.raises(AssertionError, match="torch acted"):
         arrays.infer(observations, {})
+
+
+SEEN = {
+    "numbers": NUMBERS,
+    "no bounds": spaces.Box(-np.inf, np.inf, (17,), np.float64),
+    "integers": spaces.Box(-5, 5, (2, 3), np.int64),
+    "bytes": spaces.Box(0, 255, (7,), np.uint8),
+    "an image without convolutions": spaces.Box(0, 255, (12, 12, 1), np.uint8),
+    "multi-discrete": spaces.MultiDiscrete([[3, 2], [2, 2]]),
+    "tree": TREE,
+}
+DONE = {
+    **ACTIONS,
+    "no dimension": spaces.Box(-2, 2, (), np.float32),
+    "bounds": spaces.Box(-2, 2, (2, 2), np.float64),
+    "some bounds": spaces.Box(np.float32([-1, -np.inf, 0]), np.float32([1, 5, np.inf])),
+    "tuple": spaces.Tuple([spaces.MultiDiscrete([2, 3]), BOX]),
+}
+MODELS: list[dict[str, Any]] = [
+    {},
+    {"hidden_sizes": [32, 32], "activation": "relu", "initializer": "default"},
+    {"hidden_sizes": []},
+]
+POLICIES: list[dict[str, Any]] = [{"squash": True}, {"free_log_std": False}]
+MEMORIES: list[dict[str, Any]] = [{"recurrent": "lstm"}, {"recurrent": "gru"}]
+
+
+def shipped() -> dict[str, tuple[Any, Any, Any, dict[str, Any]]]:
+    """Module, observation space, action space and model of everything small that ships."""
+    cases = {}
+    for module in dict.fromkeys(each.module for each in ALGORITHMS.values()):
+        kind = next(each for each in ALGORITHMS.values() if each.module == module)
+        name = "default" if module is None else module.rpartition(":")[2]
+        critics = name in ("SoftActorCritic", "DeterministicActorCritic")
+        models = MODELS if critics else [*MODELS, *MEMORIES]
+        if name == "QNetwork":
+            models = [*models, {"atoms": 5}, {"atoms": 5, "recurrent": "lstm"}]
+        elif not critics:
+            models = [*models, *POLICIES, {"shared_value_layers": True}]
+        done = {k: v for k, v in DONE.items() if isinstance(v, kind.action_spaces or spaces.Space)}
+        if name == "DeterministicActorCritic":  # which needs bounds
+            done = {k: done[k] for k in ("no dimension", "bounds")}
+        for model in models:
+            for key, actions in done.items():
+                cases[f"{name}, {key}, {model}"] = (module, NUMBERS, actions, model)
+            for key, space in SEEN.items():
+                model = {**model, "encoder": "mlp"}
+                actions = done.get("discrete", DONE["bounds"])
+                cases[f"{name}, sees {key}, {model}"] = (module, space, actions, model)
+    return cases
+
+
+SHIPPED = shipped()
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("case", SHIPPED)
+def test_nothing_small_that_ships_needs_torch_to_act(case: str, rows: int) -> None:
+    module, space, actions, model = SHIPPED[case]
+    never_needs_torch(built(module, space, actions, **model)[0], rows)
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("case", ["dqn", "dqn, mask", "dqn, gru", "td3"])
+def test_rows_that_explore_each_in_their_own_way_need_no_torch(case: str, rows: int) -> None:
+    kind, space, actions, model = CASES[case]
+    module, _ = built(kind, space, actions, **model)
+    with_own_exploration(module, rows)
+    module.get_buffer(exploration_of(module)).uniform_(0.1, 0.9)
+    never_needs_torch(module, rows)
+
+
+def never_needs_torch(module: Any, rows: int) -> None:
+    """Once both passes have been compared, no operation of torch is made."""
+    arrays, space = ArrayModule(module, rows), module.observation_space
+    noise = module.action_distribution().draw_noise((rows,)).numpy()
+    sure(arrays, seen(space, 1, rows), noise, rows)
+    states = arrays.initial_states(rows)
+    with WithoutTorch():
+        arrays.explore(seen(space, 2, rows), states, noise)
+        arrays.infer(seen(space, 2, rows), states)
+    assert not arrays.note
