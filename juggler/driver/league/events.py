@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 #: What a player begins as or is reset to: the policy that it had before any training.
@@ -35,23 +35,19 @@ class MatchFinished:
         attempt: of the line-up that was played; what comes of an earlier one does not count.
         returns: by agent, its return. An agent that never came is absent.
         length: of the episode, in environment steps.
-        scores: by agent, what decides who won; empty: the returns do.
     """
 
     match_id: int
     attempt: int
     returns: Mapping[str, float]
     length: int
-    scores: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, values in (("return", self.returns), ("score", self.scores)):
-            for agent, value in values.items():
-                if not math.isfinite(value):
-                    raise ValueError(
-                        f"match {self.match_id}: the {name} of {agent[:100]} is {value}: must be "
-                        "finite"
-                    )
+        for agent, value in self.returns.items():
+            if not math.isfinite(value):
+                raise ValueError(
+                    f"match {self.match_id}: the return of {agent[:100]} is {value}: must be finite"
+                )
         if self.length < 0:
             raise ValueError(f"match {self.match_id} had {self.length} steps: must be at least 0")
 

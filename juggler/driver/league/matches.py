@@ -114,7 +114,6 @@ class Matches:
         if match is None or match.line_up.attempt != event.attempt:
             return False
         returns = self._by_side(event.returns)
-        scores = self._by_side(event.scores) if event.scores else returns
         del self.open[event.match_id]
         counts = [
             player.life == life for player, life in zip(self._of(match), match.lives, strict=True)
@@ -126,7 +125,7 @@ class Matches:
                 rival = self._of(match)[other]
                 if rival is player or not (counts[side] and counts[other]):
                     continue
-                result = self._config.result(scores[side], scores[other])
+                result = self._config.result(returns[side], returns[other])
                 self._payoffs.book(player.player_id, rival.player_id, result)
                 self._payoffs.book_kinds(player.role, rival.role, result)
         return True

@@ -45,6 +45,7 @@ _MOST_KEPT = 64  # updates that a learner kept
 _MOST_USED = 1 << 16  # batches in them
 _OF_AGENT = 4 * _LONGEST_NAME + 64  # bytes of its name, its module and what is around them
 _FEW = 1024  # fields of a message, each name in a map included
+_MOST_OUTCOMES = 1 << 16  # in a receipt: of matches, and of each agent by who played it
 
 
 def unpack(
@@ -118,7 +119,8 @@ def read_receipt(
     request: training_pb2.SampleRequest, body: any_pb2.Any, agents: Collection[str]
 ) -> training_pb2.Receipt:
     """`agents`: of an environment, if there are several."""
-    receipt = unpack(body, training_pb2.Receipt(), MAX_MESSAGE_BYTES)
+    entries = _FEW + (_MOST_OUTCOMES if agents else 0)
+    receipt = unpack(body, training_pb2.Receipt(), MAX_MESSAGE_BYTES, entries)
     receipt = _about_module(receipt, request.module_id)
     if receipt.batch_id != request.batch_id:
         raise ValueError(f"a receipt for batch {receipt.batch_id}, not {request.batch_id}")

@@ -45,15 +45,6 @@ def test_an_outcome_counts_once() -> None:
     assert league.payoffs.means[column].return_mean == -1
 
 
-def test_scores_decide_where_there_are_any() -> None:
-    league, _ = asking()
-    assigned = line_up(league)
-    row, column = AGENTS
-    league.book(MatchFinished(assigned.match_id, 0, {row: 5, column: 1}, 3, {column: 1}))
-    assert league.payoffs.win_rate(assigned.players[row], assigned.players[column]) == 0.0
-    assert league.payoffs.means[assigned.players[row]].return_mean == 5
-
-
 def test_returns_within_the_margin_are_a_draw() -> None:
     league, _ = asking(draw_margin=0.5)
     for returns, rate in (((1.0, 0.5), 0.5), ((1.0, 0.4), 0.75)):

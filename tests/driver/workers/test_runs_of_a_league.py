@@ -127,6 +127,20 @@ def test_what_is_not_the_weights_of_the_player_is_blamed_on_the_learner(
     assert not world.plays("main-0-v0")
 
 
+@pytest.mark.parametrize(
+    ("matches", "words"),
+    [(3_000, ""), (70_000, "sent what cannot be understood: a message of over 66560 entries")],
+)
+def test_a_receipt_tells_of_as_many_matches_as_an_envrunner_with_many_environments_plays(
+    world: World, matches: int, words: str
+) -> None:
+    told = [training_pb2.MatchResult(match_id=each, returns=[1, -1]) for each in range(matches)]
+    returns, lengths = [0.0] * matches, [1] * matches
+    world.sample(env_returns=returns, env_lengths=lengths, matches=told, module_id="main-0")
+    assert world.why_dismissed(world.runner) == words
+    assert world.parts.metrics.episodes == (0 if words else matches)
+
+
 def beginning(*whole: str) -> Beginning:
     """Weights of another run for the main."""
     weights = {"main-0": {"scale": np.full(3, 7.0, np.float32)}}
