@@ -74,8 +74,8 @@ class WorkerRecords:
 
     Attributes:
         updates: number of updates that made new weights since this driver started.
-        last_restart: the worker that took the place of another last, and why, for people; "": none
-            has.
+        last_restart: the worker whose place another one took last, or is about to take, and why it
+            ended, for people; "": none.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,8 @@ class WorkerRecords:
         self._gone.pop(worker.worker_id, None)
         if record.worker is not None:
             record.restarts += 1
-            self.last_restart = f"{worker.worker_id}: {record.last_error or 'it left in order'}"
+            if not worker.local:  # else its exit has told
+                self._restarts(record)
         record.seconds_before, record.seconds = record.total_seconds(), {}
         record.counts_before, record.counts = record.total_counts(), {}
         record.worker, record.reported_failure = worker, False
@@ -111,6 +112,8 @@ class WorkerRecords:
         if event.failure is not None:
             record.reported_failure = True
             record.set_error(event.failure.message)
+            if record.state == "restarting":
+                self._restarts(record)
         elif not event.farewell and not ended:
             record.set_error(event.reason)
         if not ended:
@@ -126,6 +129,8 @@ class WorkerRecords:
         if failed and not record.reported_failure:
             record.set_error(event.how)
         record.set_state("down" if event.restart_in is None else "restarting")
+        if event.restart_in is not None:  # the supervisor counts it from now on
+            self._restarts(record)
 
     def sampled(self, worker_id: str, steps: int, version: Version) -> None:
         record = self.by_id[worker_id]
@@ -179,6 +184,9 @@ class WorkerRecords:
     def remote_restarts(self) -> int:
         """Restarts of workers that no supervisor starts; they never go down."""
         return self._forgotten_restarts + sum(each.remote_restarts for each in self.by_id.values())
+
+    def _restarts(self, record: WorkerRecord) -> None:
+        self.last_restart = f"{record.worker_id}: {record.last_error or 'it left in order'}"
 
     def _all(self) -> Iterator[WorkerRecord]:
         yield from self.by_id.values()

@@ -53,6 +53,25 @@ def test_the_last_restart_is_that_of_the_newest_worker_with_what_ended_the_one_b
     assert records.last_restart == "envrunner-0: no contact"
 
 
+def test_the_last_restart_is_named_while_the_new_process_is_still_starting() -> None:
+    records, _ = _records()
+    records.exited(Exited("envrunner-0", 1, "killed by SIGKILL", 0.5))
+    assert records.last_restart == "envrunner-0: killed by SIGKILL"
+    records.exited(Exited("envrunner-1", 0, "it could not be started", 0.5))
+    assert records.last_restart == "envrunner-1: it could not be started"
+    records.joined(dataclasses.replace(_worker("b"), local=True))
+    assert records.last_restart == "envrunner-1: it could not be started", "which is the newest"
+    records.exited(Exited("envrunner-0", 1, "exit code 1", None))
+    assert records.last_restart == "envrunner-1: it could not be started", "one that stays down"
+
+
+def test_a_failure_that_is_heard_of_after_the_exit_is_the_reason_of_the_restart() -> None:
+    records, worker = _records()
+    records.exited(Exited("envrunner-0", worker.pid, "exit code 1", 0.5))
+    records.left(Left(worker, "it failed", attach_pb2.Failure(message="no contact")))
+    assert records.last_restart == "envrunner-0: no contact"
+
+
 def test_totals_go_on_where_another_process_takes_the_place() -> None:
     records, _ = _records()
     records.sampled("envrunner-0", 10, V)
