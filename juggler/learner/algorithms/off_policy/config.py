@@ -64,8 +64,9 @@ class OffPolicyConfig(KeptConfig):
         return [key for key in super().numbers_of_losses() if key not in of_replay]
 
     def metric_names(self) -> list[str]:
-        of_replay = ("replay_rows", "replay_rows_waiting", "replay_rows_unused")
-        return [*super().metric_names(), *of_replay, "samples_per_insert", "updates_per_step"]
+        rows = ("replay_rows", "replay_rows_waiting", "replay_rows_unused")
+        of_replay = (*rows, "stale_priorities", "samples_per_insert", "updates_per_step")
+        return [*super().metric_names(), *of_replay]
 
     def validate(self) -> None:
         super().validate()
