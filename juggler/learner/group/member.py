@@ -73,8 +73,7 @@ class GroupMember(ABC):
             take_over_newest(self, peers)
         self._peers = peers
         found = state_hash(self)
-        if peers is not None:
-            self.draw_apart(peers.rank)
+        self.draw_apart(0 if peers is None else peers.rank)
         return found
 
     def leave(self) -> None:
