@@ -40,6 +40,9 @@ class Ranked(DataSource):
     def learned(self, priorities: Mapping[str, Tensor] | None) -> None:
         self._source.learned(priorities)
 
+    def taken_in(self) -> int:
+        return self._source.taken_in()
+
     def metrics(self) -> Mapping[str, Mapping[str, float]]:
         return self._source.metrics()
 

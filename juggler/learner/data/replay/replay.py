@@ -101,6 +101,7 @@ class Replay(DataSource):
         self._beta = importance_exponent
         self._saved, self._seed = saved, seed
         self._rank = 0  # among learners of a group
+        self._taken_in = 0
         self._ones = torch.ones(size)  # [B]
         self._start()
 
@@ -114,10 +115,8 @@ class Replay(DataSource):
             if count and not kept.table.capacity:
                 self._room.taken_by(rows)
                 self._begin(kept, bytes_of_step(rows), FRAMES in rows, steps_of_row(rows))
-            if count:
-                kept.selection.put(rows)
             steps = np.count_nonzero(rows[c.LIVE].cpu().numpy()) if c.LIVE in rows else count
-            told = [count, steps, 1.0, float(kept.table.size > 0)]
+            told = [count, steps, 1.0, float(count > 0 or kept.table.size > 0)]
             if sums is not alone:  # all learners of a group make the same number of steps
                 device = any_leaf(columns).device
                 told = sums(torch.tensor(told, dtype=torch.float64, device=device)).tolist()
@@ -128,6 +127,9 @@ class Replay(DataSource):
                     "learners: they would run out of steps at different times, and make every step "
                     "of the optimizer together; set it to 0, or num_learners = 1"
                 )
+            if count:  # not before the others have answered: whoever loses them keeps nothing
+                kept.selection.put(rows)
+                self._taken_in += self._saved
             # None draws before all can.
             begin = self._room.begin if filled == learners else inf
             kept.arrived(arrived / learners, round(live), begin, self._ratio)
@@ -149,6 +151,9 @@ class Replay(DataSource):
             if self._rules.priority_exponent:
                 values = given.detach().cpu().double().numpy()  # [B]
                 kept.stale_priorities += kept.selection.prioritize(kept.drawn, values)
+
+    def taken_in(self) -> int:
+        return self._taken_in
 
     def metrics(self) -> Mapping[str, Mapping[str, float]]:
         return {module_id: kept.metrics() for module_id, kept in self._modules.items()}
