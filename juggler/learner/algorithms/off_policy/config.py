@@ -99,6 +99,11 @@ class OffPolicyConfig(KeptConfig):
             )
         for key in ("target_share", "priority_exponent", "importance_exponent"):
             self.check_within(key, getattr(self, key), 0, 1)
+        if not self.target_share:
+            raise ValueError(
+                f"target_share = {self.target_share}: the target network would never move; set it "
+                "above 0, or target_period higher to move it less often"
+            )
 
     def replay_rules(self) -> Rules:
         """How kept steps are drawn, and how they leave."""
