@@ -87,6 +87,11 @@ class LearnerState(GroupMember):
         self.wait()
         self._data.clear()
 
+    def taken_in(self) -> int:
+        """How many samples will be learned from even if the step that was to be made when they came
+        has failed."""
+        return self._data.taken_in()
+
     def draw_apart(self, rank: int) -> None:
         self._data.draw_apart(rank)
 

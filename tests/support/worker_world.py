@@ -227,8 +227,9 @@ def _setup(
 
 
 def _module(module_id: str, learner: Mapping[str, Any]) -> training_pb2.AddModule:
+    default = {} if "algorithm" in learner else asdict(ImpalaConfig(max_staleness=MAX_STALENESS))
     setup = ModuleSetup(
-        learner={**asdict(ImpalaConfig(max_staleness=MAX_STALENESS)), **learner},
+        learner={**default, **learner},
         module=ModuleConfig(model={"hidden_sizes": [8]}),
         connectors={},
     )

@@ -67,6 +67,11 @@ class DataSource(Protocol):
         of its rows, if the algorithm has such."""
         return
 
+    def taken_in(self) -> int:
+        """How many samples it has got that are learned from later, too, even if the step that was
+        to be made when they came fails."""
+        return 0
+
     def metrics(self) -> Mapping[str, Mapping[str, float]]:
         """Numbers for people about the last sample given, by module id; always the same names."""
         return {}

@@ -68,13 +68,14 @@ class GroupMember(ABC):
         """
         self.forget()
         self.leave()
-        if peers is not None:
+        if peers is None:
+            found, rank = state_hash(self), 0
+        else:
             self.core.nothing(self.state)  # raises where that cannot be
             take_over_newest(self, peers)
+            found, rank = peers.wait_for_all(lambda: state_hash(self)), peers.rank
         self._peers = peers
-        found = state_hash(self)
-        if peers is not None:
-            self.draw_apart(peers.rank)
+        self.draw_apart(rank)
         return found
 
     def leave(self) -> None:

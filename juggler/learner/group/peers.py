@@ -6,7 +6,11 @@ Learners of one host, or of a network that is trusted, communicate over torch.di
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +19,10 @@ from juggler.learner.group.peer_lost import PeerLost as PeerLost
 
 #: Time limit of meeting, and of one operation; around a ring, of one message.
 COLLECTIVE_SECONDS = 8.0
+#: How often learners hear that another one still works.
+_STILL_SECONDS = 1.0
+
+T = TypeVar("T")
 
 
 class Peers(ABC):
@@ -42,6 +50,30 @@ class Peers(ABC):
         table = torch.zeros((self.size, len(values)), dtype=torch.int64)  # [k, n]
         table[self.rank] = torch.tensor(values)
         return self.sum(table).tolist()
+
+    def wait_for_all(self, work: Callable[[], T]) -> T:
+        """Do this learner's part of what all of them do, each for itself, until all have done
+        theirs -> what it returns. It may take longer than the time limit of one operation.
+
+        Raises:
+            PeerLost: a learner is gone.
+        """
+        done = threading.Event()
+
+        def tell() -> None:
+            over = False
+            while not over:
+                done.wait(_STILL_SECONDS)
+                over = all(each for (each,) in self.gather([int(done.is_set())]))
+
+        with ThreadPoolExecutor(1, "still-working") as pool:
+            told = pool.submit(tell)
+            try:
+                found = work()
+            finally:
+                done.set()
+            told.result()
+        return found
 
     @abstractmethod
     def broadcast(self, data: bytes | None, root: int, size: int) -> bytes:

@@ -29,26 +29,34 @@ class HasState(Protocol):
 def take_over_newest(learner: HasState, peers: Peers) -> None:
     """Take over the state of the learner with the most updates; of several, that of lowest rank.
 
-    If an update succeeded at only some learners, all continue from theirs.
+    If an update succeeded at only some learners, all continue from theirs. A state with a large
+    replay takes long to save, to hash and to restore: nobody is taken for lost meanwhile.
 
     Raises:
         PeerLost: a learner is gone.
     """
-    states = peers.gather([learner.updates, state_hash(learner)])
+    own_hash = peers.wait_for_all(lambda: state_hash(learner))
+    states = peers.gather([learner.updates, own_hash])
     leader = max(range(peers.size), key=lambda rank: (states[rank][0], -rank))
     if all(state == states[leader] for state in states):
         return
-    chunks = _chunks(learner) if peers.rank == leader else []
+    leads = peers.rank == leader
+    chunks = peers.wait_for_all(lambda: _chunks(learner) if leads else [])
     count, size = peers.gather([len(chunks), sum(map(len, chunks))])[leader]
     reader = FrameReader(training_pb2.StateHeader, Limits(payload_bytes=size), digests=True)
     behind = states[peers.rank] != states[leader]
+    frame = None
     for index in range(count):
         own = chunks[index] if chunks else None
         chunk_size = peers.gather([len(own or b"")])[leader][0]
         chunk = peers.broadcast(own, leader, chunk_size)
         frame = reader.feed(chunk) if behind else None
+
+    def restore() -> None:
         if frame is not None:
             learner.restore(frame.tree, json.loads(frame.header.extra))
+
+    peers.wait_for_all(restore)
 
 
 def state_hash(learner: HasState) -> int:

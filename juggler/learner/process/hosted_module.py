@@ -223,7 +223,7 @@ class HostedModule:
             metrics = self._make_exactly(update, batches, missing, done)
             updated = time.perf_counter()
         else:
-            before = self.learner.updates
+            before, taken_in = self.learner.updates, self.learner.taken_in()
             share = self._share(batches)
             if share is not None:
                 try:
@@ -235,7 +235,8 @@ class HostedModule:
                 except PeerLost as error:
                     self.membership.lose(self.learner, str(error))
             done.peer_lost = self.membership.lost
-            self._book(batches, missing, done, before)
+            is_kept = self.learner.taken_in() > taken_in
+            self._book(batches, missing, done, before, is_kept)
             updated = time.perf_counter()
             has_learned = share is not None and not done.peer_lost
             if (
@@ -327,8 +328,10 @@ class HostedModule:
         missing: list[int],
         done: training_pb2.UpdateDone,
         before: int,
+        is_kept: bool,
     ) -> None:
-        """Record in `done` what became of each batch; `before`: the number of the last update."""
+        """Record in `done` what became of each batch; `before`: the number of the last update;
+        `is_kept`: they are in a replay, and are learned from even if this update has failed."""
         for batch in batches:
             staleness = batch.staleness(before)
             used = done.batches.add(
@@ -336,7 +339,7 @@ class HostedModule:
             )
             if staleness > self.learner.config.max_staleness:
                 used.dropped = "stale"
-            elif done.peer_lost:
+            elif done.peer_lost and not is_kept:
                 used.dropped = "learner_lost"
             if used.dropped:
                 self._steps_dropped += batch.live_steps

@@ -320,6 +320,7 @@ def test_a_module_that_no_learner_can_have_explore_is_refused() -> None:
         ({"replay_ratio": 0}, "replay_ratio = 0: must be above 0"),
         ({"replay_begin": 200_000}, "so many steps are never kept; set it to 100000 or less"),
         ({"target_share": 1.5}, "target_share = 1.5: must be"),
+        ({"target_share": 0.0}, "target_share = 0.0: the target network would never move"),
         ({"exploration_epsilon": [(0, 1.0), (10, 2.0)]}, "exploration_epsilon"),
         ({"n_step": 0}, "n_step = 0: must be at least 1"),
     ],

@@ -224,8 +224,11 @@ def test_a_priority_for_a_row_that_was_written_over_is_ignored_and_counted() -> 
     later = replay.add(numbered(4, 4))
     replay._modules["default"].selection.put(dict(numbered(4, 4)["default"]))
     replay.learned(given)
-    assert replay.stale_priorities == 4
+    assert replay.metrics()["default"]["stale_priorities"] == 4
     assert replay._modules["default"].selection._weights.total == 4.0
+    resumed = make(capacity=4, size=4, ratio=1.0, priority_exponent=1.0)
+    resumed.restore(replay.state(), CPU)
+    assert resumed.metrics()["default"]["stale_priorities"] == 4
     del sample, later
 
 
@@ -237,7 +240,7 @@ def test_priorities_of_rows_that_left_with_their_last_draw_are_not_counted_as_la
     last = kept.drawn.generations == 0
     weights = kept.selection._weights
     replay.learned({"default": torch.full((4,), 7.0)})
-    assert replay.stale_priorities == 0
+    assert replay.metrics()["default"]["stale_priorities"] == 0
     given = weights[kept.drawn.slots]
     np.testing.assert_array_equal(given, np.where(last, 0.0, 7.0))
     for _ in samples:
@@ -245,7 +248,9 @@ def test_priorities_of_rows_that_left_with_their_last_draw_are_not_counted_as_la
     for first in range(4, 400, 4):
         for _ in replay.add(numbered(first, 4)):
             replay.learned({"default": torch.rand(4) + 0.1})
-    assert replay.stale_priorities == 0, "nobody has replaced a row between draw and priority"
+    assert replay.metrics()["default"]["stale_priorities"] == 0, (
+        "nobody has replaced a row between draw and priority"
+    )
     # Freed slots hold no row, and get no weight by a priority that comes late.
     table = kept.table
     empty = np.flatnonzero(table.generations == 0)

@@ -106,6 +106,7 @@ def test_metrics_say_what_is_kept_and_how_often_it_is_drawn() -> None:
     assert 0 < unused < waiting + unused < 50
     assert told == {
         "replay_rows": 50.0,
+        "stale_priorities": 0.0,
         "samples_per_insert": 8 * draws / since,
         "updates_per_step": draws / since,
     }
@@ -208,7 +209,7 @@ def test_priorities_of_rows_that_have_moved_are_stale(make_batch: MakeBatch) -> 
     longer = living_rows(collate([marked(make_batch, 1, steps=9)]))
     replay._modules["default"].selection.put(longer)
     replay.learned({"default": torch.full((3,), 100.0)})
-    assert replay.stale_priorities == 3
+    assert replay.metrics()["default"]["stale_priorities"] == 3
     assert replay._modules["default"].selection._weights.total == 6.0
 
 

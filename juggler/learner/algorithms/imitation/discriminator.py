@@ -47,6 +47,8 @@ from juggler.learner.core.learner_core import Columns, Metrics, Sample, Seam
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.own_network import LossSum, OwnNetwork
 from juggler.learner.core.transitions import DISCOUNTS
+from juggler.learner.data.ranked import RANK, Ranked
+from juggler.learner.data.sources import DataSource
 from juggler.learner.imitation_config import ImitationConfig
 from juggler.runtime.checkpoints.checkpoint import IMITATION
 from juggler.runtime.modules import columns as c
@@ -143,6 +145,9 @@ class Discriminator(AroundCore):
         # The same at all learners of a group: a replay gives one minibatch at a time.
         self._minibatches = 1 if keeps else max(1, inner.config.batch_size // config.minibatch_size)
 
+    def data_source(self, seed: int = 0) -> DataSource:
+        return Ranked(super().data_source(seed))
+
     def own_state(self, seed: int) -> dict[str, Any]:
         return {key: each.network.beginning(seed) for key, each in self._imitators.items()}
 
@@ -191,7 +196,8 @@ class Discriminator(AroundCore):
             "imitation_reward": mean(rewards),
             "taken_for_demonstrated": mean((found > 0).float().view(live.shape)),
         }
-        return {**columns, c.REWARDS: rewards}, metrics
+        rest = {name: column for name, column in columns.items() if name != RANK}
+        return {**rest, c.REWARDS: rewards}, metrics
 
     def _steps(self, imitator: Imitator, columns: Columns) -> Any:
         """What the discriminator sees of a sample: trees [N T, ...]."""
@@ -205,21 +211,24 @@ class Discriminator(AroundCore):
         self, module_id: str, own: dict[str, Any], columns: Columns | None, seam: Seam
     ) -> tuple[dict[str, Any], Tensor]:
         """The state after some steps of the optimizer, and the means of its losses [3]. Without a
-        sample, this learner takes part in those of the others."""
+        sample, this learner takes part in those of the others. Each draws demonstrations of its
+        own."""
         imitator, count, each = self._imitators[module_id], self._minibatches, []
         network = imitator.network
         parts: list[Tensor | None] = [None] * count
         if columns is not None:
             live, ends = columns[c.LIVE].flatten(), terminated(columns).flatten()  # [N T] both
             steps = self._steps(imitator, columns)
-            order = uniform(mixed(own["key"]), (live.numel(),)).argsort()  # [N T]
+            apart = mixed(columns[RANK]) if RANK in columns else 0  # [], and 0 for rank 0
+            order = uniform(mixed(own["key"]) ^ apart, (live.numel(),)).argsort()  # [N T]
             parts = list(order.tensor_split(count))  # [B] each
         for part in parts:
             losses = [network.nothing(own)] * 3
             if part is not None and part.numel():
                 policy = tree_map(lambda x, part=part: x[part], steps)  # [B, ...]
                 shown = imitator.demonstrations
-                draws = uniform(mixed(own["key"]) ^ 1, (len(part),))  # [B]
+                key = mixed(own["key"]) ^ apart  # []
+                draws = uniform(key ^ 1, (len(part),))  # [B]
                 drawn = shown.drawn((draws * len(shown.terminated)).long())
                 demonstrated = imitator.shown(drawn.observations, drawn.actions)
                 # Without a live step there is nothing to be told from.
@@ -227,19 +236,25 @@ class Discriminator(AroundCore):
                 losses = [
                     _loss(network, own, policy, live[part], ends[part], softplus),
                     _loss(network, own, demonstrated, some, some & drawn.terminated, _negative),
-                    self._penalty(network, own, policy, demonstrated, live[part]),
+                    self._penalty(network, own, key ^ 2, policy, demonstrated, live[part]),
                 ]
             own, means = network.stepped(own, losses, self.own.lr, seam)
             each.append(means)  # [3]
         return own, torch.stack(each).mean(0)
 
     def _penalty(
-        self, network: OwnNetwork, own: dict[str, Any], policy: Any, demonstrated: Any, live: Tensor
+        self,
+        network: OwnNetwork,
+        own: dict[str, Any],
+        key: Tensor,
+        policy: Any,
+        demonstrated: Any,
+        live: Tensor,
     ) -> LossSum:
         """The gradient penalty between live [B] steps of the policy and demonstrated ones."""
         if not self.own.gradient_penalty:
             return network.nothing(own)
-        shares = uniform(mixed(own["key"]) ^ 2, (len(live),))  # [B]
+        shares = uniform(key, (len(live),))  # [B]
 
         def total(trained: Tensor) -> Tensor:
             def logits(steps: Any) -> Tensor:

@@ -64,8 +64,9 @@ class OffPolicyConfig(KeptConfig):
         return [key for key in super().numbers_of_losses() if key not in of_replay]
 
     def metric_names(self) -> list[str]:
-        of_replay = ("replay_rows", "replay_rows_waiting", "replay_rows_unused")
-        return [*super().metric_names(), *of_replay, "samples_per_insert", "updates_per_step"]
+        rows = ("replay_rows", "replay_rows_waiting", "replay_rows_unused")
+        of_replay = (*rows, "stale_priorities", "samples_per_insert", "updates_per_step")
+        return [*super().metric_names(), *of_replay]
 
     def validate(self) -> None:
         super().validate()
@@ -98,6 +99,11 @@ class OffPolicyConfig(KeptConfig):
             )
         for key in ("target_share", "priority_exponent", "importance_exponent"):
             self.check_within(key, getattr(self, key), 0, 1)
+        if not self.target_share:
+            raise ValueError(
+                f"target_share = {self.target_share}: the target network would never move; set it "
+                "above 0, or target_period higher to move it less often"
+            )
 
     def replay_rules(self) -> Rules:
         """How kept steps are drawn, and how they leave."""

@@ -89,6 +89,9 @@ class MixInReplay(DataSource):
         rows = [rows_of_episodes(columns) for columns in sample.values()]
         return self._source.expect(sample) + sum(map(self._room.taken_by, rows))
 
+    def taken_in(self) -> int:
+        return self._source.taken_in()
+
     def metrics(self) -> Mapping[str, Mapping[str, float]]:
         return self._told
 

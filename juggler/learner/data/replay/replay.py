@@ -70,9 +70,6 @@ class Replay(DataSource):
         columns: what is learned from, of drawn rows: the inverse of `rows`, if that is needed.
         directory: where kept rows lie on disk; "": in memory.
         memory: the most gigabytes that kept rows take, of a module; none: what `capacity` takes.
-
-    Attributes:
-        stale_priorities: how many priorities came too late, for rows that others had replaced.
     """
 
     def __init__(
@@ -104,6 +101,7 @@ class Replay(DataSource):
         self._beta = importance_exponent
         self._saved, self._seed = saved, seed
         self._rank = 0  # among learners of a group
+        self._taken_in = 0
         self._ones = torch.ones(size)  # [B]
         self._start()
 
@@ -117,10 +115,8 @@ class Replay(DataSource):
             if count and not kept.table.capacity:
                 self._room.taken_by(rows)
                 self._begin(kept, bytes_of_step(rows), FRAMES in rows, steps_of_row(rows))
-            if count:
-                kept.selection.put(rows)
             steps = np.count_nonzero(rows[c.LIVE].cpu().numpy()) if c.LIVE in rows else count
-            told = [count, steps, 1.0, float(kept.table.size > 0)]
+            told = [count, steps, 1.0, float(count > 0 or kept.table.size > 0)]
             if sums is not alone:  # all learners of a group make the same number of steps
                 device = any_leaf(columns).device
                 told = sums(torch.tensor(told, dtype=torch.float64, device=device)).tolist()
@@ -131,6 +127,9 @@ class Replay(DataSource):
                     "learners: they would run out of steps at different times, and make every step "
                     "of the optimizer together; set it to 0, or num_learners = 1"
                 )
+            if count:  # not before the others have answered: whoever loses them keeps nothing
+                kept.selection.put(rows)
+                self._taken_in += self._saved
             # None draws before all can.
             begin = self._room.begin if filled == learners else inf
             kept.arrived(arrived / learners, round(live), begin, self._ratio)
@@ -151,7 +150,10 @@ class Replay(DataSource):
             kept = self._modules[module_id]
             if self._rules.priority_exponent:
                 values = given.detach().cpu().double().numpy()  # [B]
-                self.stale_priorities += kept.selection.prioritize(kept.drawn, values)
+                kept.stale_priorities += kept.selection.prioritize(kept.drawn, values)
+
+    def taken_in(self) -> int:
+        return self._taken_in
 
     def metrics(self) -> Mapping[str, Mapping[str, float]]:
         return {module_id: kept.metrics() for module_id, kept in self._modules.items()}
@@ -201,7 +203,6 @@ class Replay(DataSource):
         self._modules: dict[str, _Kept] = {}
         self._generator = np.random.Generator(np.random.PCG64(self._seed))
         draw_apart(self._generator, self._rank)
-        self.stale_priorities = 0
 
     def _kept(self, module_id: str) -> _Kept:
         if module_id not in self._modules:
@@ -251,6 +252,7 @@ class _Kept:
         self.due = 0.0  # rows that are still to be drawn for those that arrived
         self.new_steps = 0  # at all learners, that no draw has told of
         self.drawn = Drawn(np.zeros(0, np.intp))
+        self.stale_priorities = 0  # that came too late, for rows that others had replaced
         self._waiting = 0  # steps that arrived, also before the first draw
         # Since draws may begin: rows that arrived, as this learner's share of those at all learners
         # of a group; steps that arrived at all of them; rows drawn, and samples.
@@ -290,6 +292,7 @@ class _Kept:
                 selection.came_rows - selection.drawn_rows - selection.unused_rows
             ),
             "replay_rows_unused": float(selection.unused_rows),
+            "stale_priorities": float(self.stale_priorities),
             "samples_per_insert": drawn / max(rows, 1),
             "updates_per_step": samples / max(steps, 1),
         }
@@ -300,6 +303,7 @@ class _Kept:
             "step_bytes": np.array(self._step_bytes),
             "selection": self.selection.state(),
             "counts": np.array([self.due, self.new_steps, self._waiting, *self._counts]),  # [7]
+            "stale_priorities": np.array(self.stale_priorities),
         }
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
@@ -308,3 +312,4 @@ class _Kept:
             self.selection.restore(state["selection"])
         self.due, new_steps, waiting, *self._counts = state["counts"].tolist()
         self.new_steps, self._waiting = int(new_steps), int(waiting)
+        self.stale_priorities = int(state.get("stale_priorities", 0))  # older ones do not say

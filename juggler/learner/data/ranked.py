@@ -1,0 +1,60 @@
+"""Ranked: a source that says at which learner of a group each sample is learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from juggler.learner.data.sources import DataSource, Sample, Sums, alone
+from juggler.runtime.modules.columns import LIVE
+from juggler.runtime.wire.trees import Tree
+
+#: A column [] int64: the rank that the learner's source was told last; 0 before.
+RANK: Final = "learner_rank"
+
+
+class Ranked(DataSource):
+    """Gives what another source gives, with a column `RANK`.
+
+    Learners of a group have one state, so that a core which draws by it draws the same at all of
+    them. With this column it can draw apart.
+    """
+
+    def __init__(self, source: DataSource) -> None:
+        self._source, self._rank = source, 0
+        self.keeps_frames, self.keeps_rows = source.keeps_frames, source.keeps_rows
+
+    def add(self, sample: Sample, sums: Sums = alone) -> Iterator[Sample]:
+        for due in self._source.add(sample, sums):
+            yield {
+                module_id: {**columns, RANK: torch.tensor(self._rank, device=columns[LIVE].device)}
+                for module_id, columns in due.items()
+            }
+
+    def expect(self, sample: Sample) -> float:
+        return self._source.expect(sample)
+
+    def learned(self, priorities: Mapping[str, Tensor] | None) -> None:
+        self._source.learned(priorities)
+
+    def taken_in(self) -> int:
+        return self._source.taken_in()
+
+    def metrics(self) -> Mapping[str, Mapping[str, float]]:
+        return self._source.metrics()
+
+    def draw_apart(self, rank: int) -> None:
+        self._rank = rank
+        self._source.draw_apart(rank)
+
+    def clear(self) -> None:
+        self._source.clear()
+
+    def state(self) -> dict[str, Tree]:
+        return self._source.state()
+
+    def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
+        self._source.restore(state, device)

@@ -1,0 +1,127 @@
+"""Learners of a group that imitate: which demonstrations each of them draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from support.datasets import random_episodes, write
+from support.groups import join, update
+
+from juggler.learner.algorithms.dqn.config import DqnConfig
+from juggler.learner.algorithms.dqn.core import Dqn
+from juggler.learner.algorithms.imitation.demonstrations import Demonstrations
+from juggler.learner.algorithms.imitation.discriminator import Discriminator
+from juggler.learner.algorithms.ppo.config import PpoConfig
+from juggler.learner.algorithms.ppo.core import Ppo
+from juggler.learner.core.gradient_core import GradientCore
+from juggler.learner.group.state_sync import state_hash
+from juggler.learner.imitation_config import ImitationConfig
+from juggler.learner.learner import Learner
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.modules.models import ActorCritic
+from juggler.runtime.modules.q_network import QNetwork
+
+pytest.importorskip("minari", reason="needs juggler[datasets]")
+
+MakeBatch = Callable[..., EpisodeBatch]
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+TWO = spaces.Discrete(2)
+MODEL = {"hidden_sizes": [8]}
+
+
+def inner(name: str) -> GradientCore:
+    if name == "ppo":
+        config = PpoConfig(minibatches=2, epochs=1)
+        return Ppo({"default": partial(ActorCritic, VECTOR, TWO, MODEL)}, config)
+    kept = DqnConfig(
+        n_step=1, replay_begin=0, replay_batch_size=16, replay_ratio=1.0, save_replay=False
+    )
+    return Dqn({"default": partial(QNetwork, VECTOR, TWO, MODEL)}, kept)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> ImitationConfig:
+    shown = write(tmp_path / "shown", random_episodes([40, 60], VECTOR, TWO), VECTOR, TWO)
+    return ImitationConfig(demonstrations=str(shown), model=MODEL, minibatch_size=16)
+
+
+class Noting(Demonstrations):
+    """Notes which of them are drawn."""
+
+    places: list[torch.Tensor]
+
+    def drawn(self, places: torch.Tensor) -> Demonstrations:
+        self.places.append(places)
+        return super().drawn(places)
+
+
+def make(name: str, own: ImitationConfig) -> tuple[Learner, list[torch.Tensor]]:
+    """A learner, and the places of what it will draw."""
+    core = Discriminator(inner(name), own)
+    imitator = core._imitators["default"]
+    imitator.demonstrations = Noting(*imitator.demonstrations)
+    imitator.demonstrations.places = []
+    return Learner(core, seed=0), imitator.demonstrations.places
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_learners_of_a_group_draw_different_demonstrations(
+    make_batch: MakeBatch, own: ImitationConfig, name: str
+) -> None:
+    made = [make(name, own) for _ in range(2)]
+    group = [learner for learner, _ in made]
+    join(group)
+    for seed in range(3):
+        update(group, [[make_batch(4, 8, seed=2 * seed + rank)] for rank in range(2)])
+    drawn = [places for _, places in made]
+    assert len(drawn[0]) == len(drawn[1]) > 2, "as often as one another"
+    assert not any(torch.equal(one, other) for one, other in zip(*drawn, strict=True))
+    assert len(set(map(state_hash, group))) == 1, "and still have one state"
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_a_break_at_a_checkpoint_changes_no_draw_of_demonstrations(
+    make_batch: MakeBatch, own: ImitationConfig, name: str
+) -> None:
+    def go_on(made: list[tuple[Learner, list[torch.Tensor]]], first: int) -> None:
+        for seed in range(first, first + 2):
+            shards = [[make_batch(4, 8, seed=2 * seed + rank)] for rank in range(2)]
+            update([learner for learner, _ in made], shards)
+
+    straight, resumed = ([make(name, own) for _ in range(2)] for _ in range(2))
+    join([learner for learner, _ in straight])
+    go_on(straight, 0)
+    saved = straight[0][0].save()
+    for (learner, places), (other, _) in zip(straight, resumed, strict=True):
+        learner.forget()
+        places.clear()
+        other.restore(*saved)
+    join([learner for learner, _ in resumed])
+    go_on(straight, 2)
+    go_on(resumed, 2)
+    for (one, places), (other, found) in zip(straight, resumed, strict=True):
+        assert len(places) == len(found) > 1
+        assert all(torch.equal(*pair) for pair in zip(places, found, strict=True))
+        assert state_hash(one) == state_hash(other)
+
+
+def test_who_is_left_alone_draws_what_a_learner_alone_draws(
+    make_batch: MakeBatch, own: ImitationConfig
+) -> None:
+    made = [make("ppo", own) for _ in range(2)]
+    alone, expected = make("ppo", own)
+    join([learner for learner, _ in made])
+    left, found = made[1]
+    left.join(None)
+    batch = make_batch(4, 8, seed=1)
+    for learner in (left, alone):
+        learner.update_from_episodes([batch])
+    pairs: Any = zip(found, expected, strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)

@@ -1,0 +1,79 @@
+"""Groups whose state takes longer to save, hash or restore than an operation of theirs may."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from support.groups import at_once, meet
+
+from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala.core import Impala
+from juggler.learner.group import gloo_peers
+from juggler.learner.group.peers import PeerLost, Peers
+from juggler.learner.learner import Learner
+from juggler.runtime.modules.models import ActorCritic
+
+LIMIT = 3.0  # seconds: of an operation
+SPACES = spaces.Box(-10, 10, (4,), np.float32), spaces.Discrete(2)
+
+
+def learner_of(updates: int, slow: str, monkeypatch: pytest.MonkeyPatch) -> Learner:
+    """A learner which does one thing slowly, once."""
+    make = {"default": partial(ActorCritic, *SPACES, {"hidden_sizes": [8]})}
+    learner = Learner(Impala(make, ImpalaConfig()), seed=updates)
+    learner.updates = updates
+    if slow:
+        does, late = getattr(learner, slow), [LIMIT + 1]
+
+        def slowly(*args: Any) -> Any:
+            time.sleep(late.pop() if late else 0)
+            return does(*args)
+
+        monkeypatch.setattr(learner, slow, slowly)
+    return learner
+
+
+@pytest.mark.parametrize(("leader", "follower"), [("save", ""), ("", "save"), ("", "restore")])
+def test_nobody_is_taken_for_lost_who_is_still_at_a_large_state(
+    monkeypatch: pytest.MonkeyPatch, make_batch: Callable[..., Any], leader: str, follower: str
+) -> None:
+    monkeypatch.setattr(gloo_peers, "COLLECTIVE_SECONDS", LIMIT)
+    group = [learner_of(5, leader, monkeypatch), learner_of(0, follower, monkeypatch)]
+
+    def work(learner: Learner, peers: Peers) -> int:
+        found = learner.join(peers)
+        learner.update_from_episodes([make_batch(4, 8)])  # at once, as the driver may tell it to
+        return found
+
+    pairs = zip(group, meet(2), strict=True)
+    hashes = at_once([partial(work, *pair) for pair in pairs])
+    assert hashes[0] == hashes[1]
+    assert [learner.updates for learner in group] == [6, 6]
+
+
+def test_an_error_of_one_of_them_is_not_hidden_and_keeps_nobody_waiting() -> None:
+    first, second = meet(2)
+
+    def fails() -> None:
+        raise ValueError("not the state of this learner")
+
+    def first_of_them() -> str:
+        with pytest.raises(ValueError, match="not the state") as error:
+            first.wait_for_all(fails)
+        return str(error.value)
+
+    found = at_once([first_of_them, lambda: second.wait_for_all(lambda: "done")])
+    assert found == ["not the state of this learner", "done"]
+
+
+def test_who_hears_nothing_of_another_one_has_lost_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = meet(2)
+    monkeypatch.setattr(gloo_peers, "COLLECTIVE_SECONDS", 0.5)
+    with pytest.raises(PeerLost):
+        group[1].wait_for_all(lambda: None)
