@@ -146,7 +146,7 @@ def test_a_module_of_two_learners_goes_on_while_one_of_them_is_killed(place: Pla
             return False
         return now["left"]["updates"] > left and now["right"]["updates"] > right
 
-    eventually(lambda: all_make_updates_beyond(3, 3), 60.0, lambda: running.output)
+    eventually(lambda: all_make_updates_beyond(3, 3), 100.0, lambda: running.output)
     before = modules()["right"]
     killed: psutil.Process = place.worker(before["learners"][-1].replace("-", " "))
     os.kill(killed.pid, signal.SIGSTOP)
@@ -157,9 +157,9 @@ def test_a_module_of_two_learners_goes_on_while_one_of_them_is_killed(place: Pla
         lost = "learner_lost" in now["env_steps_dropped"]
         return lost and now["weights_version"][1] > before["weights_version"][1]
 
-    eventually(right_goes_on_alone, 60.0, lambda: running.output)
+    eventually(right_goes_on_alone, 100.0, lambda: running.output)
     then = {module_id: module["updates"] for module_id, module in modules().items()}
-    eventually(lambda: all_make_updates_beyond(**then), 60.0, lambda: running.output)
+    eventually(lambda: all_make_updates_beyond(**then), 100.0, lambda: running.output)
     running.process.send_signal(signal.SIGINT)
     running.wait(60)
     _assert_every_module_balances(place)
