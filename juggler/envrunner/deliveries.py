@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from juggler.envrunner.agent_returns import to_messages
+from juggler.envrunner.info_numbers import to_messages as to_info_messages
 from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.envrunner.rounds import PlayedRound
 from juggler.runtime.actors.attachment import Attachment
@@ -127,6 +128,7 @@ def tell_round(receipt: training_pb2.Receipt, played: PlayedRound, *, by_agent: 
     """
     receipt.env_returns.extend(played.env_returns)
     receipt.env_lengths.extend(played.env_lengths)
+    receipt.infos.extend(to_info_messages(played.infos))
     for module_id, other in played.others.items():
         receipt.played.add(
             module_id=module_id,

@@ -15,7 +15,6 @@ from juggler.envrunner.evaluation import Goal
 from juggler.envrunner.filming import film
 from juggler.envrunner.finiteness import NonFinite
 from juggler.envrunner.frozen_weights import FrozenWeights
-from juggler.envrunner.info_numbers import to_messages as to_info_messages
 from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.envrunner.process import index_of, prepare_process, report_slow_streams
 from juggler.envrunner.program import EnvRunnerProgram
@@ -251,7 +250,6 @@ class EnvRunner:
         receipt.episode_returns.extend(result.episode_returns)
         receipt.episode_lengths.extend(result.episode_lengths)
         receipt.stale_steps = result.stale_steps
-        receipt.infos.extend(to_info_messages(result.infos))
         if result.connector_delta:
             receipt.connector_delta = to_bytes(result.connector_delta)
         sender = self._modules[request.module_id].sender(request.learner)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -14,9 +14,14 @@ from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.v1 import training_pb2
 
 #: Of more numbers, those that came first are told.
-MOST_NUMBERS: Final = 32
-LONGEST_NAME: Final = 100  # characters
+MOST_NUMBERS: Final = 128
+#: Of more names of numbers, likewise. Each of several agents may give a number of one name.
+MOST_NAMES: Final = 32
+LONGEST_NAME: Final = 100  # characters, of a number or of its agent
+#: Of more episodes of a fragment, the newest are told.
+MOST_EPISODES: Final = 100
 
+_NUMBERS = (float, int, np.floating, np.integer, np.bool_)
 _LARGEST = 1e300  # so that sums are finite
 _MOST_OTHERS = 1000  # names that are remembered to be none
 _NOT_OF_THE_ENVIRONMENT = (ACTION_MASK, "final_obs", "final_info")
@@ -30,8 +35,25 @@ class InfoNumber(NamedTuple):
     most: float
 
 
-#: By name, of each episode that gave it, by their last steps.
+#: By name, of each episode that gave it, by their last steps. A number of one of several agents is
+#: named "AGENT/NAME".
 InfoNumbers = dict[str, list[InfoNumber]]
+
+
+def keep_numbers(infos: dict[str, Any], info: Mapping[Any, Any], row: int, rows: int) -> None:
+    """Put the numbers of one row's info into the infos of a step: arrays [rows], NaN where a row
+    gave none. It is much faster than Gymnasium's way, and is called in each step of each row."""
+    for name, value in info.items():
+        if isinstance(value, _NUMBERS) and type(name) is str:
+            array = infos.get(name)  # [rows]
+            if array is None:
+                if len(infos) >= MOST_NUMBERS:
+                    continue
+                array = infos[name] = np.full(rows, np.nan)
+            try:
+                array[row] = value
+            except OverflowError:  # an integer that no float has
+                pass
 
 
 def to_messages(numbers: InfoNumbers) -> list[training_pb2.InfoNumber]:
@@ -69,17 +91,22 @@ class _Number:
 
 
 class InfoWatch:
-    """Watches the infos of N environments for numbers. One that is not finite is left out.
+    """Watches the infos of N rows for numbers. One that is not finite is left out.
 
     Args:
-        rows: N.
+        rows: N, environments with one agent, or the agents of environments with several.
         steps: T of a fragment.
         autoreset: of the environments.
+        agents: the rows' A agents, in turn; (): they are not told apart.
     """
 
-    def __init__(self, rows: int, steps: int, autoreset: AutoresetMode) -> None:
+    def __init__(
+        self, rows: int, steps: int, autoreset: AutoresetMode, agents: Sequence[str] = ()
+    ) -> None:
         self._shape = rows, steps
         self._same_step = autoreset is AutoresetMode.SAME_STEP
+        self._before_names = [f"{agent}/" for agent in agents] or [""]
+        self._most_names = min(MOST_NAMES, MOST_NUMBERS // len(self._before_names))
         self._numbers: dict[str, _Number] = {}
         self._others: set[str] = set()  # names of what is no number
 
@@ -88,18 +115,19 @@ class InfoWatch:
         self._numbers = {}
 
     def see(self, infos: Mapping[str, Any], t: int, done: NDArray[np.bool_]) -> None:
-        """Take what step t gave.
+        """Take what step t of a vector of environments gave.
 
         Args:
             infos: of the vector of environments.
             t: of the fragment.
             done: [N] where an episode ended. Under SAME_STEP autoreset, its last info is apart.
         """
-        self._take(infos, t, ~done if self._same_step else None)
+        self.take(infos, t, ~done if self._same_step else None)
         if self._same_step and isinstance(final := infos.get("final_info"), Mapping):
-            self._take(final, t, done)
+            self.take(final, t, done)
 
-    def _take(self, infos: Mapping[str, Any], t: int, of: NDArray[np.bool_] | None) -> None:
+    def take(self, infos: Mapping[str, Any], t: int, of: NDArray[np.bool_] | None) -> None:
+        """Take what step t gave in the rows `of` [N]; None: in all."""
         for name, given in infos.items():
             number = self._numbers.get(name)
             if number is None:
@@ -113,6 +141,8 @@ class InfoWatch:
             elif not self._are_numbers(given):
                 continue  # this time it is something else
             there = infos.get(f"_{name}")  # [N] where an environment gave it; None: everywhere
+            if not self._are_flags(there):
+                there = None
             if of is not None:
                 there = of if there is None else there & of
             column = number.values[:, t]  # [N]
@@ -128,15 +158,21 @@ class InfoWatch:
             isinstance(given, np.ndarray) and given.shape == (rows,) and given.dtype.kind in "biuf"
         )
 
+    def _are_flags(self, given: Any) -> bool:
+        return (
+            isinstance(given, np.ndarray)
+            and given.shape == self._shape[:1]
+            and given.dtype == np.bool_
+        )
+
     def _is_number(self, name: Any, given: Any) -> bool:
         return (
             self._are_numbers(given)
             and isinstance(name, str)
             and not name.startswith("_")
             and name not in _NOT_OF_THE_ENVIRONMENT
-            and len(name) <= LONGEST_NAME
-            and name.isprintable()
-            and len(self._numbers) < MOST_NUMBERS
+            and is_name(name)
+            and len(self._numbers) < self._most_names
         )
 
     def _begin(self) -> _Number:
@@ -149,36 +185,32 @@ class InfoWatch:
             most=np.full(rows, -np.inf),
         )
 
-    def advance(
-        self,
-        live: NDArray[np.bool_],
-        done: NDArray[np.bool_],
-        rows: NDArray[np.int32],
-        starts: NDArray[np.int32],
-        lengths: NDArray[np.int32],
-    ) -> InfoNumbers:
+    def advance(self, live: NDArray[np.bool_] | None, done: NDArray[np.bool_]) -> InfoNumbers:
         """Account for one fragment, of which all steps were seen.
 
         Args:
-            live: [N, T]; false where a step only resets.
+            live: [N, T]; false where a step only resets; None: nowhere.
             done: [N, T], the last step of an episode.
-            rows: [S] of the segments of episodes, by row and start.
-            starts: [S]
-            lengths: [S]
         """
         if not self._numbers:
             return {}
-        ends = starts + lengths - 1  # [S]
-        ended = done[rows, ends]  # [S]
+        begins = np.ones_like(done)  # [N, T] where a segment of an episode begins
+        begins[:, 1:] = done[:, :-1]
+        at = np.flatnonzero(begins)  # [S] where each begins among all steps
+        rows = at // done.shape[1]  # [S]
+        ends = np.append(at[1:], done.size) - 1  # [S] its last step among all
+        ended = done.ravel()[ends]  # [S]
         first = np.ones(len(rows), np.bool_)  # [S] goes on with the running episode of its row
         first[1:] = rows[1:] != rows[:-1]
         last = np.ones(len(rows), np.bool_)  # [S]
         last[:-1] = first[1:]
-        order = np.flatnonzero(ended)[np.argsort(ends[ended], kind="stable")]  # [E]
-        at = rows * self._shape[1] + starts  # [S] where each begins among all steps
-        found = {}
+        by_step = np.argsort(ends[ended] % done.shape[1], kind="stable")
+        order = np.flatnonzero(ended)[by_step]  # [E]
+        found: InfoNumbers = {}
         for name, number in self._numbers.items():
-            counted = live & (np.abs(number.values) <= _LARGEST)  # [N, T]
+            counted = np.abs(number.values) <= _LARGEST  # [N, T]
+            if live is not None:
+                counted &= live
             sums = _reduce(np.add, np.where(counted, number.values, 0.0), at)  # [S]
             counts = _reduce(np.add, counted.astype(np.int64), at)  # [S]
             least = _reduce(np.minimum, np.where(counted, number.values, np.inf), at)  # [S]
@@ -195,14 +227,23 @@ class InfoWatch:
             number.most[on] = np.where(ended, -np.inf, most)[last]
             number.values[:] = np.nan
             given = order[counts[order] > 0]  # [E'] episodes that gave it
-            means = sums[given] / counts[given]  # [E']
-            if len(given):
-                columns = means.tolist(), least[given].tolist(), most[given].tolist()
-                found[name] = [InfoNumber(*each) for each in zip(*columns, strict=True)]
+            agents = rows[given] % len(self._before_names)  # [E']
+            for place, before in enumerate(self._before_names):
+                newest = given[agents == place][-MOST_EPISODES:]  # [K]
+                if len(newest):
+                    means = sums[newest] / counts[newest]  # [K]
+                    columns = means.tolist(), least[newest].tolist(), most[newest].tolist()
+                    each = [InfoNumber(*values) for values in zip(*columns, strict=True)]
+                    found[before + name] = each
         return found
 
 
-def _reduce(function: np.ufunc, values: NDArray[Any], at: NDArray[np.int32]) -> NDArray[Any]:
+def is_name(name: str) -> bool:
+    """Whether a number or an agent of this name can be told of."""
+    return len(name) <= LONGEST_NAME and name.isprintable()
+
+
+def _reduce(function: np.ufunc, values: NDArray[Any], at: NDArray[np.intp]) -> NDArray[Any]:
     """Reduce all steps [N, T] from each of these to the next one: [S]."""
     reduced: NDArray[Any] = function.reduceat(values.ravel(), at)
     return reduced

@@ -56,8 +56,6 @@ class Recorded:
         episode_lengths: their numbers of steps.
         connector_delta: what connectors have learned since the last batch; {}: nothing.
         stale_steps: steps that were dropped because they are too old for a batch.
-        infos: with one agent, numbers that the environments put into their infos, of these
-            episodes.
     """
 
     batch: EpisodeBatch | None
@@ -66,7 +64,6 @@ class Recorded:
     episode_lengths: list[int]
     connector_delta: State = field(default_factory=dict)
     stale_steps: int = 0
-    infos: InfoNumbers = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -122,6 +119,7 @@ class PlayedRound:
         agent_returns: what each agent got in them.
         matches: of a league, that ended.
         notes: for people, each of them once: how modules act, and which agent does not end.
+        infos: numbers that the environments put into their infos, of the episodes that ended.
     """
 
     modules: Mapping[str, Recorded | NonFinite]
@@ -132,3 +130,4 @@ class PlayedRound:
     agent_returns: AgentReturns = field(default_factory=dict)
     matches: list[EndedMatch] = field(default_factory=list)
     notes: list[training_pb2.Note] = field(default_factory=list)
+    infos: InfoNumbers = field(default_factory=dict)

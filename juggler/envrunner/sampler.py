@@ -133,8 +133,7 @@ class Sampler:
             states = {**states, CONNECTOR_STATES: self._contexts_of_rows(self._contexts, actions)}
         done = self._terminated | self._truncated  # [N, T]
         segments = self._running.advance(self._rewards, done, live)
-        at = segments.rows, segments.starts, segments.lengths
-        infos = self._infos.advance(live, done, *at)
+        infos = self._infos.advance(live, done)
         versions = np.empty((2, len(segments.rows)), np.uint64)
         versions[0], versions[1] = version
         batch = EpisodeBatch(

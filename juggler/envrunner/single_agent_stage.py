@@ -101,10 +101,10 @@ class SingleAgentStage(NoLeague):
             fragment.episode_returns if plays else [],
             fragment.episode_lengths if plays else [],
             fragment.connector_delta,
-            infos=fragment.infos,
         )
         notes, self._notes = [*self._notes, *self._policy.take_notes()], []
-        return PlayedRound({self._module_id: result}, fragment.seconds, notes=notes)
+        recorded = {self._module_id: result}
+        return PlayedRound(recorded, fragment.seconds, notes=notes, infos=fragment.infos)
 
     def evaluate(
         self,

@@ -24,7 +24,7 @@ from juggler.gateway.sessions import (
     SessionError,
     Sessions,
     check_hello,
-    check_room,
+    no_room,
 )
 from juggler.gateway.shared_episodes import SharedEpisodes
 from juggler.gateway.step_batches import Batch
@@ -189,12 +189,10 @@ class SessionManager:
         """
         gone = self.sessions.vanished()
         here = len(self.sessions.by_id) - len(gone)
-        check_room(more, self.environments - sum(map(_places, gone)), here)
-        for session in gone:
-            try:
-                return check_room(more, self.environments, len(self.sessions.by_id))
-            except SessionError:
-                self.lose(session)
+        if error := no_room(more, self.environments - sum(map(_places, gone)), here):
+            raise error
+        while no_room(more, self.environments, len(self.sessions.by_id)):
+            self.lose(gone.pop(0))
 
     def _read(self, given: pb.Agent, module_id: str) -> tuple[pb.Agent, Space[Any], Space[Any]]:
         """What the agents of a module have in common, as this one says it.

@@ -291,21 +291,20 @@ def check_hello(hello: pb.Hello) -> None:
         raise SessionError(Code.UNKNOWN_ENVIRONMENT, "a session needs at least 1 environment")
 
 
-def check_room(more: int, environments: int, sessions: int) -> None:
-    """
+def no_room(more: int, environments: int, sessions: int) -> SessionError | None:
+    """What ends a new session that has no room; None: there is room for it.
+
     Args:
-        more: environments of a new session, as those that there are.
+        more: its environments, once for each agent.
         environments: how many there are, once for each agent.
         sessions: how many there are.
-
-    Raises:
-        SessionError: there is no room for it.
     """
-    if sessions >= MOST_SESSIONS or environments + more > MOST_ENVIRONMENTS:
-        raise SessionError(
-            Code.FULL,
-            f"{sessions} sessions with {environments} environments are here, and at most "
-            f"{MOST_SESSIONS} with {MOST_ENVIRONMENTS}, once for each agent, may be: start another "
-            "gateway",
-            retryable=True,
-        )
+    if sessions < MOST_SESSIONS and environments + more <= MOST_ENVIRONMENTS:
+        return None
+    return SessionError(
+        Code.FULL,
+        f"{sessions} sessions with {environments} environments are here, and at most "
+        f"{MOST_SESSIONS} with {MOST_ENVIRONMENTS}, once for each agent, may be: start another "
+        "gateway",
+        retryable=True,
+    )

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
 from juggler.envrunner.info_numbers import (
-    MOST_NUMBERS,
+    MOST_NAMES,
     InfoNumber,
     InfoWatch,
     from_messages,
@@ -86,27 +86,26 @@ def test_each_episode_tells_its_mean_its_least_and_its_most(
 
 def test_a_new_start_drops_what_episodes_that_were_running_gave() -> None:
     watch = InfoWatch(1, 2, AutoresetMode.NEXT_STEP)
-    live, rows, starts = np.ones((1, 2), np.bool_), np.zeros(1, np.int32), np.zeros(1, np.int32)
-    lengths, done = np.full(1, 2, np.int32), np.zeros((1, 2), np.bool_)
+    live, done = np.ones((1, 2), np.bool_), np.zeros((1, 2), np.bool_)
     for _ in range(2):
         for t, value in enumerate((9.0, 1.0)):
             watch.see({"x": np.array([value])}, t, done[:, t])
-        assert watch.advance(live, done, rows, starts, lengths) == {}
+        assert watch.advance(live, done) == {}
         watch.restart()
     watch.see({"x": np.array([2.0])}, 1, done[:, 1])
     done[0, 1] = True
-    found = watch.advance(live, done, rows, starts, lengths)
+    found = watch.advance(live, done)
     assert found == {"x": [InfoNumber(2.0, 2.0, 2.0)]}
     assert from_messages(to_messages(found)) == found
 
 
 def test_of_many_numbers_the_first_are_told() -> None:
     watch = InfoWatch(1, 1, AutoresetMode.NEXT_STEP)
-    one, first = np.ones((1, 1), np.bool_), np.zeros(1, np.int32)
-    infos = {f"x{k:03d}": np.ones(1) for k in range(MOST_NUMBERS + 9)}
+    one = np.ones((1, 1), np.bool_)
+    infos = {f"x{k:03d}": np.ones(1) for k in range(MOST_NAMES + 9)}
     watch.see({"bad\n": np.ones(1), "n" * 101: np.ones(1), **infos}, 0, one[:, 0])
-    found = watch.advance(one, one, first, first, np.ones(1, np.int32))
-    assert list(found) == list(infos)[:MOST_NUMBERS]
+    found = watch.advance(one, one)
+    assert list(found) == list(infos)[:MOST_NAMES]
 
 
 @pytest.mark.parametrize(
@@ -114,9 +113,17 @@ def test_of_many_numbers_the_first_are_told() -> None:
 )
 def test_a_number_that_is_something_else_for_a_step_is_left_out_there(other: Any) -> None:
     watch = InfoWatch(1, 2, AutoresetMode.NEXT_STEP)
-    live, first = np.ones((1, 2), np.bool_), np.zeros(1, np.int32)
+    live = np.ones((1, 2), np.bool_)
     done = np.array([[False, True]])
     watch.see({"x": np.array([3.0])}, 0, done[:, 0])
     watch.see({"x": other}, 1, done[:, 1])
-    found = watch.advance(live, done, first, first, np.full(1, 2, np.int32))
+    found = watch.advance(live, done)
     assert found == {"x": [InfoNumber(3.0, 3.0, 3.0)]}
+
+
+@pytest.mark.parametrize("flags", [np.array([0.0]), np.ones((1, 2), np.bool_), "n/a", None])
+def test_what_does_not_flag_the_environments_of_a_number_is_passed_over(flags: Any) -> None:
+    watch = InfoWatch(1, 1, AutoresetMode.SAME_STEP)
+    done = np.zeros((1, 1), np.bool_)
+    watch.see({"x": np.array([3.0]), "_x": flags}, 0, done[:, 0])
+    assert watch.advance(None, ~done) == {"x": [InfoNumber(3.0, 3.0, 3.0)]}

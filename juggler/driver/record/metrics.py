@@ -11,7 +11,12 @@ from juggler.driver.record.candidates import RETURN_WINDOW, Candidates
 from juggler.driver.record.module_metrics import AgentMetrics, ModuleMetrics, StalenessSince
 from juggler.driver.record.workers import WorkerRecords
 from juggler.envrunner.agent_returns import AgentReturns
-from juggler.envrunner.info_numbers import MOST_NUMBERS, InfoNumber, InfoNumbers
+from juggler.envrunner.info_numbers import (
+    MOST_EPISODES,
+    MOST_NUMBERS,
+    InfoNumber,
+    InfoNumbers,
+)
 from juggler.runtime.actors.histogram import Histogram
 
 _STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  # updates
@@ -63,8 +68,7 @@ class Metrics:
         that came first are kept."""
         for name, episodes in numbers.items():
             if name in self.infos or len(self.infos) < MOST_NUMBERS:
-                kept = self.infos.setdefault(name, deque(maxlen=RETURN_WINDOW))
-                kept.extend(episodes[-RETURN_WINDOW:])
+                self.infos.setdefault(name, deque(maxlen=MOST_EPISODES)).extend(episodes)
 
     def agents_ended(
         self, module_id: str, returns: Sequence[float], lengths: Sequence[int]

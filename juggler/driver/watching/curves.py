@@ -14,6 +14,7 @@ from juggler.driver.record.run_directory import METRICS_FILE, flat
 MOST_POINTS: Final = 1200
 _MOST_KEYS: Final = 400  # of a line
 _MOST_NAMES: Final = 32  # modules, agents, players
+_MOST_NUMBERS: Final = 128  # of environments
 
 _ALONE: Final = (
     STEPS,
@@ -113,13 +114,13 @@ def _points(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         if (value := _finite(line.get(key))) is not None:
             yield key, value
     yield "env_steps_dropped", sum(_numbers(_table(line, "env_steps_dropped")).values())
-    for table, wanted in (
-        ("modules", None),
-        ("by_module", "episode_return_mean"),
-        ("by_agent", "episode_return_mean"),
-        ("info", "mean"),
+    for table, wanted, most in (
+        ("modules", None, _MOST_NAMES),
+        ("by_module", "episode_return_mean", _MOST_NAMES),
+        ("by_agent", "episode_return_mean", _MOST_NAMES),
+        ("info", "mean", _MOST_NUMBERS),
     ):
-        for name, told in list(_table(line, table).items())[:_MOST_NAMES]:
+        for name, told in list(_table(line, table).items())[:most]:
             for key, value in _numbers(told).items():
                 if wanted in (None, key):
                     yield f"{table}/{name}/{key}", value

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 
 from juggler.driver.core import events
 from juggler.driver.league.config import MOST_HISTORICAL, MOST_LEARNING
-from juggler.envrunner.info_numbers import MOST_NUMBERS
+from juggler.envrunner.info_numbers import MOST_EPISODES, MOST_NUMBERS
 from juggler.runtime.actors.hello import one_line
 from juggler.runtime.actors.hub_events import Left
 from juggler.runtime.actors.requests import Completed
@@ -132,7 +132,7 @@ def read_receipt(
     most_episodes = receipt.live_steps + _MORE_EPISODES
     _check_returns(receipt.episode_returns, receipt.episode_lengths, most_episodes)
     _check_returns(receipt.env_returns, receipt.env_lengths, most_episodes)
-    _check_infos(receipt.infos, most_episodes)
+    _check_infos(receipt.infos)
     _check_agent_returns(receipt.agent_returns, agents, len(receipt.env_returns))
     _check_numbers("seconds", receipt.seconds, SECONDS)
     _check_numbers("counts", receipt.counts, COUNTS)
@@ -271,14 +271,16 @@ def _check_agent_returns(
             raise ValueError("a return that is not finite")
 
 
-def _check_infos(infos: Collection[training_pb2.InfoNumber], most: int) -> None:
+def _check_infos(infos: Collection[training_pb2.InfoNumber]) -> None:
     if len(infos) > MOST_NUMBERS:
         raise ValueError(f"{len(infos)} numbers of infos: at most {MOST_NUMBERS}")
     for number in infos:
         _check_name("a number of infos", number.name)
         episodes = {len(number.mean), len(number.least), len(number.most)}
-        if len(episodes) > 1 or max(episodes) > most:
-            raise ValueError(f"numbers of infos of {sorted(episodes)} episodes: at most {most}")
+        if len(episodes) > 1 or max(episodes) > MOST_EPISODES:
+            raise ValueError(
+                f"numbers of infos of {sorted(episodes)} episodes: at most {MOST_EPISODES}"
+            )
         for values in (number.mean, number.least, number.most):
             if not all(map(math.isfinite, values)):
                 raise ValueError(f"the number {number.name!r} of infos is not finite")

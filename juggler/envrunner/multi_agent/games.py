@@ -4,54 +4,15 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from gymnasium import Space
 
+from juggler.envrunner.multi_agent.reports import Reports, Told, mask_in
 from juggler.envrunner.multi_agent.slot_books import BrokenRule
 from juggler.envrunner.multi_agent.turns import STATE
 from juggler.envrunner.multi_agent.wrapped_attributes import reader
-from juggler.runtime.modules.columns import ACTION_MASK
-
-
-class Told(NamedTuple):
-    """What an environment told an agent that acts next, or whose episode ended.
-
-    Attributes:
-        slot: of the agent.
-        observation: what the agent sees.
-        mask: the action mask in its info; None: its info has none.
-        terminated: its episode ended by itself.
-    """
-
-    slot: int
-    observation: Any
-    mask: Any
-    terminated: bool = False
-
-
-class Reports:
-    """What all environments told in one step.
-
-    Attributes:
-        rewards: by slot.
-        ended: by group, the agents whose episode ended.
-        acting: by group, the agents that act next.
-        over: environments whose agents are all done.
-        critics_now: by what critics see, and by environment, what that is with the agents that act
-            next.
-        critics_at_end: the same with the agents that ended, where any did; copies.
-    """
-
-    def __init__(self, groups: int) -> None:
-        self.critics_now: dict[str, dict[int, Any]] = defaultdict(dict)
-        self.critics_at_end: dict[str, dict[int, Any]] = defaultdict(dict)
-        self.rewards: dict[int, float] = {}
-        self.ended: list[list[Told]] = [[] for _ in range(groups)]
-        self.acting: list[list[Told]] = [[] for _ in range(groups)]
-        self.over: list[int] = []
 
 
 class Game(ABC):
@@ -206,6 +167,7 @@ class ParallelGame(Game):
         there, late = dict.fromkeys(self._agents()), self._is_late()
         ended: list[Hashable] = []
         for agent in actions:
+            reports.keep(self._slots[self._place(agent)], infos.get(agent))
             terminated = self._of(agent, terminations, "terminations")
             truncated = self._of(agent, truncations, "truncations") or (late and agent in there)
             if terminated or truncated:
@@ -302,6 +264,7 @@ class TurnBasedGame(Game):
                 raise BrokenRule(self.index, reason)
             observation, reward, terminated, truncated, info = self.env.last()
             self._rewarded(agent, reward, ends)
+            ends.keep(self._slots[self._place(agent)], info)
             if late and not (terminated or truncated):
                 if not served:
                     self._show_critics_the_end(ends)
@@ -339,11 +302,5 @@ class TurnBasedGame(Game):
             raise BrokenRule(self.index, reason)
         for agent in self._agents():
             self._rewarded(agent, rewards[agent], ends)
+            ends.keep(self._slots[self._place(agent)], infos.get(agent))
             self._ends(agent, self.env.observe(agent), infos.get(agent), False, ends)
-
-
-def mask_in(info: Any) -> Any:
-    """Return the action mask in an agent's info; None if there is none."""
-    # A dict is one, and the check of other mappings takes longer.
-    is_mapping = type(info) is dict or isinstance(info, Mapping)
-    return info.get(ACTION_MASK) if is_mapping else None

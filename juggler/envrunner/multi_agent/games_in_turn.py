@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.multi_agent.critics import AllObservations, States, no_state
-from juggler.envrunner.multi_agent.games import Game, Reports, Told, mask_in
+from juggler.envrunner.multi_agent.games import Game
 from juggler.envrunner.multi_agent.group_observations import GroupObservations, Misfit
+from juggler.envrunner.multi_agent.reports import Reports, Told, mask_in
 from juggler.envrunner.multi_agent.slot_books import Booked, BrokenRule, SlotBooks, told_overdue
 from juggler.envrunner.multi_agent.turns import (
     STATE,
@@ -93,7 +94,7 @@ class GamesInTurn:
 
     def step(self, actions: Sequence[Any]) -> Turn:
         by_env = self._by_env(actions)
-        reports = Reports(len(self.groups))
+        reports = Reports(len(self.groups), self.num_envs * len(self.agents))
         call, i = "step", 0
         try:
             for i, game in enumerate(self._games):
@@ -233,7 +234,7 @@ class GamesInTurn:
         over = np.array(reports.over, np.intp)
         critics = {kind: self._of_critic(kind, reports) for kind in self._critics}
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
-        return Turn(tuple(groups), began, over, *ended_with, critics)
+        return Turn(tuple(groups), began, over, *ended_with, critics, infos=reports.infos)
 
     def _of_critic(self, kind: str, reports: Reports) -> CriticObservations:
         now = self._critic_batch(self._critics[kind], reports.critics_now[kind])  # [N, ...]

@@ -12,6 +12,7 @@ from juggler.envrunner.agent_returns import AgentReturns, add_returns
 from juggler.envrunner.environments.seeding import module_seeds
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFinite
+from juggler.envrunner.multi_agent.agent_infos import AgentInfos
 from juggler.envrunner.multi_agent.line_up import LineUps, Players
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots, merged_actions
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
@@ -51,6 +52,7 @@ class MultiAgentSampler:
             a: slots.role.module_id for slots in modules.values() for a in slots.role.agents
         }
         self._players = Players(envs.num_envs, envs.agents, played_by)
+        self._infos = AgentInfos(envs.num_envs, envs.agents, steps)
         self._turn: Turn | None = None
         self._taken = False  # the last turn is known to the modules
         self.reset(seed)
@@ -63,6 +65,7 @@ class MultiAgentSampler:
             slots.forget()
         if self._line_ups is not None:
             self._line_ups.reset(seed)
+        self._infos.restart()
         self._turn, self._taken = self._envs.reset(seed), False
 
     def add(self, module_id: str, slots: ModuleSlots) -> None:
@@ -102,13 +105,14 @@ class MultiAgentSampler:
         if not self._taken:
             self._take(turn, recorded)
             self._taken = True
-        for _ in range(self._steps):
+        for t in range(self._steps):
             before = time.perf_counter()
             actions = self._act(turn)
             between = time.perf_counter()
             turn = self._envs.step(actions)
             seconds["inference"] += between - before
             seconds["environment"] += time.perf_counter() - between
+            self._infos.see(turn, t)
             if len(turn.over):
                 players = self._players.of(turn.over)  # [L, A] before others begin there
                 add_returns(agent_returns, self._envs.agents, players, turn.agent_returns)
@@ -119,6 +123,7 @@ class MultiAgentSampler:
                     self._line_ups.ended(turn.over, turn.agent_returns, turn.env_lengths)
             self._take(turn, recorded)
         finishing = time.perf_counter()
+        infos = self._infos.advance()
         results: dict[str, Recorded | NonFinite] = {}
         others: dict[str, Played] = {}
         for module_id, slots in self._modules.items():
@@ -129,13 +134,14 @@ class MultiAgentSampler:
             else:
                 others.setdefault(slots.role.module_id, Played()).add(slots.played())
         if any(isinstance(result, NonFinite) for result in results.values()):
-            env_returns, env_lengths, agent_returns = [], [], {}
+            env_returns, env_lengths, agent_returns, infos = [], [], {}, {}
         else:
             _require_finite(environments, env_returns)
             self._turn = turn
         seconds["frames"] = time.perf_counter() - finishing
         seconds["connectors"] = time.perf_counter() - started - sum(seconds.values())
-        return PlayedRound(results, seconds, env_returns, env_lengths, others, agent_returns)
+        ended = env_returns, env_lengths, others, agent_returns
+        return PlayedRound(results, seconds, *ended, infos=infos)
 
     def _take(self, turn: Turn, recorded: Collection[str]) -> None:
         line_up = None

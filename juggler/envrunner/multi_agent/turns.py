@@ -98,6 +98,8 @@ class Turn:
             first action on; NaN for an agent that did not act in it.
         critics: by the keys of `MultiAgentEnvs.critic_spaces`.
         stepped: [M] the environments that made a step; None: all of them.
+        infos: what the step put into infos, [N * A] by name, as `InfoWatch` takes it. It means
+            something for slots that act next, in the same episode, and for those that ended.
     """
 
     groups: tuple[GroupTurn, ...]
@@ -108,6 +110,7 @@ class Turn:
     agent_returns: NDArray[np.float64]
     critics: Mapping[str, CriticObservations] = field(default_factory=dict)
     stepped: NDArray[np.intp] | None = None
+    infos: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 class MultiAgentEnvs(Protocol):

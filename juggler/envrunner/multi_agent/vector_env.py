@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +26,9 @@ class VectorStep(NamedTuple):
         truncated: [N, A] bool, the agents whose episode was cut off.
         acting: [N, A] bool, the agents that act next: those who are there and on turn. An
             environment is over when none of its agents acts next.
+        infos: numbers [N, A] of this step by name, for the run's metrics; those of agents who
+            neither act next nor end with this step mean nothing, nor does NaN. As in Gymnasium's
+            vectors, "_NAME" [N, A] bool may say which agents a number is of.
     """
 
     observations: Tree
@@ -31,6 +36,7 @@ class VectorStep(NamedTuple):
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     acting: NDArray[np.bool_]
+    infos: Mapping[str, NDArray[Any]] = MappingProxyType({})
 
 
 class MultiAgentVectorEnv(ABC):

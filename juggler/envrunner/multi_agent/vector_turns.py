@@ -27,7 +27,7 @@ from juggler.envrunner.multi_agent.turns import (
     GroupTurn,
     Turn,
 )
-from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
+from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv, VectorStep
 from juggler.envrunner.paced.places import put, take
 from juggler.runtime.modules.encoders import without_mask
 from juggler.runtime.wire.structures import from_tree, space_leaves, to_tree, tree_map, zeros
@@ -121,16 +121,18 @@ class VectorTurns:
     def step(self, actions: Sequence[Any]) -> Turn:
         (batch,) = actions
         with failures_of(self._all_of_them, "step"):
-            shown, rewards, terminated, truncated, acting = self._env.step(self._spread(batch))
+            step = VectorStep(*self._env.step(self._spread(batch)))
+        shown, rewards, terminated, truncated, acting, told = step
         observations = self._checked(shown, "step")
         self._check_shapes(
             "step", rewards=rewards, terminated=terminated, truncated=truncated, acting=acting
         )
-        # A copy, since environments that begin an episode may reuse the memory.
+        # Copies, since environments that begin an episode may reuse the memory.
         rewards = np.array(rewards, np.float64).ravel()  # [N * A]
+        infos = self._flat(told)
         ends = terminated.tobytes() + truncated.tobytes()
         if ends in self._no_ends and acting.tobytes() == self._acts:
-            return self._same_act(observations, acting, rewards)
+            return self._same_act(observations, acting, rewards, infos)
         ended = ((terminated | truncated).ravel() & ~self._books.ended).nonzero()[0]  # [E]
         last_observations = _kept(observations, ended)
         ended_terminated = terminated.ravel()[ended]  # [E]
@@ -174,9 +176,15 @@ class VectorTurns:
             terminated=ended_terminated,
         )
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
-        return Turn((group,), began, gone, *ended_with, critics)
+        return Turn((group,), began, gone, *ended_with, critics, infos=infos)
 
-    def _same_act(self, observations: Tree, acting: Bools, rewards: NDArray[np.float64]) -> Turn:
+    def _same_act(
+        self,
+        observations: Tree,
+        acting: Bools,
+        rewards: NDArray[np.float64],
+        infos: dict[str, NDArray[Any]],
+    ) -> Turn:
         """The turn after a step in which no agent ended, if the same ones act again."""
         try:
             of_acting = self._books.go_on(rewards)  # [B]
@@ -200,7 +208,7 @@ class VectorTurns:
         )
         none = first.over
         ended_with = first.env_returns, first.env_lengths, first.agent_returns
-        return Turn((group,), none, none, *ended_with, critics)
+        return Turn((group,), none, none, *ended_with, critics, infos=infos)
 
     def overdue(self, steps: int) -> str:
         found = self._books.overdue(steps)
@@ -310,6 +318,17 @@ class VectorTurns:
                     f"shape {list(shape)}, not {array!r}"
                 )
                 raise EnvironmentFailed(self._all_of_them, call, reason, lasting=True)
+
+    def _flat(self, infos: Any) -> dict[str, NDArray[Any]]:
+        """Copies [N * A] of what is [N, A] in the infos of a step."""
+        if not isinstance(infos, Mapping):
+            reason = f"its infos must be a dict of arrays by name, not {infos!r}"
+            raise EnvironmentFailed(self._all_of_them, "step", reason, lasting=True)
+        return {
+            name: given.flatten()
+            for name, given in infos.items()
+            if isinstance(given, np.ndarray) and given.shape == self._shape
+        }
 
     def _failure(self, env: int, call: str, reason: str) -> EnvironmentFailed:
         where = f"environment {env} ({self._name})"

@@ -1,4 +1,4 @@
-"""How the page words numbers, in its own JavaScript."""
+"""How the page words numbers and tells what they are of, in its own JavaScript."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from importlib import resources
+from typing import Any
 
 import pytest
 
@@ -26,12 +27,30 @@ DURATIONS = {
 
 @pytest.mark.skipif(NODE is None, reason="Node is not installed")
 def test_a_duration_is_rounded_before_it_is_split() -> None:
-    words = resources.files("juggler") / "driver/watching/page/words.js"
+    code = f"{json.dumps(list(DURATIONS))}.map(duration)"
+    assert dict(zip(DURATIONS, said("words.js", "duration", code), strict=True)) == DURATIONS
+
+
+@pytest.mark.skipif(NODE is None, reason="Node is not installed")
+def test_a_number_of_the_environment_is_told_apart_from_the_agent_that_gave_it() -> None:
+    keys = ["by_agent/b/10/x", "by_agent/b/9/x", "info/b/10/far/off/mean", "info/b/9/far/off/mean"]
+    told = {"seen": "", "all": True, "keys": [*keys, "info/a/b/mean"], "rows": [[1, 1, 1, 1, 1]]}
+    code = f"(() => {{ const c = new Curves(); c.take({json.dumps(told)}); return c.numbers() }})()"
+    assert said("curves.js", "Curves", code) == [
+        {"key": "b/10/far/off", "title": "far/off", "agent": "b/10", "part": 1},
+        {"key": "b/9/far/off", "title": "far/off", "agent": "b/9", "part": 0},
+        {"key": "a/b", "title": "a/b"},
+    ]
+
+
+def said(file: str, name: str, code: str) -> Any:
+    """What an expression is, with a name that a file of the page exports."""
+    path = resources.files("juggler") / "driver/watching/page" / file
     code = (
-        f"const {{ duration }} = await import({json.dumps(str(words))});"
-        f"console.log(JSON.stringify({json.dumps(list(DURATIONS))}.map(duration)));"
+        f"const {{ {name} }} = await import({json.dumps(str(path))});"
+        f"console.log(JSON.stringify({code}));"
     )
     command = [NODE or "", "--input-type=module", "--eval", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert dict(zip(DURATIONS, json.loads(done.stdout), strict=True)) == DURATIONS
+    return json.loads(done.stdout)

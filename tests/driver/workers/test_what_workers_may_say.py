@@ -37,7 +37,7 @@ def _arrivals(*ids: int) -> training_pb2.Arrivals:
 # -- EnvRunners -----------------------------------------------------------------------------------
 
 
-MUCH = [1.0] * 70_000
+MUCH = [1.0] * 101
 
 
 def _info(**said: Any) -> training_pb2.InfoNumber:
@@ -65,13 +65,13 @@ def _info(**said: Any) -> training_pb2.InfoNumber:
         ({"module_id": "other"}, "an answer about module 'other', not 'default'"),
         ({"learner": "learner-7"}, "a receipt for a batch of learner-7, not of learner-0"),
         ({"connector_delta": b"x" * 9_000_000}, "bytes: at most 8388608"),
-        ({"infos": [_info()] * 33}, "33 numbers of infos: at most 32"),
+        ({"infos": [_info()] * 129}, "129 numbers of infos: at most 128"),
         ({"infos": [_info(name="x" * 300)]}, "infos needs a printable name of at most 255"),
-        ({"infos": [_info(least=[])]}, "numbers of infos of [0, 1] episodes: at most 65556"),
+        ({"infos": [_info(least=[])]}, "numbers of infos of [0, 1] episodes: at most 100"),
         ({"infos": [_info(most=[math.inf])]}, "the number 'x' of infos is not finite"),
         (
             {"infos": [_info(mean=MUCH, least=MUCH, most=MUCH)]},
-            "numbers of infos of [70000] episodes: at most 65556",
+            "numbers of infos of [101] episodes: at most 100",
         ),
     ],
 )

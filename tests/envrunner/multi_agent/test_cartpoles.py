@@ -37,7 +37,7 @@ def test_each_agents_states_rewards_and_ends_are_those_of_cartpole() -> None:
         skilled = rng.random((N, A)) < 0.3
         actions = np.where(skilled, actions_for(observations), rng.integers(2, size=(N, A)))
         before = acting.copy()
-        observations, rewards, terminated, truncated, acting = game.step(actions)
+        observations, rewards, terminated, truncated, acting, _ = game.step(actions)
         assert not truncated.any()
         np.testing.assert_array_equal(rewards, before)
         for at in [*single]:
@@ -59,7 +59,7 @@ def test_agents_that_still_balance_are_truncated_together() -> None:
     for step in range(1, limit + 1):
         actions = actions_for(observations)
         actions[0, 1] = 0  # the second agent lets its pole fall
-        observations, _, terminated, truncated, acting = game.step(actions)
+        observations, _, terminated, truncated, acting, _ = game.step(actions)
         assert truncated[0].tolist() == [step == limit, False]
         assert not terminated[0, 0]
     assert not acting.any()

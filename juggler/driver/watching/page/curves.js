@@ -2,6 +2,7 @@
 
 export const STEPS = "env_steps_sampled";
 export const TIME = "wall_time";
+export const inOrder = new Intl.Collator("en", { numeric: true }).compare;
 
 export class Curves {
   constructor() {
@@ -65,5 +66,14 @@ export class Curves {
       (found[rest.slice(0, cut)] ??= []).push(rest.slice(cut + 1));
     }
     return found;
+  }
+
+  // The numbers of the environment. An agent's own has the place that the agent has among all.
+  numbers() {
+    const agents = Object.keys(this.tables("by_agent")).sort(inOrder);
+    return Object.keys(this.tables("info")).map((key) => {
+      const part = agents.findIndex((agent) => key.startsWith(`${agent}/`));
+      return part < 0 ? { key, title: key } : { key, title: key.slice(agents[part].length + 1), agent: agents[part], part };
+    });
   }
 }

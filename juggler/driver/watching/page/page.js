@@ -1,7 +1,7 @@
 // The page: which runs there are, the curves of those that are chosen, and all about one of them.
 
 import { Chart, colour, dash, swatch } from "./charts.js";
-import { Curves, STEPS, TIME } from "./curves.js";
+import { Curves, inOrder, STEPS, TIME } from "./curves.js";
 import { Details } from "./details.js";
 import { NotAdmitted, ask, keepToken } from "./server.js";
 import { duration, el, number, quantity, table, words } from "./words.js";
@@ -163,8 +163,10 @@ function showCharts() {
     if (shown.some((each) => Object.keys(each.curves.tables("league")).length))
       draw("", "Elo of the players that learn", (of) => parts(of, axis, "league", "elo"));
     for (const key of keysOf(shown, "modules")) draw("Losses and updates", words(key), (of) => parts(of, axis, "modules", key, words(key)));
-    const infos = new Set(shown.flatMap((each) => Object.keys(each.curves.tables("info"))));
-    for (const name of infos) draw("Numbers of the environment", name, (of) => [{ name, points: of.points(axis, `info/${name}/mean`) }]);
+    const infos = new Set(shown.flatMap((each) => each.curves.numbers().map(({ title }) => title)));
+    for (const title of infos) draw("Numbers of the environment", title, (of) => of.numbers()
+      .filter((each) => each.title === title)
+      .map(({ key, agent, part }) => ({ name: agent ?? title, part, points: of.points(axis, `info/${key}/mean`) })));
   }
   for (const [name, { element }] of charts) element.hidden = !wanted.has(name);
   for (const group of at("charts").children) group.hidden = [...group.querySelectorAll(".chart")].every((each) => each.hidden);
@@ -190,8 +192,6 @@ function parts(of, axis, kind, key, alone = key) {
   return names.map((name) => ({
     name: names.length > 1 ? name : alone, part: places.indexOf(name), points: of.points(axis, `${kind}/${name}/${key}`) }));
 }
-
-const inOrder = new Intl.Collator("en", { numeric: true }).compare;
 
 function keysOf(shown, kind) {
   const found = new Set(shown.flatMap((each) => Object.values(each.curves.tables(kind)).flat()));
