@@ -25,7 +25,6 @@ from juggler.experiments import sweeping
 from juggler.experiments.sweep import SweepFailed
 
 #: SQLite waits for the disk, and Optuna writes often: on a busy machine this takes its time.
-pytestmark = pytest.mark.timeout(300)
 
 RUNS = {"stop_steps": 1000, "progress": "plain", "num_env_runners": 1, "value_coefficient": 0.0}
 

@@ -27,7 +27,7 @@ _FLAGS = (
     "--disable-sync",
     "--remote-debugging-pipe",
 )
-_SECONDS = 60.0
+_SECONDS = 120.0
 
 
 def chromium() -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from support.engine import IMAGE, REPOSITORY, Engine
 
-PATIENCE = 120.0  # seconds
+PATIENCE = 240.0  # seconds
 LEAGUE = (
     "--env juggler:MatrixGame --algorithm ppo --envs-per-runner 16 --fragment-steps 16 "
     "--batch-size 256 --checkpoint-seconds 5 --stop-steps 1000000000 --league '"

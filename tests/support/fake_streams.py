@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-PATIENCE = 20.0  # seconds until a test fails; nothing takes as long
+PATIENCE = 60.0  # seconds until a test fails; nothing takes as long
 
 
 class FakeEvent:

@@ -31,7 +31,7 @@ from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 THREE = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 TWO_WAYS = spaces.Discrete(2)
 

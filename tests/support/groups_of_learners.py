@@ -11,7 +11,7 @@ import numpy as np
 from juggler.learner.algorithms.registry import build_learner
 from support.group_specs import MODEL, SPACES
 
-PATIENCE = 60.0  # seconds until a test fails; nothing takes as long
+PATIENCE = 120.0  # seconds until a test fails; nothing takes as long
 LEARNERS: dict[str, dict[str, Any]] = {
     "main": {"algorithm": "impala", "lr": 1e-3},
     "main_slow": {"algorithm": "impala", "lr": 1e-5},

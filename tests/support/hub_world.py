@@ -34,11 +34,11 @@ class World:
         self._attachments.append(attachment)
         return attachment
 
-    def wait_for(self, kind: type, seconds: float = 30.0) -> Any:
+    def wait_for(self, kind: type, seconds: float = 90.0) -> Any:
         """The next event of a kind; others that come before it are kept in `seen`."""
         return self.wait_until(lambda event: isinstance(event, kind), seconds)
 
-    def wait_until(self, wanted: Callable[[Any], bool], seconds: float = 30.0) -> Any:
+    def wait_until(self, wanted: Callable[[Any], bool], seconds: float = 90.0) -> Any:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             for index, event in enumerate(self.seen):

@@ -21,7 +21,7 @@ from juggler.runtime.streams.memory_sockets import MemorySocket
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 
-PATIENCE = 30.0  # seconds until a test fails; nothing takes as long
+PATIENCE = 60.0  # seconds until a test fails; nothing takes as long
 
 
 def header(batch_id: int) -> episodes_pb2.BatchHeader:

@@ -37,7 +37,7 @@ from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 M = TypeVar("M", bound=Message)
-PATIENCE = 30.0  # seconds until a test fails; nothing takes as long
+PATIENCE = 60.0  # seconds until a test fails; nothing takes as long
 PLAYED_BY = {
     "red": "reds",
     "green": "reds",

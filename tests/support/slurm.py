@@ -13,7 +13,7 @@ from pathlib import Path
 from support.network import free_address
 
 _CPUS = 8  # as Slurm sees them: its jobs share those of this machine
-_PATIENCE = 30.0  # seconds
+_PATIENCE = 120.0  # seconds
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "sinfo")
 
 

@@ -13,7 +13,7 @@ QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, quarantine_after=3)
 NEVER = RestartPolicy(quarantine_after=1)
 
 
-def eventually(what: Any, seconds: float = 30.0) -> Any:
+def eventually(what: Any, seconds: float = 90.0) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if result := what():
@@ -29,7 +29,7 @@ class Exits:
         self.events: Mailbox[Any] = Mailbox()
         self._waiting: list[Any] = []
 
-    def next(self, seconds: float = 30.0) -> Exited:
+    def next(self, seconds: float = 90.0) -> Exited:
         deadline = time.monotonic() + seconds
         while not self._waiting and time.monotonic() < deadline:
             self._waiting += self.events.gather(deadline - time.monotonic())

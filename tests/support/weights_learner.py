@@ -20,7 +20,7 @@ from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
 
-PATIENCE = 30.0  # seconds until a test fails; nothing takes as long
+PATIENCE = 60.0  # seconds until a test fails; nothing takes as long
 METADATA = call_metadata("secret", "run", "incarnation")
 LARGE = 4 << 20  # elements of float32: sixteen MiB, more than gRPC and the socket hold
 

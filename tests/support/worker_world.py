@@ -40,7 +40,7 @@ from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, training_pb2
 
 M = TypeVar("M", bound=Message)
 MakeBatch = Callable[..., EpisodeBatch]
-PATIENCE = 30.0  # seconds until a test fails; nothing takes as long
+PATIENCE = 60.0  # seconds until a test fails; nothing takes as long
 BEGIN = Version(4, 10)  # of the learner's first weights
 GENERATION = 5  # of the group that it joins
 MAX_STALENESS = 2

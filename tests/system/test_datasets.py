@@ -19,7 +19,7 @@ from juggler.envrunner.environments.vector import make_vector_env
 from juggler.runtime.datasets.dataset import Dataset
 
 pytest.importorskip("minari", reason="needs juggler[datasets]")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # of several commands each
+pytestmark = [pytest.mark.slow]
 
 CARTPOLE = juggler.RunConfig.from_flat({"env": "CartPole-v1"}).env_runner
 

@@ -150,7 +150,6 @@ def test_what_a_simulator_does_wrong_is_named(place: Place, where: str, words: s
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.timeout(240)
 def test_cartpole_is_learned_through_sockets(place: Place) -> None:
     server, address = serve(place)
     kwargs: Any = json.dumps({"seed_setting": "seed"})

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from pettingzoo_games import games, why_not
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow]
 
 STEPS = 2_000
 #: One of each kind: in turn with masks, in turn for many, at once where agents die, at once with

@@ -106,7 +106,6 @@ def test_two_learners_learn_what_one_does_from_the_same_batches(place: Place, se
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_training_gets_there_while_somebody_is_killed_every_five_seconds(place: Place) -> None:
     directory, draws = place.path / "run", random.Random(7)
     options = ["--run-dir", "run", "--stop-return", 501, "--checkpoint-seconds", 5]

@@ -111,7 +111,6 @@ def test_steps_of_modules_that_are_not_trained_never_reach_a_learner(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_synchronous_run_with_drawn_line_ups_gives_the_same_numbers_every_time(
     old: Path, tmp_path: Path
 ) -> None:

@@ -36,7 +36,6 @@ def _mean(histogram: dict[str, Any], before: dict[str, Any]) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_training_goes_on_whatever_the_network_does(place: Place) -> None:
     directory, draws = place.path / "run", random.Random(7)
     options = ["--run-dir", "run", "--stop-return", 501, "--checkpoint-seconds", 1]

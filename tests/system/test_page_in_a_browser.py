@@ -18,7 +18,6 @@ from juggler.driver.watching.serving import serve_page
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(chromium() is None, reason="Chromium is missing: apt-get install chromium"),
 ]
 CHARTS = "[...document.querySelectorAll('.chart')].filter(e => e.checkVisibility())"

@@ -11,7 +11,6 @@ from support.place import REPOSITORY, Place
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_nothing_grows_while_workers_come_and_go(place: Place) -> None:
     soak = [str(REPOSITORY / "benchmarks" / "soak.py"), "--minutes", "2"]
     run = place.start_program([sys.executable, *soak])

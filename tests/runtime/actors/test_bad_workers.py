@@ -242,7 +242,6 @@ _messages = st.one_of(
 @pytest.mark.parametrize(
     "examples", [60, pytest.param(5_000, marks=[pytest.mark.slow, pytest.mark.long])]
 )
-@pytest.mark.timeout(300)
 def test_a_stream_of_anything_ends_and_leaves_the_others_alone(world: World, examples: int) -> None:
     world.start(token="secret")
 
