@@ -14,10 +14,11 @@ def first_of(cases: Iterable[Any]) -> list[Any]:
     A case that is a tuple has the values of several arguments.
     """
     first, *others = cases
-    return [first, *(_long(case) for case in others)]
+    return [first, *(left_to_long(case) for case in others)]
 
 
-def _long(case: Any) -> Any:
+def left_to_long(case: Any) -> Any:
+    """A case of a parametrization that only the long tests try."""
     values = case if isinstance(case, tuple) else (case,)
     return pytest.param(*values, marks=pytest.mark.long)
 

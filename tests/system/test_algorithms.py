@@ -16,7 +16,7 @@ from support.place import (
     metrics,
     summary,
 )
-from support.seeds import first_of, seeds
+from support.seeds import first_of, left_to_long, seeds
 
 from juggler.runtime.checkpoints.checkpoint import read
 
@@ -41,8 +41,9 @@ def train(place: Place, *options: object) -> dict[str, Any]:
     return summary(place.path / "run")
 
 
-@seeds
-@algorithms
+@pytest.mark.parametrize(
+    ("algorithm", "seed"), first_of((name, seed) for seed in range(3) for name in ("appo", "ppo"))
+)
 def test_acrobot_is_solved(place: Place, algorithm: str, seed: int) -> None:
     limits = ("--stop-return", -100, "--stop-steps", 1_000_000)
     end = train(place, "acrobot", "--algorithm", algorithm, "--seed", seed, *limits)
@@ -97,7 +98,8 @@ def test_two_runners_and_a_learner_hold_the_ratio_that_they_are_told(place: Plac
     assert abs(steps * drawn / (end["env_steps_trained"] - begin) / ratio - 1) < 0.05
 
 
-@pytest.mark.parametrize("seed", first_of([1, 2]))
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2])
 def test_c51_holds_poles_ten_times_as_long_as_random_play(place: Place, seed: int) -> None:
     atoms = {"atoms": 51, "v_min": 0.0, "v_max": 20.0}
     model = json.dumps({"hidden_sizes": [64, 64], "activation": "relu", **atoms})
@@ -171,20 +173,29 @@ def test_solved_stays_solved(place: Place, algorithm: str) -> None:
     assert min(returns) >= 400, returns
 
 
-@algorithms
+#: Environment, threshold and keys.
+TASKS: dict[str, tuple[str, float, dict[str, Any]]] = {
+    "masks": ("NextFree", 17.0, {"env_kwargs": {"mask_in": "info"}, "gamma": 0.5}),
+    "dict": ("Errand", 0.6, {"gamma": 0.9, "entropy_coefficient": 0.03}),
+    "several choices": ("Dials", 17.0, {"gamma": 0.5}),
+    "memory": ("TMaze", 0.85, {"env_kwargs": {"length": 4}, "model": {"recurrent": "lstm"}}),
+}
+
+
 @pytest.mark.parametrize(
-    ("env", "threshold", "keys"),
+    ("task", "algorithm"),
     [
-        ("NextFree", 17.0, {"env_kwargs": {"mask_in": "info"}, "gamma": 0.5}),
-        ("Errand", 0.6, {"gamma": 0.9, "entropy_coefficient": 0.03}),
-        ("Dials", 17.0, {"gamma": 0.5}),
-        ("TMaze", 0.85, {"env_kwargs": {"length": 4}, "model": {"recurrent": "lstm"}}),
+        *[("masks", "ppo"), ("dict", "appo"), ("several choices", "ppo"), ("memory", "appo")],
+        *map(
+            left_to_long,
+            [("masks", "appo"), ("dict", "ppo"), ("several choices", "appo"), ("memory", "ppo")],
+        ),
     ],
-    ids=["masks", "dict", "several choices", "memory"],
 )
 def test_masks_maps_choices_and_memories_are_learned_with(
-    place: Place, algorithm: str, env: str, threshold: float, keys: dict[str, Any]
+    place: Place, task: str, algorithm: str
 ) -> None:
+    env, threshold, keys = TASKS[task]
     settings = {
         "env": f"support.toys:{env}",
         "algorithm": algorithm,

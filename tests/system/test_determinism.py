@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.place import REPOSITORY, Command, Place, assert_books_balance, eventually, summary
+from support.seeds import first_of
 
 SETTINGS = """
 synchronous = true
@@ -76,11 +77,22 @@ CASES = {
 #: Those that every run of the tests tries.
 QUICK = ("plain",)
 
+#: Those that only the long tests try: what each of them adds is tested in its own room, too.
+LONG = ("continuous", "masks and permutations", "reused batches")
+
 #: Those that are tried with shared memory and without.
-SHARED = ("plain", "recurrent", "masks and permutations")
+SHARED = first_of(["recurrent", "plain", "masks and permutations"])
 
 #: "connectors" is the case of a run that is killed.
 WITH_A_BREAK = [case for case in CASES if case != "connectors"]
+
+
+def _when(case: str) -> list[pytest.MarkDecorator]:
+    """The marks of a case: which tests try it."""
+    if case in QUICK:
+        return []
+    return [pytest.mark.slow, *([pytest.mark.long] if case in LONG else [])]
+
 
 #: Random numbers from everywhere, and answers whose order is any.
 MINE = """
@@ -163,10 +175,7 @@ def trained(place: Place, run: str, update: int) -> int:
     return int(record(place, run, update)["counters"]["trained"])
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=() if case in QUICK else pytest.mark.slow) for case in WITH_A_BREAK],
-)
+@pytest.mark.parametrize("case", [pytest.param(each, marks=_when(each)) for each in WITH_A_BREAK])
 def test_a_run_with_a_break_at_a_checkpoint_equals_one_without(place: Place, case: str) -> None:
     ended(started(place, case, "whole", stop_steps=1100))
     half = trained(place, "whole", 4)
