@@ -6,8 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -16,7 +17,7 @@ from support.attacker import attacker
 from support.hub_world import World
 
 from juggler.runtime.actors import attachment as attachment_module
-from juggler.runtime.actors import worker
+from juggler.runtime.actors import hub, worker
 from juggler.runtime.actors.attachment import (
     AttachError,
     Attachment,
@@ -81,6 +82,31 @@ def test_a_worker_that_shows_its_token_in_the_hello_alone_gets_in_beside_strange
         answers = channel.stream_stream(ATTACH_METHOD)(iter([message]), timeout=_SECONDS)
         assert attach_pb2.ToWorker.FromString(next(answers)).HasField("welcome")
         assert world.wait_for(Joined).worker.incarnation == "foreign"
+
+
+def test_a_stranger_that_does_not_read_why_it_is_refused_is_cut_off(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "_WELCOME_SECONDS", 0.3)
+    world.start(token="secret")
+    ended, visit = threading.Event(), world.hub._strangers.visit
+
+    def seen(end: Callable[[], object]) -> AbstractContextManager[None]:
+        handler = end.__self__  # type: ignore[attr-defined]
+        handler.add_done_callback(lambda _: ended.set())
+        return visit(end)
+
+    monkeypatch.setattr(world.hub._strangers, "visit", seen)
+    message = attach_pb2.FromWorker(hello=attach_pb2.Hello(incarnation="x" * 60_000))
+    # It has room for 5 bytes, and makes no more, since it takes none.
+    options = [("grpc.http2.lookahead_bytes", 5), ("grpc.http2.bdp_probe", 0)]
+    says: SimpleQueue[bytes | None] = SimpleQueue()
+    says.put(message.SerializeToString())
+    with grpc.insecure_channel(world.tcp_address, options) as channel:
+        call = channel.stream_stream(ATTACH_METHOD)(iter(says.get, None))
+        assert ended.wait(_SECONDS), "the hub waits for it no more"
+        assert call.is_active(), "and it has not gone by itself"
+        says.put(None)
 
 
 @pytest.fixture
