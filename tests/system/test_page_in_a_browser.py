@@ -7,8 +7,10 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 from support.browser import Tab, browser, chromium
@@ -16,6 +18,7 @@ from support.made_runs import append, line, made
 from support.network import free_address
 from support.place import Place
 
+from juggler.driver.watching.app import PageApplication, Refused
 from juggler.driver.watching.serving import serve_page
 
 pytestmark = [
@@ -233,6 +236,41 @@ def test_an_empty_directory_and_damaged_files_are_told_in_words(tab: Tab, tmp_pa
         os.utime(run / "metrics.jsonl")
         tab.wait_for("document.querySelector('#problem').innerText.includes('1 line of')")
         tab.wait_for(f"{CHARTS}.length > 3")
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"), [("an error", "the disk is gone"), ("[1", "what came is no JSON")]
+)
+def test_a_run_that_is_answered_badly_is_told_while_the_others_go_on(
+    tab: Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, told: str
+) -> None:
+    one, two = made(tmp_path / "one", lines(30)), made(tmp_path / "two", lines(30))
+    asked = PageApplication._answer
+    well = True
+
+    def answered(self: PageApplication, environ: dict[str, Any]) -> tuple[str, int, Any]:
+        run_id = parse_qs(environ["QUERY_STRING"]).get("id", [""])[0]
+        if well or self._run_dirs.get(run_id) != two:
+            return asked(self, environ)
+        if answer == "an error":
+            raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "the disk is gone")
+        return "application/json", len(answer), [answer.encode()]
+
+    monkeypatch.setattr(PageApplication, "_answer", answered)
+    problem = "document.querySelector('#problem').innerText"
+    with shown(tab, tmp_path, named=True):
+        tab.wait_for("document.querySelectorAll('#runs input:checked').length === 2")
+        tab.value(f"document.querySelector('[title=\"all about {one}\"]').click()")
+        tab.wait_for("document.querySelector('#detail-title').innerText === 'one'")
+        well = False
+        assert tab.wait_for(problem) == f"two: {told}"
+        append(one, line(9000, 77.0))
+        tab.wait_for("document.querySelector('.panel-books').innerText.includes('9,000')")
+        assert "lost" not in tab.value("document.querySelector('#connection').className")
+        well = True
+        tab.wait_for(f"{problem} === ''")
+    if answer == "an error":  # which the console has, too
+        tab.problems[:] = [each for each in tab.problems if "status of 500" not in each]
 
 
 def test_only_connections_to_a_server_that_a_test_stops_are_no_problem(
