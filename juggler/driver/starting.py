@@ -36,6 +36,7 @@ from juggler.driver.record.run_directory import (
     SUMMARY_FILE,
     RunDirectory,
     must_be_free,
+    must_go_on,
 )
 from juggler.driver.record.wording import Level
 from juggler.driver.result import Result, goal_reached, goals_behind, nothing_to_do
@@ -73,9 +74,10 @@ def start_run(
     progress = make_progress(config.driver.progress)
     path = Path(config.driver.run_dir) if config.driver.run_dir else None
     before = path if over and path and (path / CONFIG_FILE).is_file() else None
-    if not before:  # said at once, and not when all else has been tried
-        command = "train" if listen is None else "driver"
-        must_be_free(path, command)
+    if before:  # said at once, and not when all else has been tried
+        must_go_on(before)
+    else:
+        must_be_free(path, "train" if listen is None else "driver")
     config = with_dataset(config, given, is_here=listen is None, is_new=before is None)
     other, frozen = other_run(config), frozen_modules(config)
     config = with_digests(config, frozen)
@@ -127,7 +129,7 @@ def resume_run(
 
     Raises:
         CheckpointError: the checkpoint has content that no run writes.
-        RunDirectoryError: this is not a run directory.
+        RunDirectoryError: this is not a run directory, or nothing can be written in it.
         ConfigError: the algorithm or the starting weights have changed.
     """
     must_be_sound(checkpoint)
@@ -148,6 +150,7 @@ def resume_run(
         progress.message(nothing_to_do(run_dir, reached, config))
         summary = json.loads((run_dir / SUMMARY_FILE).read_text())
         return Result(summary, run_dir, checkpoint.path)
+    must_go_on(run_dir)
     callbacks = (*callbacks_of(config.driver), *callbacks)
     frozen = frozen_modules(config, run_dir)
     config = with_digests(config, frozen)

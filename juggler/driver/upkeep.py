@@ -127,6 +127,8 @@ class Upkeep:
         stale = [text for each in parts.stale_runners.values() for text in each.look()]
         for text in (*stale, *self._endless.look(parts)):
             parts.progress.message(text, "warning")
+        if text := self.standstill.slow_groups():
+            parts.progress.message(text, "info")
         return line
 
     def _look_for_standstill(self) -> None:

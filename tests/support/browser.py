@@ -39,7 +39,8 @@ class Tab:
     """A page in the browser.
 
     Attributes:
-        problems: exceptions, and what the console has of errors.
+        problems: exceptions, and what the console has of errors, without those of connections to
+            servers that a test stops.
     """
 
     def __init__(self, to: int, out: int) -> None:
@@ -47,6 +48,7 @@ class Tab:
         self._to, self._out = to, out
         self._rest = b""
         self._number = 0
+        self._stopped: list[str] = []  # addresses
         self._session: str | None = None
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         attached = self._call("Target.attachToTarget", targetId=target, flatten=True)
@@ -56,6 +58,10 @@ class Tab:
 
     def open(self, url: str) -> None:
         self._call("Page.navigate", url=url)
+
+    def loses(self, url: str) -> None:
+        """Note that the test now stops the server with this address, while the page asks it."""
+        self._stopped.append(url)
 
     def size(self, width: int, height: int, *, dark: bool = False) -> None:
         self._call(
@@ -154,8 +160,10 @@ class Tab:
             self.problems.append(json.dumps(message["params"]["exceptionDetails"]))
         elif message.get("method") == "Log.entryAdded":
             entry = message["params"]["entry"]
-            if entry["level"] == "error":
-                self.problems.append(f"{entry['text']} {entry.get('url', '')}")
+            text, url = entry["text"], entry.get("url", "")
+            is_expected = "net::ERR_" in text and url.startswith(tuple(self._stopped))
+            if entry["level"] == "error" and not is_expected:
+                self.problems.append(f"{text} {url}")
 
 
 def _clip(tab: Tab) -> dict[str, Any]:

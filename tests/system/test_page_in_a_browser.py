@@ -3,10 +3,14 @@ go on, are over, or are killed."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 from support.browser import Tab, browser, chromium
@@ -14,6 +18,7 @@ from support.made_runs import append, line, made
 from support.network import free_address
 from support.place import Place
 
+from juggler.driver.watching.app import PageApplication, Refused
 from juggler.driver.watching.serving import serve_page
 
 pytestmark = [
@@ -28,6 +33,18 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
     with browser(tmp_path_factory.mktemp("profile")) as opened:
         yield opened
         assert opened.problems == [], "the console has errors"
+
+
+@contextlib.contextmanager
+def shown(tab: Tab, directory: Path, **options: Any) -> Iterator[str]:
+    """Serve the page, and open it. The browser leaves it before the server stops, so that it asks
+    for nothing then."""
+    with serve_page([directory], free_address(), **options) as url:
+        tab.open(url)
+        try:
+            yield url
+        finally:
+            tab.open("about:blank")
 
 
 def lines(last: int, *, more: float = 0.0) -> list[dict[str, object]]:
@@ -51,7 +68,8 @@ def test_a_run_is_followed_while_it_goes_on_and_when_it_is_killed(tab: Tab, plac
     options = ("--run-dir", "runs/live", "--no-confirm", "--stop-return", "none")
     run = place.start("train", "cartpole", "--web", *options)
     run.wait_for("page: ")
-    tab.open(run.output.partition("page: ")[2].split()[0])
+    page = run.output.partition("page: ")[2].split()[0]
+    tab.open(page)
     tab.wait_for("document.querySelector('#runs .state.running')")
     tab.wait_for("document.querySelectorAll('.panel-workers .state.ready').length >= 2")
     steps = "document.querySelector('.panel-books p').innerText.split(' ')[0]"
@@ -63,6 +81,7 @@ def test_a_run_is_followed_while_it_goes_on_and_when_it_is_killed(tab: Tab, plac
     address = free_address()
     watch = place.start("watch", "runs", "--bind", address)
     watch.wait_for(f"watching 1 run at http://{address}/")
+    tab.loses(page)
     run.process.kill()
     tab.wait_for("document.querySelector('#connection').className === 'lost'")
     tab.open(f"http://{address}/")
@@ -70,7 +89,7 @@ def test_a_run_is_followed_while_it_goes_on_and_when_it_is_killed(tab: Tab, plac
     assert tab.value("document.querySelector('.panel-workers').innerText").endswith(
         "no workers now."
     )
-    tab.problems[:] = [each for each in tab.problems if "net::ERR_CONNECTION" not in each]
+    tab.open("about:blank")
     watch.interrupt()
     assert watch.wait(10) == 0
 
@@ -83,8 +102,7 @@ def test_runs_are_compared_by_mouse_and_by_keyboard(tab: Tab, tmp_path: Path) ->
     )
     with (one / "events.jsonl").open("a") as file:
         file.write("\n")
-    with serve_page([tmp_path], free_address()) as url:
-        tab.open(url)
+    with shown(tab, tmp_path):
         tab.wait_for("document.querySelectorAll('#runs tbody tr').length === 2")
         assert tab.value(f"{CHARTS}.map(e => e.querySelector('figcaption').innerText)") == [
             "Mean return",
@@ -119,8 +137,7 @@ def test_no_two_curves_of_a_chart_look_alike_though_there_are_more_runs_than_col
 ) -> None:
     for number in range(9):
         made(tmp_path / f"run-{number}", lines(30, more=number))
-    with serve_page([tmp_path], free_address(), named=True) as url:
-        tab.open(url)
+    with shown(tab, tmp_path, named=True):
         tab.wait_for("document.querySelectorAll('#runs input:checked').length === 9")
         swatches = (
             f"{CHARTS}.map(chart => [...chart.querySelectorAll('.legend .swatch')].map("
@@ -136,8 +153,7 @@ def test_a_click_counts_though_the_table_has_news_while_the_mouse_is_pressed(
 ) -> None:
     made(tmp_path / "one", lines(30), {"solved": True}, old=200.0)
     two = made(tmp_path / "two", lines(30))
-    with serve_page([tmp_path], free_address()) as url:
-        tab.open(url)
+    with shown(tab, tmp_path):
         name = f"document.querySelector('[title=\"all about {tmp_path / 'one'}\"]')"
         tab.wait_for(f"document.querySelector('#detail-title').innerText === 'two' && {name}")
         tab.mouse("mousePressed", name)
@@ -154,8 +170,7 @@ def test_a_video_that_is_shown_stays_when_the_next_one_is_recorded(
     videos = made(tmp_path / "run", lines(30)) / "videos"
     videos.mkdir()
     (videos / "update-1.mp4").write_bytes(b"no video, but that is not asked here")
-    with serve_page([tmp_path], free_address()) as url:
-        tab.open(url)
+    with shown(tab, tmp_path):
         buttons = "[...document.querySelectorAll('.videos button')]"
         assert tab.wait_for(f"{buttons}[0].innerText") == "Play videos/update-1.mp4"
         tab.value(f"{buttons}[0].click()")
@@ -172,7 +187,7 @@ def test_everything_fits_at_any_width_and_has_a_focus_that_is_seen(
     tab: Tab, tmp_path: Path
 ) -> None:
     made(tmp_path / ("a_run_with_a_long_name_" * 4), lines(30))
-    with serve_page([tmp_path], free_address()) as url:
+    with shown(tab, tmp_path) as url:
         for width in (400, 900, 1600):
             tab.size(width, 900)
             tab.open(url)
@@ -197,8 +212,7 @@ def test_everything_fits_at_any_width_and_has_a_focus_that_is_seen(
 
 def test_a_token_is_asked_for_and_a_wrong_one_is_refused(tab: Tab, tmp_path: Path) -> None:
     made(tmp_path / "run", lines(5))
-    with serve_page([tmp_path], free_address(), token="a secret") as url:
-        tab.open(url)
+    with shown(tab, tmp_path, token="a secret"):
         tab.wait_for("document.querySelector('#login').checkVisibility()")
         tab.problems[:] = [each for each in tab.problems if "401" not in each]
         for token in ("wrong", "a secret"):
@@ -213,8 +227,7 @@ def test_a_token_is_asked_for_and_a_wrong_one_is_refused(tab: Tab, tmp_path: Pat
 
 
 def test_an_empty_directory_and_damaged_files_are_told_in_words(tab: Tab, tmp_path: Path) -> None:
-    with serve_page([tmp_path], free_address()) as url:
-        tab.open(url)
+    with shown(tab, tmp_path):
         tab.wait_for("document.querySelector('#problem').innerText.includes('There are no runs')")
         run = made(tmp_path / "run", lines(5))
         with (run / "metrics.jsonl").open("a") as file:
@@ -222,3 +235,57 @@ def test_an_empty_directory_and_damaged_files_are_told_in_words(tab: Tab, tmp_pa
         os.utime(run / "metrics.jsonl")
         tab.wait_for("document.querySelector('#problem').innerText.includes('1 line of')")
         tab.wait_for(f"{CHARTS}.length > 3")
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"), [("an error", "the disk is gone"), ("[1", "what came is no JSON")]
+)
+def test_a_run_that_is_answered_badly_is_told_while_the_others_go_on(
+    tab: Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, told: str
+) -> None:
+    one, two = made(tmp_path / "one", lines(30)), made(tmp_path / "two", lines(30))
+    asked = PageApplication._answer
+    well = True
+
+    def answered(self: PageApplication, environ: dict[str, Any]) -> tuple[str, int, Any]:
+        run_id = parse_qs(environ["QUERY_STRING"]).get("id", [""])[0]
+        if well or self._run_dirs.get(run_id) != two:
+            return asked(self, environ)
+        if answer == "an error":
+            raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "the disk is gone")
+        return "application/json", len(answer), [answer.encode()]
+
+    monkeypatch.setattr(PageApplication, "_answer", answered)
+    problem = "document.querySelector('#problem').innerText"
+    with shown(tab, tmp_path, named=True):
+        tab.wait_for("document.querySelectorAll('#runs input:checked').length === 2")
+        tab.value(f"document.querySelector('[title=\"all about {one}\"]').click()")
+        tab.wait_for("document.querySelector('#detail-title').innerText === 'one'")
+        well = False
+        assert tab.wait_for(problem) == f"two: {told}"
+        append(one, line(9000, 77.0))
+        tab.wait_for("document.querySelector('.panel-books').innerText.includes('9,000')")
+        assert "lost" not in tab.value("document.querySelector('#connection').className")
+        well = True
+        tab.wait_for(f"{problem} === ''")
+    if answer == "an error":  # which the console has, too
+        tab.problems[:] = [each for each in tab.problems if "status of 500" not in each]
+
+
+def test_only_connections_to_a_server_that_a_test_stops_are_no_problem(
+    tab: Tab, tmp_path: Path
+) -> None:
+    made(tmp_path / "run", lines(5))
+    with serve_page([tmp_path], free_address()) as url:
+        tab.open(url)
+        tab.wait_for("document.querySelectorAll('#runs tbody tr').length === 1")
+        tab.value("void fetch('/nothing').then(answer => { document.title = answer.status; })")
+        tab.wait_for("document.title === '404'")
+        tab.value("void setTimeout(() => { throw new Error('of the page'); })")
+        tab.loses(url)
+    tab.wait_for("document.querySelector('#connection').className === 'lost'")
+    tab.open("about:blank")
+    found, tab.problems[:] = sorted(tab.problems), []
+    assert len(found) == 2
+    assert "status of 404" in found[0]
+    assert "of the page" in found[1]

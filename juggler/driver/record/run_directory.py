@@ -75,6 +75,22 @@ def must_be_free(path: Path | None, command: str = "train", going_on: str = "") 
     raise RunDirectoryError(f"{taken}; name another one, or go on with what is in it: {command}")
 
 
+def must_go_on(path: Path) -> None:
+    """
+    Raises:
+        RunDirectoryError: no run can go on in this directory: it is not one of a run, or nothing
+            can be written in it.
+    """
+    if not (path / CONFIG_FILE).is_file():
+        what = f"has no {CONFIG_FILE}" if path.is_dir() else "is not a directory"
+        raise RunDirectoryError(f"{path} {what}; give the directory of a run to go on with")
+    try:
+        must_be_writable(path)
+    except OSError as error:
+        why = error.strerror or error
+        raise RunDirectoryError(f"cannot write in the run directory {path}: {why}") from error
+
+
 class RunDirectory:
     """The directory that a run writes to. `create` is for a new run, `open` for a resumed one.
 
@@ -138,9 +154,7 @@ class RunDirectory:
         Raises:
             RunDirectoryError: this is not a run directory, or it cannot be written.
         """
-        if not (path / CONFIG_FILE).is_file():
-            what = f"has no {CONFIG_FILE}" if path.is_dir() else "is not a directory"
-            raise RunDirectoryError(f"{path} {what}; give the directory of a run to go on with")
+        must_go_on(path)
         text = to_toml(config)
         try:
             (path / DIRECTORY).mkdir(exist_ok=True)

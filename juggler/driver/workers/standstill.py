@@ -21,6 +21,9 @@ _MOST_LOOKS = 10
 _TIMES_AS_LONG = 3
 _HUNG_SECONDS = 5.0
 
+#: A group usually forms in a fraction of it.
+_FORMING_SECONDS = 5.0
+
 #: Steps of each environment in which an episode should have ended.
 _MANY = 5000
 _TIMES = 2  # the longest of the last episodes
@@ -44,6 +47,7 @@ class Standstill:
         self._parts = parts
         self._trained_at_last_look = 0
         self._silent: set[str] = set()  # EnvRunners that people have been told of
+        self._forming: set[str] = set()  # learners that people have been told of
         self._cpu_at_last_look = 0.0
         self._looks = 0  # without anything that was trained on
 
@@ -70,6 +74,25 @@ class Standstill:
             f"{text}. Others are asked for less meanwhile. Are its environments slow, or stuck?"
             for text in new
         ]
+
+    def slow_groups(self) -> str:
+        """For people: which learners have begun to take long to form their group since the last
+        look; "" where none have."""
+        requests = self._parts.commands.pool.waiting(training_pb2.Group)
+        slow = {
+            worker.worker_id: seconds
+            for worker, (_, seconds) in requests.items()
+            if seconds >= _FORMING_SECONDS
+        }
+        new = sorted(slow.keys() - self._forming)
+        self._forming = set(slow)
+        if not new:
+            return ""
+        return (
+            f"a group of learners has not formed {max(slow[name] for name in new):.0f} s after it "
+            f"was to: {', '.join(new)}. Learners finish what they do, and hash and hand over their "
+            "state, which takes long where a replay is large"
+        )
 
     def hung_runners(self, vitals: Mapping[str, Vitals]) -> str:
         """For people: where all EnvRunners that were asked for batches are in a call of their

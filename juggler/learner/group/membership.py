@@ -38,7 +38,12 @@ class Membership:
     """
 
     def __init__(
-        self, worker_id: str, host: str, insecure: bool = False, ring: RingAccess | None = None
+        self,
+        worker_id: str,
+        host: str,
+        insecure: bool = False,
+        ring: RingAccess | None = None,
+        progresses: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
@@ -46,12 +51,14 @@ class Membership:
             host: the address at which other learners can reach this process.
             insecure: whether the network between them is trusted.
             ring: how this learner sums over encrypted streams; None: over torch.distributed.
+            progresses: called while a group forms and this learner does not hang.
         """
         self.lost = ""
         self._worker_id = worker_id
         self._host = host
         self._insecure = insecure
         self._ring = ring
+        self._progresses = progresses
 
     def meeting_address(self) -> str:
         """Where others meet this learner. "" if others than the members could reach it, nothing is
@@ -86,6 +93,7 @@ class Membership:
         try:
             if len(group.members) > 1:
                 peers = self._met(group, learner.device, superseded)
+                peers.progresses = self._progresses
             formed.state_hash = learner.join(peers) % 2**64
         except PeerLost as error:
             if peers is not None:

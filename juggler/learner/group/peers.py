@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import torch
@@ -31,10 +31,13 @@ class Peers(ABC):
     Attributes:
         rank: of this learner.
         size: the number of learners.
+        progresses: called while this learner waits for others, or sends them much: it does not
+            hang, however long that takes.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
+        self.progresses: Callable[[], None] = lambda: None
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum elementwise over all learners, with the same bits at each. May change x.
@@ -53,7 +56,8 @@ class Peers(ABC):
 
     def wait_for_all(self, work: Callable[[], T]) -> T:
         """Do this learner's part of what all of them do, each for itself, until all have done
-        theirs -> what it returns. It may take longer than the time limit of one operation.
+        theirs -> what it returns. It may take longer than the time limit of one operation. Who
+        hangs in its part is ended by the driver, after `hang_seconds`, and not those who wait.
 
         Raises:
             PeerLost: a learner is gone.
@@ -72,6 +76,8 @@ class Peers(ABC):
                 found = work()
             finally:
                 done.set()
+            while wait([told], timeout=_STILL_SECONDS).not_done:
+                self.progresses()
             told.result()
         return found
 

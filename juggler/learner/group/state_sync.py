@@ -51,6 +51,7 @@ def take_over_newest(learner: HasState, peers: Peers) -> None:
         chunk_size = peers.gather([len(own or b"")])[leader][0]
         chunk = peers.broadcast(own, leader, chunk_size)
         frame = reader.feed(chunk) if behind else None
+        peers.progresses()
 
     def restore() -> None:
         if frame is not None:

@@ -169,6 +169,7 @@ class LearnerWorker:
             peer_host(self._program),
             self._program.insecure,
             self._server.ring_access(self._ring, self._attachment),
+            self._attachment.progresses,
         )
         module = HostedModule(
             command,

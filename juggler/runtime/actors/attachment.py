@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Self
 
@@ -43,7 +43,8 @@ from juggler.runtime.wire.v1 import attach_pb2
 LOST_THE_DRIVER = "lost the driver"
 #: Prefixes if the driver ended the stream: in order, or because of a fault of the worker.
 ENDED, LET_GO = "the driver ended the stream", "the driver let this worker go"
-
+#: For a driver to welcome or to refuse a worker that is connected.
+WELCOME_SECONDS = 20.0
 
 _LARGE_MESSAGE = 1 << 20  # bytes; one chunk of a frame may be added
 _LONG_TEXT = 1 << 16  # characters of a failure, to fit into a message
@@ -60,7 +61,8 @@ class AttachError(RuntimeError):
 
 
 class DriverBusy(AttachError):
-    """The driver has no room for this worker, or just went away. Another attempt may succeed."""
+    """The driver has no room for this worker, stands still, or just went away. Another attempt may
+    succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ class Attachment:
 
         Raises:
             EndpointError: nobody answers at `address`.
-            DriverBusy: the driver has no room for this worker now.
+            DriverBusy: the driver has no room for this worker now, or says nothing.
             AttachError: the driver refused this worker.
         """
         self.incarnation = incarnation
@@ -277,7 +279,13 @@ class Attachment:
         return message.SerializeToString()
 
     def _greet(self, address: str) -> attach_pb2.Welcome:
-        first = self._first.get()
+        try:
+            first = self._first.get(timeout=WELCOME_SECONDS)
+        except Empty:
+            raise DriverBusy(
+                f"the driver at {address} accepted the connection, and then said nothing for "
+                f"{WELCOME_SECONDS:.0f} s: it stands still, or is no driver"
+            ) from None
         if isinstance(first, End):
             if first.code is grpc.StatusCode.OK:
                 raise AttachError(f"the driver at {address} closed the stream without a word")
@@ -287,6 +295,8 @@ class Attachment:
             raise kind(f"the driver at {address} broke off: {first.why}")
         if first.HasField("refusal"):
             raise AttachError(f"the driver at {address} refused: {first.refusal.reason}")
+        if not first.HasField("welcome"):
+            raise AttachError(f"the driver at {address} did not greet this worker: is it a driver?")
         return first.welcome
 
     def _received(self, message: bytes) -> None:

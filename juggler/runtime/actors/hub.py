@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +34,7 @@ REASON_KEY = "juggler-reason-bin"
 #: Reasons that are not the worker's fault.
 RUN_OVER, REPLACED = "the run is over", "replaced by a new process"
 _LONGEST_REASON = 1000  # characters
-_WELCOME_SECONDS = 5.0  # for a worker to take its first message
+_WELCOME_SECONDS = 5.0  # for whoever comes to take its first message
 _MOST_STRANGERS = 1024  # streams at once without a token or a hello
 
 
@@ -169,23 +169,17 @@ class Hub:
             await self._server.stop(grace=0.5)
 
     async def _attach(self, _: Any, context: Any) -> None:
-        silence = self._settings.silence_seconds
         handler: Any = asyncio.current_task()
         try:
             with (
                 nullcontext() if self._is_known(context) else self._strangers.visit(handler.cancel)
             ):
-                first = await asyncio.wait_for(context.read(), silence)
-            if first is grpc.aio.EOF:
-                return
-            worker = self._admit(first, local=context.peer().startswith("unix:"))
-        except (Refused, TimeoutError) as error:
-            reason = str(error) or f"no hello within {silence:.0f} s"
-            await context.write(attach_pb2.ToWorker(refusal=attach_pb2.Refusal(reason=reason)))
-            return
+                worker = await self._let_in(context)
         except asyncio.CancelledError:  # by a later stranger; the client tries again
             context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
             context.set_details(f"over {_MOST_STRANGERS} others came in before the hello")
+            return
+        if worker is None:
             return
         connection = Connection(worker, asyncio.Event(), handler.cancel)
         self._connections[worker.worker_id] = connection
@@ -215,6 +209,25 @@ class Hub:
             if connection.unheard:  # as for a failed network, so that the worker comes back
                 context.set_code(grpc.StatusCode.UNAVAILABLE)
                 context.set_details(left.reason)
+
+    async def _let_in(self, context: Any) -> Worker | None:
+        """The worker that says hello; None: it said none, or was told why it cannot come in."""
+        silence = self._settings.silence_seconds
+        try:
+            return await self._hello(context, silence)
+        except (Refused, TimeoutError) as error:
+            reason = str(error) or f"no hello within {silence:.0f} s"
+        refusal = attach_pb2.ToWorker(refusal=attach_pb2.Refusal(reason=reason))
+        with suppress(TimeoutError):  # it does not read
+            await asyncio.wait_for(context.write(refusal), _WELCOME_SECONDS)
+        return None
+
+    async def _hello(self, context: Any, silence: float) -> Worker | None:
+        # Apart from the refusal, so that a large hello is let go of before that is written.
+        first = await asyncio.wait_for(context.read(), silence)
+        if first is grpc.aio.EOF:
+            return None
+        return self._admit(first, local=context.peer().startswith("unix:"))
 
     def _is_known(self, context: Any) -> bool:
         """Whether a stream showed the token when it opened, or comes from this user's processes."""

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from juggler.runtime.actors.attachment import (
     LET_GO,
     LOST_THE_DRIVER,
+    WELCOME_SECONDS,
     AttachError,
     Attachment,
     Command,
@@ -155,7 +156,6 @@ def attach_and_run(
         # A local worker is stopped by its driver; one on another host by whoever sends it a signal.
         for number, reason in _heeded().items():
             _give_up_on(number, reason)
-    must_end(contact.timeout + _LEAVE_SECONDS)  # without threads, gRPC may hang
     try:
         if not contact.local:
             log.info(f"dials the driver at {contact.address}")
@@ -205,13 +205,15 @@ def _attach(
     data_addresses: Sequence[str],
     episode_addresses: Sequence[str],
 ) -> Attachment:
-    """Attach, and try again while the driver is busy.
+    """Attach, and try again while the driver is busy. The process ends if an attempt hangs.
 
     Raises:
         EndpointError, AttachError: as for an Attachment.
     """
 
     def attach() -> Attachment:
+        # Without threads, gRPC may hang.
+        must_end(contact.timeout + WELCOME_SECONDS + _LEAVE_SECONDS)
         return Attachment(
             contact.address,
             role,

@@ -139,7 +139,7 @@ class EpisodeSender:
     Over a Unix socket, large batches go through shared memory once the learner has shown that it
     can map it. `inline` is called where it has not, with the reason for people.
 
-    `ended` is called with the reason whenever a stream is over, after what was lost with it.
+    `ended` is called with how it ended whenever a stream is over, after what was lost with it.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class EpisodeSender:
         settled: Callable[[int, str, str], None],
         tls: Tls | None = None,
         inline: Callable[[str], None] | None = None,
-        ended: Callable[[str], None] = lambda _: None,
+        ended: Callable[[End], None] = lambda _: None,
     ) -> None:
         self._address = address
         self._metadata = metadata
@@ -200,7 +200,7 @@ class _Stream:
         metadata: CallMetadata,
         settled: Callable[[int, str, str], None],
         shared: Dialled[Writer],
-        told_end: Callable[[str], None],
+        told_end: Callable[[End], None],
     ) -> None:
         self._settled = settled
         self._shared = shared
@@ -257,12 +257,12 @@ class _Stream:
             self._settled(said.batch_id, "refused" if said.refused else "", said.refused)
 
     def _ended(self, end: End) -> None:
-        reason = end.why or "the learner ended the stream"
+        end = end._replace(why=end.why or "the learner ended the stream")
         with self._lock:
-            self.broken = reason
+            self.broken = end.why
             lost, self._open = self._open, set()
             self._unsent.clear()
         self._shared.close()
         for batch_id in lost:
-            self._settled(batch_id, "learner_lost", reason)
-        self._told_end(reason)
+            self._settled(batch_id, "learner_lost", end.why)
+        self._told_end(end)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from juggler.runtime.actors.credentials import CallMetadata
+from juggler.runtime.actors.public_calls import End
 from juggler.runtime.streams.acknowledgements import Acknowledgements
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeSender, episodes_handler
 from juggler.runtime.streams.unfinished import Unfinished
@@ -95,7 +96,7 @@ class _Call:
         self._answers = Acknowledgements(requests, context)
         self._lock = threading.Lock()
         self._open: dict[int, int] = {}  # bytes, by the ids of batches without an answer
-        self._lost = ""  # why the learner cannot be reached
+        self._end: End | None = None  # of the stream to the learner, if that ended first
         self._over = False
         self._sender = EpisodeSender(
             relay.learner, relay.metadata, self._settled, inline=relay.inline, ended=self._ended
@@ -111,8 +112,13 @@ class _Call:
             self._relay.unfinished.hold(self._context, 0)
             self._over = True
             self._sender.close()
-        if self._lost:
-            self._context.abort(grpc.StatusCode.UNAVAILABLE, self._lost)
+        if self._end is None:
+            return
+        if self._end.code is grpc.StatusCode.INVALID_ARGUMENT:
+            # The fault is the EnvRunner's, which this status tells: the learner is not lost.
+            self._context.abort(self._end.code, f"the learner refused a batch: {self._end.why}")
+        why = f"its receiver lost the learner: {self._end.why}"
+        self._context.abort(grpc.StatusCode.UNAVAILABLE, why)
 
     def _received(self, message: bytes) -> None:
         frame = self._reader.feed(message)
@@ -138,8 +144,8 @@ class _Call:
         if reason != "learner_lost":  # else `_ended` follows
             self._answers.give(batch_id, explanation)
 
-    def _ended(self, why: str) -> None:
+    def _ended(self, end: End) -> None:
         """End the EnvRunner's stream, as the one to the learner did."""
         if not self._over:
-            self._lost = f"its receiver lost the learner: {why}"
+            self._end = end
             self._answers.stream.close()

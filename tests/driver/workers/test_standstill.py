@@ -14,6 +14,7 @@ from juggler.driver.config import RunConfig
 from juggler.driver.workers.standstill import Standstill
 from juggler.runtime.actors import requests
 from juggler.runtime.actors.vitals import Vitals
+from juggler.runtime.wire.v1 import training_pb2
 
 SECONDS = 7.0
 
@@ -74,6 +75,20 @@ def test_where_nothing_is_learned_those_who_bring_nothing_are_named_too(world: W
     text = world.standstill.look()
     assert text.startswith("no update in the last 7 s. envrunners: 1 attached, 1 ready; ")
     assert "envrunner-0 on host has been asked for 2 batches and has brought none for 7 s" in text
+
+
+def test_a_group_that_takes_long_to_form_is_told_once(world: World) -> None:
+    assert world.standstill.slow_groups() == ""
+    world.now += 5.0
+    text = world.standstill.slow_groups()
+    assert text.startswith("a group of learners has not formed 5 s after it was to: learner-0. L")
+    world.now += 5.0
+    assert world.standstill.slow_groups() == "", "it was said"
+    ((command_id, group),) = world.asked(world.learner, training_pb2.Group)
+    formed = training_pb2.GroupFormed(generation=group.generation, module_id=group.module_id)
+    world.reply(world.learner, command_id, formed)
+    world.now += 5.0
+    assert world.standstill.slow_groups() == ""
 
 
 def test_environments_hang_where_each_takes_much_longer_than_ever_before(world: World) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from support.penalties import slow_penalties
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from juggler.learner.algorithms.imitation.demonstrations import Demonstrations
 from juggler.learner.algorithms.imitation.gradient_penalty import gradient_penalties
-from juggler.learner.algorithms.imitation.shown import Shown
+from juggler.learner.algorithms.imitation.shown import Normalized, Shown
 
 
 def test_every_step_is_shown_as_numbers_and_box_actions_within_their_bounds() -> None:
@@ -51,6 +54,32 @@ def test_every_step_is_shown_as_numbers_and_box_actions_within_their_bounds() ->
     }
     for key, values in expected.items():
         np.testing.assert_allclose(found[key].numpy(), values, rtol=1e-4, atol=1e-5)
+
+
+class _Largest(TorchDispatchMode):
+    """Notes how many bytes the largest result of an operation has."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **kwargs or {})
+        if isinstance(found, torch.Tensor):
+            self.bytes = max(self.bytes, found.nbytes)
+        return found
+
+
+def test_demonstrations_of_any_number_are_normalized_with_little_memory() -> None:
+    generator = np.random.default_rng(0)
+    x = generator.normal(1000, 3, (300_000, 12)).astype(np.float32)
+    box = spaces.Box(0.0, 1004.0, (12,), np.float32)
+    demonstrated = torch.from_numpy(x)
+    with _Largest() as largest:
+        made = Normalized(box, demonstrated)
+    assert largest.bytes < x.nbytes
+    kept = x.clip(0, 1004).astype(np.float64)
+    np.testing.assert_array_equal(made.mean.numpy(), kept.mean(0).astype(np.float32))
+    deviation = (kept.std(0) + 1e-4).astype(np.float32)
+    np.testing.assert_array_equal(made.deviation.numpy(), deviation)
 
 
 def test_a_gradient_penalty_and_its_gradient_are_those_of_central_differences() -> None:

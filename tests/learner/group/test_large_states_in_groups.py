@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from threading import Event, get_ident
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ from support.groups import at_once, meet
 
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.group import gloo_peers
+from juggler.learner.group import gloo_peers, state_sync
 from juggler.learner.group.peers import PeerLost, Peers
+from juggler.learner.group.state_sync import take_over_newest
 from juggler.learner.learner import Learner
 from juggler.runtime.modules.models import ActorCritic
 
@@ -77,3 +79,40 @@ def test_who_hears_nothing_of_another_one_has_lost_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(gloo_peers, "COLLECTIVE_SECONDS", 0.5)
     with pytest.raises(PeerLost):
         group[1].wait_for_all(lambda: None)
+
+
+def test_who_waits_for_another_one_makes_progress_and_who_is_waited_for_does_not() -> None:
+    first, second = meet(2)
+    waits, hung = Event(), Event()
+    in_thread: list[int] = []
+
+    def second_progresses() -> None:
+        in_thread.append(get_ident())
+        waits.set()
+
+    first.progresses, second.progresses = hung.set, second_progresses
+
+    def works() -> bool:
+        assert waits.wait(30), "the other one would be taken for hung, too"
+        return hung.is_set()
+
+    def second_of_them() -> bool:
+        second.wait_for_all(lambda: None)
+        return in_thread == [get_ident()] * len(in_thread)
+
+    found = at_once([lambda: first.wait_for_all(works), second_of_them])
+    assert found == [False, True]
+
+
+def test_a_state_of_many_chunks_is_sent_with_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    group, peers = [learner_of(5, "", monkeypatch), learner_of(0, "", monkeypatch)], meet(2)
+    chunks, came = len(state_sync._chunks(group[0])), [0, 0]
+
+    def note(rank: int) -> None:
+        came[rank] += 1
+
+    for rank, each in enumerate(peers):
+        monkeypatch.setattr(each, "progresses", partial(note, rank))
+        monkeypatch.setattr(each, "wait_for_all", lambda work: work())
+    at_once([partial(take_over_newest, *pair) for pair in zip(group, peers, strict=True)])
+    assert came == [chunks, chunks]

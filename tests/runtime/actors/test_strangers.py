@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -14,13 +16,21 @@ import pytest
 from support.attacker import attacker
 from support.hub_world import World
 
-from juggler.runtime.actors.attachment import Attachment, DriverBusy
+from juggler.runtime.actors import attachment as attachment_module
+from juggler.runtime.actors import hub, worker
+from juggler.runtime.actors.attachment import (
+    AttachError,
+    Attachment,
+    DriverBusy,
+    new_incarnation,
+)
 from juggler.runtime.actors.attempts import attempts
 from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, bind, make_server
 from juggler.runtime.actors.health import MOST_ASKING, AsyncHealth, Health, check_health
 from juggler.runtime.actors.hub import ATTACH_METHOD
 from juggler.runtime.actors.hub_events import Joined
 from juggler.runtime.actors.logs import WorkerLog
+from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.strangers import Strangers
 from juggler.runtime.actors.worker import Contact, _attach, _LeavingInbox
 from juggler.runtime.wire.v1 import attach_pb2
@@ -72,6 +82,31 @@ def test_a_worker_that_shows_its_token_in_the_hello_alone_gets_in_beside_strange
         answers = channel.stream_stream(ATTACH_METHOD)(iter([message]), timeout=_SECONDS)
         assert attach_pb2.ToWorker.FromString(next(answers)).HasField("welcome")
         assert world.wait_for(Joined).worker.incarnation == "foreign"
+
+
+def test_a_stranger_that_does_not_read_why_it_is_refused_is_cut_off(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "_WELCOME_SECONDS", 0.3)
+    world.start(token="secret")
+    ended, visit = threading.Event(), world.hub._strangers.visit
+
+    def seen(end: Callable[[], object]) -> AbstractContextManager[None]:
+        handler = end.__self__  # type: ignore[attr-defined]
+        handler.add_done_callback(lambda _: ended.set())
+        return visit(end)
+
+    monkeypatch.setattr(world.hub._strangers, "visit", seen)
+    message = attach_pb2.FromWorker(hello=attach_pb2.Hello(incarnation="x" * 60_000))
+    # It has room for 5 bytes, and makes no more, since it takes none.
+    options = [("grpc.http2.lookahead_bytes", 5), ("grpc.http2.bdp_probe", 0)]
+    says: SimpleQueue[bytes | None] = SimpleQueue()
+    says.put(message.SerializeToString())
+    with grpc.insecure_channel(world.tcp_address, options) as channel:
+        call = channel.stream_stream(ATTACH_METHOD)(iter(says.get, None))
+        assert ended.wait(_SECONDS), "the hub waits for it no more"
+        assert call.is_active(), "and it has not gone by itself"
+        says.put(None)
 
 
 @pytest.fixture
@@ -138,7 +173,11 @@ def serve(tmp_path: Path) -> Iterator[Callable[[Any], str]]:
 
 
 def _come(contact: Contact) -> Attachment:
-    return _attach(contact, "worker", _LeavingInbox(watched=False), WorkerLog("worker"), (), (), ())
+    inbox = _LeavingInbox(watched=False)
+    try:
+        return _attach(contact, "worker", inbox, WorkerLog("worker"), (), (), ())
+    finally:
+        inbox.has_left()  # else this process ends
 
 
 @pytest.mark.parametrize(
@@ -167,6 +206,41 @@ def test_a_worker_gives_up_when_its_time_is_over(
     with pytest.raises(DriverBusy, match="broke off: no room"):
         _come(Contact(address, reattach_seconds=1.0))
     assert len(came) >= 2
+
+
+def test_a_worker_that_tries_for_long_is_not_ended_by_its_own_alarm(
+    serve: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler, came = _busy_at_first(2, grpc.StatusCode.UNAVAILABLE)
+    set_before: list[int] = []  # attempts
+    monkeypatch.setattr(worker, "must_end", lambda seconds: set_before.append(len(came)))
+    contact = Contact(serve(handler), timeout=60.0, reattach_seconds=60.0)
+    _come(contact).close()
+    assert set_before[:3] == [0, 1, 2], "each attempt has its full time"
+
+
+@pytest.mark.parametrize("says", ["nothing", "commands"])
+def test_a_worker_gives_up_on_a_driver_that_does_not_greet_it(
+    serve: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch, says: str
+) -> None:
+    given_up = threading.Event()
+
+    def attach(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        assert context.add_callback(given_up.set)
+        if says == "commands":
+            yield attach_pb2.ToWorker(commands=[attach_pb2.Command(id=1)]).SerializeToString()
+        given_up.wait(_SECONDS)
+
+    service, method = ATTACH_METHOD.strip("/").split("/")
+    served = {method: grpc.stream_stream_rpc_method_handler(attach)}
+    address = serve(grpc.method_handlers_generic_handler(service, served))
+    why = "did not greet this worker"
+    if says == "nothing":
+        monkeypatch.setattr(attachment_module, "WELCOME_SECONDS", 0.3)
+        why = "accepted the connection, and then said nothing for 0 s"
+    with pytest.raises(AttachError, match=f"^the driver at {address} {why}"):
+        Attachment(address, "worker", -1, new_incarnation(), Mailbox())
+    assert given_up.wait(_SECONDS), "the stream is closed"
 
 
 def test_pauses_between_attempts_end_with_the_patience() -> None:

@@ -202,7 +202,9 @@ def test_a_bad_batch_is_refused_and_ends_its_stream_wherever_it_is_sent_to(
             answers.extend(episodes_pb2.Acknowledgement.FromString(each) for each in call)
         ends.set()
     assert [(each.batch_id, each.refused) for each in answers] == [(1, "batch 1 is bad")]
-    assert "batch 1 is bad" in str(raised.value)
+    by_whom = "the learner refused a batch: " if where == "a receiver" else ""
+    assert raised.value.details() == f"{by_whom}batch 1 is bad"  # type: ignore[attr-defined]
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
 
 
 def test_a_batch_that_nobody_asked_for_ends_at_the_receiver(

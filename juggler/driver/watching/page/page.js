@@ -3,7 +3,7 @@
 import { Chart, colour, dash, swatch } from "./charts.js";
 import { Curves, inOrder, STEPS, TIME } from "./curves.js";
 import { Details } from "./details.js";
-import { NotAdmitted, ask, keepToken } from "./server.js";
+import { BadAnswer, NotAdmitted, ask, keepToken } from "./server.js";
 import { duration, el, number, quantity, table, words } from "./words.js";
 
 const MOST_CHOSEN = 12;
@@ -40,11 +40,18 @@ async function look() {
 
 async function follow(id) {
   const known = curves.get(id) ?? new Curves();
-  const answer = await ask("/api/run", { id, seen: known.seen, ...(id === detailed ? { detail: 1 } : {}) });
+  curves.set(id, known);
+  let answer;
+  try {
+    answer = await ask("/api/run", { id, seen: known.seen, ...(id === detailed ? { detail: 1 } : {}) });
+  } catch (error) {
+    if (!(error instanceof BadAnswer)) throw error;
+    known.problem = error.message;
+    return; // the other runs go on
+  }
   known.take(answer.curves);
   known.broken = answer.broken;
   known.problem = answer.problem;
-  curves.set(id, known);
   if (id === detailed && answer.state) told = answer;
 }
 

@@ -4,9 +4,14 @@ const KEPT = "juggler-token"; // in this tab alone
 
 export class NotAdmitted extends Error {}
 
+// The server is there, and does not answer as it should.
+export class BadAnswer extends Error {}
+
 export async function ask(path, parameters = {}) {
   const answer = await request(path, parameters);
-  return answer.json();
+  return answer.json().catch((error) => {
+    throw error instanceof SyntaxError ? new BadAnswer("what came is no JSON") : error;
+  });
 }
 
 export async function askForFile(path, parameters) {
@@ -24,7 +29,7 @@ async function request(path, parameters) {
   if (answer.status === 401) throw new NotAdmitted(token ? "This is not the token." : "");
   if (!answer.ok) {
     const said = await answer.json().catch(() => ({}));
-    throw new Error(said.error || `the server answered with ${answer.status}`);
+    throw new BadAnswer(said.error || `the server answered with ${answer.status}`);
   }
   return answer;
 }

@@ -220,15 +220,16 @@ class Discriminator(AroundCore):
             live, ends = columns[c.LIVE].flatten(), terminated(columns).flatten()  # [N T] both
             steps = self._steps(imitator, columns)
             apart = mixed(columns[RANK]) if RANK in columns else 0  # [], and 0 for rank 0
-            order = uniform(mixed(own["key"]) ^ apart, (live.numel(),)).argsort()  # [N T]
+            key = mixed(own["key"]) ^ apart  # []
+            order = uniform(key, (live.numel(),)).argsort()  # [N T]
             parts = list(order.tensor_split(count))  # [B] each
-        for part in parts:
+        for number, part in enumerate(parts, start=1):
             losses = [network.nothing(own)] * 3
             if part is not None and part.numel():
                 policy = tree_map(lambda x, part=part: x[part], steps)  # [B, ...]
                 shown = imitator.demonstrations
-                key = mixed(own["key"]) ^ apart  # []
-                draws = uniform(key ^ 1, (len(part),))  # [B]
+                some_key, other_key = key ^ (2 * number - 1), key ^ (2 * number)  # [] both
+                draws = uniform(some_key, (len(part),))  # [B]
                 drawn = shown.drawn((draws * len(shown.terminated)).long())
                 demonstrated = imitator.shown(drawn.observations, drawn.actions)
                 # Without a live step there is nothing to be told from.
@@ -236,7 +237,7 @@ class Discriminator(AroundCore):
                 losses = [
                     _loss(network, own, policy, live[part], ends[part], softplus),
                     _loss(network, own, demonstrated, some, some & drawn.terminated, _negative),
-                    self._penalty(network, own, key ^ 2, policy, demonstrated, live[part]),
+                    self._penalty(network, own, other_key, policy, demonstrated, live[part]),
                 ]
             own, means = network.stepped(own, losses, self.own.lr, seam)
             each.append(means)  # [3]

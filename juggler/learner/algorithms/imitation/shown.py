@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -18,6 +19,7 @@ from juggler.runtime.wire.trees import Path
 
 Space = gymnasium.Space[Any]
 _CLIP = 10.0  # of normalized numbers
+_PIECE = 1 << 18  # numbers that are looked at together
 _EPSILON = 1e-4  # added to standard deviations
 
 
@@ -37,12 +39,20 @@ class Normalized(nn.Module):
         self.deviation: Tensor
         for name, bound in (("low", box.low), ("high", box.high)):
             self.register_buffer(name, torch.as_tensor(bound).float())  # [...]
-        x = self._clipped(demonstrated).double()  # [M, ...]
-        self.register_buffer("mean", x.mean(0).float())  # [...]
-        self.register_buffer("deviation", (x.std(0, correction=0) + _EPSILON).float())  # [...]
+        mean = self._mean(demonstrated, lambda x: x)  # [...]
+        variance = self._mean(demonstrated, lambda x: (x - mean).square())  # [...]
+        self.register_buffer("mean", mean.float())  # [...]
+        self.register_buffer("deviation", (variance.sqrt() + _EPSILON).float())  # [...]
 
     def forward(self, x: Tensor) -> Tensor:
         return ((self._clipped(x) - self.mean) / self.deviation).clamp(-_CLIP, _CLIP)  # [B, ...]
+
+    def _mean(self, demonstrated: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
+        """The mean [...] of a function of numbers [M, ...], float64. Pieces keep memory small."""
+        total = torch.zeros(demonstrated.shape[1:], dtype=torch.float64)  # [...]
+        for piece in torch.split(demonstrated, max(1, _PIECE // max(1, total.numel()))):
+            total += of(self._clipped(piece).double()).sum(0)
+        return total / len(demonstrated)
 
     def _clipped(self, x: Tensor) -> Tensor:
         return torch.minimum(torch.maximum(x.float(), self.low), self.high)  # [B, ...]
