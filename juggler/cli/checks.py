@@ -137,6 +137,9 @@ def _cores() -> Iterator[Finding]:
 
 def _memory() -> Iterator[Finding]:
     free = usable_memory()
+    if free is None:
+        yield Finding("memory", "absent", "the system does not say how much is free")
+        return
     said = f"{free / _GIB:.1f} GiB free"
     if free < 2 * _GIB:
         yield Finding("memory", "warning", said, "each process of a run takes some 300 MiB")

@@ -97,14 +97,7 @@ def _play(given: Arguments) -> int:
             video=given.video,
             watch=Progress(given.episodes),
         )
-    print(f"checkpoint: {played.checkpoint}")
-    for agent, record in played.records.items():
-        low, high = record.interval()
-        print(
-            f"{agent} ({played.players[agent]}): return {record.mean:.2f} ± {record.error:.2f}; "
-            f"{record.wins} won, {record.draws} drawn, {record.losses} lost: "
-            f"score {record.score:.2f} (95 %: {low:.2f} to {high:.2f})"
-        )
+    print(played)
     _tell_videos(given, played.videos)
     return 0
 

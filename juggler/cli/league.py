@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import tyro
 
 from juggler.cli.arguments import Flag, parse, report_errors
 from juggler.cli.league_tables import kind_lines, roster_lines, win_rate_lines
+from juggler.cli.playing import Progress
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.payoffs import Payoffs
@@ -83,8 +83,7 @@ def _league(given: Arguments) -> int:
     print(f"checkpoint: {where}")
     print("\n".join(roster_lines(players, payoffs)))
     print()
-    # Without a terminal, tables are in one piece.
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
+    columns = shutil.get_terminal_size().columns
     print("\n".join(win_rate_lines(players, payoffs, rows, columns)))
     if payoffs.kinds:
         print()
@@ -193,18 +192,19 @@ def _tournament(
     payoffs = Payoffs(1.0, 1, [], [], [])
     pairs = list(combinations(players, 2))
     half = -(-matches // 2)
+    progress, over = Progress(len(pairs) * 2 * half, "matches"), 0
+
+    def watch(ended: int, _: int) -> None:
+        progress(over + ended)
+
     for number, (one, other) in enumerate(pairs):
-        print(
-            f"pair {number + 1} of {len(pairs)}: {one.player_id} and {other.player_id}, "
-            f"{2 * half} matches",
-            file=sys.stderr,
-        )
         for half_number, (own, others) in enumerate((sides, sides[::-1])):
             seated = {agent: _named(one, kept) for agent in own}
             seated |= {agent: _named(other, kept) for agent in others}
             # Two draws of their own: with equal ones, equal policies would win once each.
             seed = 1000 * (2 * number + half_number)
-            played = play_matches(checkpoint.path, seated, half, seed, explore=True)
+            played = play_matches(checkpoint.path, seated, half, seed, explore=True, watch=watch)
+            over += half
             for match in played.matches:
                 scores = [
                     sum(match.returns.get(agent, 0.0) for agent in side) for side in (own, others)

@@ -10,19 +10,19 @@ from juggler.driver.league.ratings import elo, nash_averaging
 from juggler.driver.league.roster import Player
 
 _MOST_FROZEN = 12  # columns of the table of win rates
-_WIDTH = len("~100%±50")  # of a column, at least
 
 
 def roster_lines(players: Sequence[Player], payoffs: Payoffs) -> list[str]:
-    """A table of players: what they are, where they come from, and how good they are."""
+    """A table of players: what they are, where they come from, and how good they are. Each has a
+    number, which the table of win rates goes by."""
     ids = [player.player_id for player in players]
     ratings = elo(payoffs, ids)
     shares, _ = nash_averaging(payoffs, ids)
     width = max(len("player"), *map(len, ids))
     role_width = max(len("role"), *(len(player.role) for player in players))
     names = f"{'player':<{width}}  {'role':<{role_width}}"
-    lines = [f"{names}  {'steps':>9}  {'games':>7}  {'Elo':>6}  {'Nash':>5}  comes from"]
-    for player in players:
+    lines = [f"{'#':>3}  {names}  {'steps':>9}  {'games':>7}  {'Elo':>6}  {'Nash':>5}  comes from"]
+    for number, player in enumerate(players, 1):
         name = player.player_id
         steps = player.steps if player.learning else player.born_at
         games = sum(payoffs.games(name, other) for other in ids if other != name)
@@ -30,7 +30,7 @@ def roster_lines(players: Sequence[Player], payoffs: Payoffs) -> list[str]:
         if player.life:
             source += f", begun anew {player.life} times"
         lines.append(
-            f"{name:<{width}}  {player.role:<{role_width}}  {steps:>9}  {games:>7}  "
+            f"{number:>3}  {name:<{width}}  {player.role:<{role_width}}  {steps:>9}  {games:>7}  "
             f"{round(ratings[name]):>6}  {shares[name]:>5.0%}  {source}"
         )
     return lines
@@ -45,18 +45,19 @@ def win_rate_lines(
     """How often, in percent, players beat others; a draw is half a win.
 
     Args:
-        players: all of them. The columns are those that learn, and the newest others.
+        players: all of them, as in the roster, whose numbers name the columns. These are those that
+            learn, and the newest others.
         payoffs: their results.
         rows: those of the table; None: the players that learn, or else the columns.
         columns: of the terminal; a wider table goes on below itself.
     """
     frozen = [player for player in players if not player.learning]
     left_out = frozen[:-_MOST_FROZEN]
+    numbers = {player.player_id: number for number, player in enumerate(players, 1)}
     shown = [player.player_id for player in players if player not in left_out]
     learners = [player.player_id for player in players if player.learning]
     names = [row.player_id for row in rows] if rows is not None else learners or shown
-    width = max(len("wins of"), *map(len, names))
-    table = [[f"{'wins of':<{width}}", *(f"{other:>{_WIDTH}}" for other in shown)]]
+    table = [["wins of", *(f"#{numbers[other]}" for other in shown)]]
     few = False
     for row in names:
         cells = []
@@ -68,21 +69,23 @@ def win_rate_lines(
                 few = few or unsure
                 low, high = payoffs.interval(row, other)
                 text = f"{'~' if unsure else ''}{points / played:.0%}±{50 * (high - low):.0f}"
-            cells.append(f"{text:>{max(len(other), _WIDTH)}}")
-        table.append([f"{row:<{width}}", *cells])
+            cells.append(text)
+        table.append([f"{numbers[row]:>3}  {row}", *cells])
     lines = _in_parts(table, columns)
-    lines.append("±: half the width of the 95 % interval")
+    lines.append("#: the player of that number; ±: half the width of the 95 % interval")
     if few:
         lines.append(f"~: of fewer than {payoffs.min_games} games")
     if left_out:
-        lines.append(f"{len(left_out)} older frozen players are only in the picture (--picture)")
+        lines.append(
+            f"{len(left_out)} older frozen players have a column only in the picture (--picture)"
+        )
     return lines
 
 
 def _in_parts(table: Sequence[Sequence[str]], columns: float) -> list[str]:
     """The lines of a table. Columns for which the terminal has no room go on below, in parts that
     all begin with the first column."""
-    first, *others = (len(cell) for cell in table[0])
+    first, *others = (max(map(len, cells)) for cells in zip(*table, strict=True))
     parts: list[list[int]] = [[]]
     width = first
     for number, cell in enumerate(others, 1):
@@ -92,7 +95,11 @@ def _in_parts(table: Sequence[Sequence[str]], columns: float) -> list[str]:
             width = first + 2 + cell
         parts[-1].append(number)
     lines = [
-        ["  ".join([row[0], *(row[number] for number in part)]) for row in table] for part in parts
+        [
+            "  ".join([f"{row[0]:<{first}}", *(f"{row[n]:>{others[n - 1]}}" for n in part)])
+            for row in table
+        ]
+        for part in parts
     ]
     return [line for part in lines for line in (*part, "")][:-1]
 

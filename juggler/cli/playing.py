@@ -15,17 +15,23 @@ PROGRESS_SECONDS = 5.0
 
 
 class Progress:
-    """Prints a line every few seconds on stderr, because stdout is for programs, too."""
+    """Prints a line every few seconds on stderr, because stdout is for programs, too.
 
-    def __init__(self, episodes: int) -> None:
-        self._episodes = episodes
+    Args:
+        total: how many episodes will be played.
+        noun: what they are called.
+    """
+
+    def __init__(self, total: int, noun: str = "episodes") -> None:
+        self._total, self._noun = total, noun
         self._said = time.monotonic()
 
-    def __call__(self, ended: int, steps: int) -> None:
-        if ended == self._episodes or time.monotonic() - self._said < PROGRESS_SECONDS:
+    def __call__(self, ended: int, steps: int = 0) -> None:
+        if ended == self._total or time.monotonic() - self._said < PROGRESS_SECONDS:
             return
         self._said = time.monotonic()
-        print(f"{ended} of {self._episodes} episodes, step {steps}", file=sys.stderr)
+        step = f", step {steps}" if steps else ""
+        print(f"{ended} of {self._total} {self._noun}{step}", file=sys.stderr)
 
 
 @contextmanager

@@ -81,6 +81,8 @@ def _value(key: str, value: Any, hint: Any, where: str) -> Any:
         text, _, place = str(error).partition(" - at `$")
         for word, in_toml in (("object", "table"), ("null", "none")):
             text = re.sub(rf"\b{word}\b", in_toml, text)
+        if value == "auto" and NoneType in get_args(hint):
+            text += f': "auto" is "none" here, or {key} left out'
         if hint == list[str] and isinstance(value, str):
             text = f"this is a list: {key} = {[value]}"
         if text.startswith("Invalid enum value"):

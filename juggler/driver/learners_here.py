@@ -47,7 +47,7 @@ def must_fit_together(
         if is_here
     ]
     total = sum(of_processes)
-    if room and total > room:
+    if room is not None and total > room:
         each = ", ".join(f"{size / 1e9:.1f}" for size in of_processes)
         raise ConfigError(
             f"replay_capacity: the {len(of_processes)} learners on this host keep steps of "

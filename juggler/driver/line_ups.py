@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from juggler.policies.policy import Policy
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PlayedMatches:
     """Matches between given players.
 
@@ -40,6 +40,17 @@ class PlayedMatches:
     matches: list[Match]
     records: dict[str, Record]
     videos: list[Path]
+
+    def __repr__(self) -> str:
+        lines = [f"checkpoint: {self.checkpoint}"]
+        for agent, record in self.records.items():
+            low, high = record.interval()
+            lines.append(
+                f"{agent} ({self.players[agent]}): return {record.mean:.2f} ± {record.error:.2f}; "
+                f"{record.wins} won, {record.draws} drawn, {record.losses} lost: "
+                f"score {record.score:.2f} (95 %: {low:.2f} to {high:.2f})"
+            )
+        return "\n".join(lines)
 
 
 def play_matches(

@@ -29,7 +29,7 @@ class StatusReader:
 
     def read(self) -> status_pb2.RunStatus:
         parts, records = self.parts, self.parts.metrics.workers
-        rates = records.rates(parts.core.trained)
+        rates = records.rates()
         status = status_pb2.RunStatus(
             run_id=self.run_id,
             run_dir=str(self.run_dir.resolve()),
@@ -40,7 +40,7 @@ class StatusReader:
             version=parts.core.weights_version.message(),
             updates=records.updates,
             restarts=parts.restarts,
-            steps_per_second=rates.get("", 0.0),
+            steps_per_second=parts.metrics.rate.per_second(),
             steps=_steps(parts.core.counters()),
             queues=self._queues(),
             modules=self._modules(),

@@ -171,7 +171,7 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
     core, times = parts.core, parts.clock.now()
     counters = core.counters()
     counters.check()
-    parts.metrics.workers.mark(counters.trained)
+    parts.metrics.workers.mark()
     line = {
         "wall_time": times.wall,
         "training_time": times.training,

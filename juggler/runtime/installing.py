@@ -8,17 +8,24 @@ import shutil
 import sys
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
+
+#: Extras with a package that pip cannot install without building it, by the first Python 3.N.
+_WITHOUT_WHEELS: Final = {"box2d": 14}
 
 
 def installing(extra: str) -> str:
     """A shell command that works where it is read: for the running Python, from the place that
-    Juggler was installed from. An editable checkout stays editable.
+    Juggler was installed from. An editable checkout stays editable. Where no command would work,
+    it is said why.
 
     Args:
         extra: an extra of pyproject.toml.
     """
+    first = _WITHOUT_WHEELS.get(extra)
+    if first is not None and sys.version_info >= (3, first):
+        return f"{extra} has no wheels for Python 3.{first} or newer, so it takes an older one"
     pip = shutil.which("pip")
     own = pip is not None and Path(pip).parent == Path(sys.executable).parent
     command = ["pip"] if own else [sys.executable, "-m", "pip"]

@@ -152,6 +152,15 @@ def test_cores_and_memory_are_those_of_a_container(
     assert cores.usable_cores() == 0.25
 
 
+def test_memory_that_the_system_does_not_tell_of_is_not_said_to_be_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cores, "_text", lambda path: "")
+    assert cores.usable_memory() is None
+    found = only(checks._memory)["memory"]
+    assert (found.state, found.said) == ("absent", "the system does not say how much is free")
+
+
 def test_files_that_the_kernel_keeps_in_the_memory_of_a_container_are_free_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

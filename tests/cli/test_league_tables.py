@@ -26,11 +26,11 @@ def test_all_that_learn_and_the_newest_copies_have_a_column() -> None:
         payoffs.book("a", "b", 1)
     payoffs.book("a", "a-v14", 0)
     head, of_a, of_b, unsure, few, left_out = win_rate_lines(players, payoffs)
-    assert head.split()[2:] == ["a", "b", *(f"a-v{n}" for n in range(3, 15))]
-    assert of_a.split() == ["a", "-", "100%±34", *["-"] * 11, "~50%±45"]
-    assert of_b.split()[:3] == ["b", "0%±34", "-"]
+    assert head.split()[2:] == ["#1", "#2", *(f"#{n}" for n in range(6, 18))]
+    assert of_a.split() == ["1", "a", "-", "100%±34", *["-"] * 11, "~50%±45"]
+    assert of_b.split()[:4] == ["2", "b", "0%±34", "-"]
     assert len(head) == len(of_a) == len(of_b)
-    assert unsure == "±: half the width of the 95 % interval"
+    assert unsure == "#: the player of that number; ±: half the width of the 95 % interval"
     assert few == "~: of fewer than 4 games"
     assert left_out.startswith("3 older frozen players")
 
@@ -40,8 +40,8 @@ def test_a_table_of_win_rates_that_is_too_wide_goes_on_below_itself() -> None:
     payoffs = Payoffs(0.5, 4)
     payoffs.book("a", "a-v11", 1)
     whole = win_rate_lines(players, payoffs)[:3]
-    *lines, _, _ = win_rate_lines(players, payoffs, columns=60)
-    assert max(map(len, lines)) <= 60
+    *lines, _, _ = win_rate_lines(players, payoffs, columns=40)
+    assert max(map(len, lines)) <= 40
     assert lines[3] == lines[7] == ""
     width = len("wins of")
     again = [
@@ -50,12 +50,29 @@ def test_a_table_of_win_rates_that_is_too_wide_goes_on_below_itself() -> None:
     assert again == whole
 
 
+def test_columns_go_by_the_numbers_of_the_roster_so_that_long_names_make_none_wider() -> None:
+    players = [player("main"), *(player(f"league_exploiter-0-v{n}", "main") for n in range(17))]
+    payoffs = Payoffs(1.0, 1)
+    for other in players[1:]:
+        payoffs.book("main", other.player_id, 1)
+    head, *roster = roster_lines(players, payoffs)
+    assert head.split()[:2] == ["#", "player"]
+    assert [line.split()[0] for line in roster] == [str(n) for n in range(1, 19)]
+    table, *_ = win_rate_lines(players, payoffs, players)
+    assert len(table) < 150
+    numbers = [int(column.removeprefix("#")) for column in table.split()[2:]]
+    assert [players[n - 1].player_id for n in numbers[-2:]] == [
+        "league_exploiter-0-v15",
+        "league_exploiter-0-v16",
+    ]
+
+
 def test_the_roster_says_how_many_games_a_rating_is_of() -> None:
     payoffs = Payoffs(0.5, 4)
     payoffs.book("a", "b", 1)
     head, of_a, _ = roster_lines([player("a"), player("b")], payoffs)
-    assert head.split()[:4] == ["player", "role", "steps", "games"]
-    assert of_a.split()[3] == "1"
+    assert head.split()[1:5] == ["player", "role", "steps", "games"]
+    assert of_a.split()[4] == "1"
 
 
 def test_within_a_role_there_are_no_sides() -> None:

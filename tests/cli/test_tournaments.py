@@ -37,7 +37,11 @@ def config(agents: str, **league_keys: Any) -> RunConfig:
 def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
     """Of a run whose matches need no environment."""
 
-    def play(path: Path, seated: Mapping[str, str], episodes: int, *_: Any, **__: Any) -> Any:
+    def play(
+        path: Path, seated: Mapping[str, str], episodes: int, *_: Any, watch: Any, **__: Any
+    ) -> Any:
+        for ended in range(episodes + 1):
+            watch(ended, 7)
         returns = {agent: GETS[who] for agent, who in seated.items()}
         return PlayedMatches(path, dict(seated), [Match(returns, {})] * episodes, {}, [])
 
@@ -53,6 +57,19 @@ def test_teams_play_each_other_and_a_draw_is_within_the_margin(checkpoint: Check
     assert payoffs.counts("a", "b") == (0, 4, 0)  # 2.0 and 1.6
     assert payoffs.counts("a", "c") == (4, 0, 0)
     assert payoffs.counts("c", "b") == (0, 0, 4)
+
+
+def test_a_line_now_and_then_says_how_many_matches_are_over(
+    checkpoint: Checkpoint, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("juggler.cli.playing.PROGRESS_SECONDS", 1e9)
+    league._tournament(PLAYERS, checkpoint, config("xy"), 4)
+    assert capsys.readouterr().err == "", "it was over before a line was due"
+    monkeypatch.setattr("juggler.cli.playing.PROGRESS_SECONDS", 0.0)
+    league._tournament(PLAYERS, checkpoint, config("xy"), 4)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "0 of 12 matches"
+    assert said[-1] == "11 of 12 matches"
 
 
 def test_more_than_two_sides_are_told(checkpoint: Checkpoint) -> None:

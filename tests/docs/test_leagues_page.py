@@ -23,7 +23,8 @@ PAGE = "docs/leagues.md"
 def test_its_python_trains_a_league_with_a_builder_of_ones_own(
     tmp_path: Path, run_python: Callable[..., str]
 ) -> None:
-    run_python(script(PAGE, tmp_path, before=""))
+    said = run_python(script(PAGE, tmp_path, before=""))
+    assert "column (main-0-v0): return " in said
     (run,) = (tmp_path / "runs").iterdir()
     assert [path.name for path in (run / "frozen").iterdir() if path.name.startswith("main-0")]
 

@@ -93,6 +93,8 @@ def test_none_is_a_word_like_others_where_there_must_be_a_value() -> None:
     assert RunConfig.from_flat(own).module.model == {"a": "none"}
     assert _error({"gamma": "none"}) == "run.toml: gamma: Expected `float`, got `str`"
     assert "gamma: Expected `float`" in _error({"gamma": None})
+    said = _error({"algorithm": "sac", "target_entropy": "auto"})
+    assert said.endswith('got `str`: "auto" is "none" here, or target_entropy left out')
 
 
 def test_whole_numbers_stand_for_floats_and_not_the_other_way_round() -> None:

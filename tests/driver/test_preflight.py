@@ -88,7 +88,9 @@ def test_simulators_that_dial_in_are_not_waited_for() -> None:
 def test_what_learners_keep_must_fit_into_the_memory_of_their_host_together() -> None:
     # A step of CartPole takes some 60 bytes, of which 0.7 of the free memory is for each learner.
     keys = {"env": "CartPole-v1", "algorithm": "dqn", "num_learners": 2}
-    capacity = int(0.7 * usable_memory() / 62)
+    memory = usable_memory()
+    assert memory is not None
+    capacity = int(0.7 * memory / 62)
     assert rehearse(RunConfig.from_flat({**keys, "num_learners": 1, "replay_capacity": capacity}))
     with pytest.raises(PreflightError, match="the 2 learners on this host keep steps of"):
         rehearse(RunConfig.from_flat({**keys, "replay_capacity": capacity}))

@@ -34,9 +34,19 @@ def test_an_editable_checkout_stays_one(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "path", [str(checkout)])  # where the command is given, first of all
     url = checkout.as_uri()
     noted(monkeypatch, tmp_path / "site", {"url": url, "dir_info": {"editable": True}})
-    assert installing("box2d").endswith(f"pip install -e '{checkout}[box2d]'")
+    assert installing("atari").endswith(f"pip install -e '{checkout}[atari]'")
     monkeypatch.chdir(checkout)
-    assert installing("box2d").endswith("pip install -e '.[box2d]'")
+    assert installing("atari").endswith("pip install -e '.[atari]'")
+
+
+@pytest.mark.parametrize("version", [(3, 13), (3, 14), (3, 15)])
+def test_an_extra_that_this_python_cannot_have_says_so(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(sys, "version_info", version)
+    told = "box2d has no wheels for Python 3.14 or newer, so it takes an older one"
+    assert (installing("box2d") == told) == (version >= (3, 14))
+    assert installing("atari").endswith("pip install 'juggler[atari]'")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from gymnasium.spaces import MultiDiscrete
 from numpy.typing import NDArray
 
+from juggler.driver.line_ups import PlayedMatches
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.multi_agent.making import make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
@@ -77,6 +79,19 @@ def test_random_actions_follow_masks_of_several_parts_and_leave_the_space_alone(
     found = {tuple(row) for row in np.asarray(drawn).tolist()}
     assert found == {(0, 0), (0, 1), (2, 0), (2, 1)}
     np.testing.assert_array_equal(space.sample(), expected)
+
+
+def test_played_matches_are_shown_with_a_line_for_each_agent() -> None:
+    played = [Match({"row": 1.0, "column": -1.0}, {})] * 3 + [Match({"row": 0, "column": 0}, {})]
+    players = {"row": "main", "column": "random"}
+    shown = PlayedMatches(Path("run/1"), players, played, records(played), [])
+    assert str(shown) == repr(shown)
+    assert str(shown).splitlines() == [
+        "checkpoint: run/1",
+        "column (random): return -0.75 ± 0.25; 0 won, 1 drawn, 3 lost: "
+        "score 0.12 (95 %: 0.01 to 0.60)",
+        "row (main): return 0.75 ± 0.25; 3 won, 1 drawn, 0 lost: score 0.88 (95 %: 0.40 to 0.99)",
+    ]
 
 
 def test_an_agent_without_a_player_is_named() -> None:

@@ -18,6 +18,7 @@ import juggler
     ("toml", "words"),
     [
         ("learning_rate = 1e-3", "unknown key 'learning_rate': it is called lr here"),
+        ('algorithm = "sac"\nalpha = 0.2', "unknown key 'alpha': it is called temperature here"),
         ("train_batch_size = 9", "it is called batch_size here, over all learners"),
         ("clip_rewards = true", "it is the connector clip_rewards here"),
         ("use_sde = true", "there is no such key here"),

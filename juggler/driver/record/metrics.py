@@ -9,6 +9,7 @@ from typing import Any
 
 from juggler.driver.record.candidates import RETURN_WINDOW, Candidates
 from juggler.driver.record.module_metrics import AgentMetrics, ModuleMetrics, StalenessSince
+from juggler.driver.record.training_rate import TrainingRate
 from juggler.driver.record.workers import WorkerRecords
 from juggler.envrunner.agent_returns import AgentReturns
 from juggler.envrunner.info_numbers import (
@@ -33,6 +34,7 @@ class Metrics:
         episodes: how many have ended.
         infos: by name, numbers that environments put into their infos, of the newest episodes that
             gave them.
+        rate: of steps trained on, as of the last line.
         by_module: what is told of each module beside, by module id.
         by_agent: what is told of each of several agents, by name, unless there are many.
     """
@@ -49,6 +51,7 @@ class Metrics:
     by_module: dict[str, ModuleMetrics] = field(default_factory=dict)
     by_agent: dict[str, AgentMetrics] = field(default_factory=dict)
     staleness: Histogram = field(default_factory=lambda: Histogram(_STALENESS))
+    rate: TrainingRate = field(default_factory=TrainingRate)
     # Since the last line.
     _staleness_lately: StalenessSince = field(default_factory=StalenessSince)
     _trained_last: tuple[float, int] = (0.0, 0)  # (training time, steps trained)
@@ -137,6 +140,7 @@ class Metrics:
 
     def goes_on(self, training_time: float, steps_trained: int) -> None:
         """The run has a past: rates are over what it adds."""
+        self.rate = TrainingRate(training_time, steps_trained)
         self._trained_last = self._ended_last = (training_time, steps_trained)
         self._episodes_last = self.episodes
 
@@ -161,21 +165,17 @@ class Metrics:
             training_time: seconds since the first sample request: starting up is not part of rates.
             steps_trained: since the run began.
         """
-        (time_before, trained_before), self._trained_last = (
-            self._trained_last,
-            (training_time, steps_trained),
-        )
+        self.rate.note(training_time, steps_trained)
+        self._trained_last = (training_time, steps_trained)
         if self.episodes != self._episodes_last:
             self._episodes_last, self._ended_last = self.episodes, self._trained_last
-        seconds = max(training_time - time_before, 1e-9)
-        rate = (steps_trained - trained_before) / seconds
         return {
             **self._staleness_lately.take(),
             "episodes": self.episodes,
             "episode_return_mean": self.return_mean,
             "episode_return_age": training_time - self._ended_last[0] if self.returns else None,
             "episode_length_mean": self.length_mean,
-            "steps_per_second": rate,
+            "steps_per_second": self.rate.per_second(),
             "evaluation_return_mean": self.evaluation_return,
             "seconds": self.workers.seconds(),
             "inference": self._inference(),

@@ -86,7 +86,7 @@ class WorkerRecords:
         self._forgotten: dict[str, WorkerRecord] = {}  # totals of deleted records, by role
         self._forgotten_restarts = 0
         self._newest = Version(0, 0)
-        # (time, steps by worker id, and of the run under "") over the last seconds
+        # (time, steps by worker id) over the last seconds
         self._marks: deque[tuple[float, dict[str, int]]] = deque()
 
     def joined(self, worker: Worker) -> None:
@@ -164,22 +164,22 @@ class WorkerRecords:
             sums[record.role] = _sum(sums.get(record.role, {}), record.total_seconds())
         return {role: spent for role, spent in sums.items() if spent}
 
-    def mark(self, steps_trained: int) -> None:
+    def mark(self) -> None:
         """Note the steps so far. Called about every second, since rates are over these marks."""
         now = time.monotonic()
-        steps = {name: record.steps for name, record in self.by_id.items()}
-        self._marks.append((now, {"": steps_trained, **steps}))
+        self._marks.append((now, {name: each.steps for name, each in self.by_id.items()}))
         while self._marks[0][0] < now - _RATE_SECONDS:
             self._marks.popleft()
 
-    def rates(self, steps_trained: int) -> dict[str, float]:
-        """Return steps per second by worker id, and under "" the trained steps of the run."""
+    def rates(self) -> dict[str, float]:
+        """Return steps per second by worker id."""
         if not self._marks:
             return {}
         then, before = self._marks[0]
         seconds = max(time.monotonic() - then, 1e-3)
-        now = {"": steps_trained, **{name: record.steps for name, record in self.by_id.items()}}
-        return {name: (now[name] - before.get(name, 0)) / seconds for name in now}
+        return {
+            name: (each.steps - before.get(name, 0)) / seconds for name, each in self.by_id.items()
+        }
 
     def remote_restarts(self) -> int:
         """Restarts of workers that no supervisor starts; they never go down."""

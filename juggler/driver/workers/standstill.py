@@ -132,7 +132,8 @@ class Standstill:
             if module.members:
                 of_module = f" of module {module_id}" if len(core.modules) > 1 else ""
                 size, held = module.settings.batch_size, module.held_steps
-                parts.append(f"an update{of_module} takes {size} steps, {held} are there")
+                more = ", beside those of an update under way" if module.updates_in_flight else ""
+                parts.append(f"an update{of_module} takes {size} steps, {held} are there{more}")
         if self._parts.confirmation.under_way and self._config.driver.synchronous:
             parts.append("sampling waits until it is known whether the run is solved")
         if self._parts.departures.last_failure:
@@ -195,6 +196,8 @@ def waits_for(parts: RunParts) -> str:
         return "the learner builds its module"
     if not core.members:
         return "the learners publish their first weights"
+    if core.updates_in_flight:
+        return "the first update is under way"
     # The module that has the largest part of what it needs makes the first update.
     module = max(core.modules.values(), key=lambda each: each.held_steps / each.settings.batch_size)
     size = module.settings.batch_size

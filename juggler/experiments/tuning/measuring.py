@@ -24,7 +24,7 @@ from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.multi_agent.turns import AgentGroup
 from juggler.envrunner.process import numpy_in_one_thread
 from juggler.envrunner.sampler import Sampler
-from juggler.experiments.tuning.speeds import Sampling, Speeds, Transport, Updating
+from juggler.experiments.tuning.speeds import MOST_RUNNERS, Sampling, Speeds, Transport, Updating
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.learner import Learner
 from juggler.learner.process.devices import device_for, devices_here
@@ -82,7 +82,8 @@ class Measurements:
         share = used / (used + waited) if used else 1.0
         if share < _ALONE:
             self._tell(f"other work: a process that computes gets {share:.0%} of a core")
-        most = max(1, usable_memory() // _MEMORY_OF_RUNNER)
+        memory = usable_memory()
+        most = MOST_RUNNERS if memory is None else max(1, memory // _MEMORY_OF_RUNNER)
         return Speeds(usable_cores(), share, most, sampling, updating, self._transport())
 
     # -- EnvRunners -------------------------------------------------------------------------------

@@ -222,13 +222,13 @@ def advised(
 _ABOUT = 1.1
 #: Shorter fragments bootstrap nearly every return.
 _LEAST_STEPS = 8
-_MOST_RUNNERS = 64
+MOST_RUNNERS = 64
 
 
 def _most_runners(speeds: Speeds, sampling: Sampling) -> int:
     """As many as keep all cores busy, where environments wait for something else."""
     busy = max(0.02, min(1.0, sampling.cpu / sampling.seconds))
-    return max(1, min(_MOST_RUNNERS, speeds.most_runners, round(speeds.free_cores / busy)))
+    return max(1, min(MOST_RUNNERS, speeds.most_runners, round(speeds.free_cores / busy)))
 
 
 def _environments(each: Sampling) -> float:

@@ -16,13 +16,11 @@ def usable_cores() -> float:
     return min([bound, *limits])
 
 
-def usable_memory() -> int:
-    """Bytes of memory that are free for this process, or fewer where its container has a limit; 0:
-    the system does not say."""
-    free = 0
-    for line in _text(Path("/proc/meminfo")).splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
+def usable_memory() -> int | None:
+    """Bytes of memory that are free for this process, or fewer where its container has a limit;
+    None: the system does not say."""
+    lines = _text(Path("/proc/meminfo")).splitlines()
+    free = [int(each.split()[1]) * 1024 for each in lines if each.startswith("MemAvailable:")]
     for group in _memory_groups():
         for limit, used in (
             ("memory.max", "memory.current"),
@@ -30,8 +28,8 @@ def usable_memory() -> int:
         ):
             most, taken = _text(group / limit), _text(group / used)
             if most.isdigit() and taken.isdigit():
-                free = min(free, max(0, int(most) - int(taken) + _cached(group)))
-    return free
+                free.append(max(0, int(most) - int(taken) + _cached(group)))
+    return min(free, default=None)
 
 
 def _cached(group: Path) -> int:

@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def memory_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of tables would each ask the kernel, which takes 10 ms for it when it is busy."""
-    monkeypatch.setattr("juggler.learner.data.replay.room.usable_memory", lambda: 0)
+    monkeypatch.setattr("juggler.learner.data.replay.room.usable_memory", lambda: None)
 
 
 def numbered(first: int, count: int) -> dict[str, Any]:

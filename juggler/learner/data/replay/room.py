@@ -86,7 +86,7 @@ def must_fit(steps: int, each: float) -> None:
     ValueError: so many steps, each of so many bytes, do not fit into the memory that is free.
     """
     room = usable_memory()
-    if room and steps * each > room:
+    if room is not None and steps * each > room:
         raise ValueError(
             f"replay_capacity = {steps}: so many kept steps, of {each:.0f} bytes each, take "
             f"{steps * each / 1e9:.1f} GB, and {room / 1e9:.1f} GB of this host's memory are free. "
@@ -130,7 +130,7 @@ def _must_be_saved(directory: str, size: float) -> None:
     ValueError: so many bytes on a disk do not fit into memory, where a checkpoint copies them.
     """
     room = usable_memory()
-    if room and size > room:
+    if room is not None and size > room:
         raise ValueError(
             f"replay_directory = {directory!r}: a checkpoint would copy {size / 1e9:.1f} GB of "
             f"kept steps into memory, and {room / 1e9:.1f} GB of this host's memory are free. Set "
