@@ -143,6 +143,23 @@ def test_a_receipt_tells_of_as_many_matches_as_an_envrunner_with_many_environmen
     assert world.parts.metrics.episodes == (0 if words else matches)
 
 
+@pytest.mark.parametrize("module_id", ["main-0", "main-0-v0", "main-0-v1", "main-0-v2"])
+def test_agents_are_played_by_players_that_there_are_or_were_and_by_no_others(
+    world: World, module_id: str
+) -> None:
+    for _ in range(2):
+        world.want(FreezePlayer("main-0"))
+        world.send_weights(world.copies_asked_for()[-1])
+        world.take_parts()
+    world.want(RetirePlayer("main-0-v0"))
+    told = training_pb2.AgentReturns(agent="row", module_id=module_id, returns=[1.0])
+    ended = {"env_returns": [0.0], "env_lengths": [1], "agent_returns": [told]}
+    world.sample(module_id="main-0", **ended)
+    refused = "returns of 'main-0-v2', which is no module of this run"
+    assert (refused in world.why_dismissed(world.runner)) == (module_id == "main-0-v2")
+    assert world.parts.metrics.episodes == (0 if module_id == "main-0-v2" else 1)
+
+
 def beginning(*whole: str) -> Beginning:
     """Weights of another run for the main."""
     weights = {"main-0": {"scale": np.full(3, 7.0, np.float32)}}
