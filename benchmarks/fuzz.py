@@ -233,9 +233,9 @@ def _answers(space: spaces_pb2.Space) -> dict[str, Reader]:
     arrived = [training_pb2.Arrival(batch_id=batch_id, live_steps=8) for batch_id in (1, 2)]
     group = training_pb2.Group(generation=1)
     asked = training_pb2.Evaluate(episodes=2)
-    newest = Version(1, 2)
+    newest, is_module = Version(1, 2), {"default"}.__contains__
     good = {
-        "receipt": (receipt, lambda m: replies.read_receipt(request, m, AGENTS)),
+        "receipt": (receipt, lambda m: replies.read_receipt(request, m, AGENTS, is_module)),
         "answer": (done, lambda m: replies.read_update_done(update, m, newest)),
         "runner ready": (ready, replies.read_runner_ready),
         "module ready": (added, lambda m: replies.read_module_ready(adding, m)),
@@ -249,7 +249,7 @@ def _answers(space: spaces_pb2.Space) -> dict[str, Reader]:
             training_pb2.Evaluation(
                 episode_returns=[1.0, 2.0], episode_lengths=[3, 4], agent_returns=of_agents
             ),
-            lambda m: replies.read_evaluation(asked, m, AGENTS),
+            lambda m: replies.read_evaluation(asked, m, AGENTS, is_module),
         ),
     }
     return {name: _answer(message, read) for name, (message, read) in good.items()}

@@ -73,7 +73,8 @@ def play_matches(
             with ":" and the id of a module behind it if it has several; or a policy. The first
             pattern that matches counts. Other agents are played by their own modules.
         episodes: how many matches to play.
-        seed: of the environments and of the draws.
+        seed: of the environments and of the draws. Each player draws numbers of its own: given
+            policies are seeded anew, too, so that the same seed gives the same matches.
         explore: policies draw their actions as in training, instead of taking the most likely ones.
             Without it, policies repeat the same match if neither they nor the game draw anything.
         env: another environment than the run's; required if the run was trained on a callable.
@@ -187,6 +188,7 @@ class _Seats:
             else:
                 policy = self._policy(who) if isinstance(who, str) else who
                 _must_fit(policy, who, group)
+                policy.seed(self._own_seed)
                 self._made[key] = PolicyPlayer(policy, self._explore)
         return self._made[key]
 
@@ -200,10 +202,10 @@ class _Seats:
         from juggler.policies.loading import load_policy
 
         if who in self._module_ids:
-            return load_policy(self._checkpoint, module_id=who, seed=self._own_seed)
+            return load_policy(self._checkpoint, module_id=who)
         kept = run_of(self._checkpoint) / DIRECTORY  # has the copies of a league
         if found := place_and_module(who) or place_and_module(str(kept / who)):
-            return load_policy(found[0], module_id=found[1], seed=self._own_seed)
+            return load_policy(found[0], module_id=found[1])
         copies = sorted(each.name for each in kept.iterdir()) if kept.is_dir() else []
         known = dict.fromkeys([*self._module_ids, *copies, RANDOM])
         kinds = "a module or a copy" if copies else "a module"

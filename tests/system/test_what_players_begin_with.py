@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from support.place import REPOSITORY, Place
 import juggler
 from juggler.envrunner.multi_agent.matrix_game import ROCK_PAPER_SCISSORS
 from juggler.runtime.checkpoints.checkpoint import read
+from juggler.runtime.checkpoints.frozen import WEIGHTS, playing_tree, read_module
 
 FLAWED = """
 from dataclasses import dataclass
@@ -88,3 +90,68 @@ def test_who_is_reset_begins_with_what_the_run_began_with_also_when_it_is_resume
     )
     np.testing.assert_allclose(now, begun, atol=1e-4)
     place.assert_nothing_is_left()
+
+
+HUNTER = """
+from dataclasses import dataclass
+from juggler import AddPlayer, FreezePlayer, LeagueBuilder, ResetPlayer
+
+@dataclass(kw_only=True)
+class Hunt(LeagueBuilder):
+    \"\"\"A hunter is copied, then reset to a fixed player and to its first copy.\"\"\"
+
+    def initial(self):
+        yield AddPlayer("stone", "fixed", learning=False, source="rock")
+        yield AddPlayer("hunter", "main")
+
+    def build(self, results):
+        if "hunter" not in results.players():
+            return
+        hunter = results.player("hunter")
+        if hunter.phase_steps < 500:
+            return
+        if hunter.copies <= hunter.life:
+            yield FreezePlayer("hunter")
+        elif hunter.life == 0:
+            yield ResetPlayer("hunter", "stone")
+        elif hunter.life == 1 and "hunter-v0" in results.players():
+            yield ResetPlayer("hunter", "hunter-v0")
+"""
+
+
+def test_a_player_is_reset_to_another_one_with_a_new_optimizer_and_schedules_that_begin_at_0(
+    place: Place,
+) -> None:
+    """The learning rate changes no weights, so that they show where they are from."""
+    still = ["--lr", 1e-12, "--stop-steps"]
+    place.write("rock.toml", LEAGUE.partition("[league]")[0])
+    run = place.run("train", "rock.toml", "--run-dir", "rock", "--seed", 7, *still, 500)
+    assert run.status == 0, run.output
+    place.write("hunter.py", HUNTER)
+    league = LEAGUE.partition("[league]")[0] + '[league]\nbuilder = "hunter:Hunt"\n'
+    place.write("league.toml", league + '[modules.rock]\ntrain = false\nfrom = "rock"\n')
+    path = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{place.path}"}
+    run = place.run("train", "league.toml", "--run-dir", "run", *still, 6_000, **path)
+    assert run.status == 0, run.output
+    assert "cannot" not in run.output
+
+    frozen = place.path / "run/frozen"
+    names = ("rock", "hunter-v0", "hunter-v1", "hunter-v2")
+    rock, first, second, third = (
+        playing_tree(*read_module(str(frozen / name)))[WEIGHTS] for name in names
+    )
+    assert same(second, rock)
+    assert same(third, first)
+    assert not same(first, rock)
+    saved = read(place.path / "run")
+    hunter = players(saved)["hunter"]
+    assert hunter["life"] == 2
+    assert hunter["copies"] == 3
+    steps = int(saved.tree["hunter"]["steps"])
+    assert 0 < steps <= hunter["steps"] - hunter["reset_at"]
+    place.assert_nothing_is_left()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two players have the same weights."""
+    return all(np.allclose(one[name], other[name], atol=1e-6) for name in one.keys() | other.keys())

@@ -137,8 +137,8 @@ class AddPlayer:
         player_id: an id that the league has never had.
         role: "main", "main_exploiter", "league_exploiter", "fixed", or any other word.
         learning: whether it is trained.
-        source: what it begins as: INITIAL, the id of a player, RANDOM, or, if it does not learn,
-            any other name that the run knows.
+        source: what it begins as. If it learns: INITIAL or the id of a player; if not: RANDOM or
+            the id of a module with `train = false`.
     """
 
     player_id: str
@@ -162,11 +162,11 @@ class FreezePlayer:
 
 @dataclass(frozen=True, slots=True)
 class ResetPlayer:
-    """Give a player that learns other weights and a new optimizer.
+    """Give a player that learns other weights and a new optimizer; its schedules begin at 0.
 
     Attributes:
-        player_id: of the player.
-        source: whose weights: INITIAL, or the id of a player.
+        player_id: of the player, which can play.
+        source: whose weights: INITIAL, or the id of a player that can play and does not learn.
     """
 
     player_id: str

@@ -141,6 +141,11 @@ class Roster:
                     f"at most max_learning = {self._max_learning} players learn at once, and so "
                     "many do: no more are added"
                 )
+        elif (source := self.players.get(command.source)) and (source.learning or source.parent):
+            raise ValueError(
+                f"{command.player_id} does not learn, so it cannot begin as {source.player_id}: "
+                "FreezePlayer makes copies, which play under their own ids"
+            )
         player = Player(command.player_id, command.role, command.learning, command.source)
         player.origin = command.role
         self.players[command.player_id] = player
@@ -171,6 +176,23 @@ class Roster:
     def reset(self, command: ResetPlayer) -> None:
         player = self._learner(command.player_id)
         self._must_be_weights(command.source)
+        if not player.ready:
+            raise ValueError(
+                f"{player.player_id} cannot be reset while it cannot play: ask again once "
+                "`results.players()` names it"
+            )
+        source = None if command.source == INITIAL else self[command.source]
+        if source is not None and source.learning:
+            raise ValueError(
+                f"{player.player_id} cannot be reset to {source.player_id}, which learns: copy "
+                "that one with FreezePlayer, and reset to the copy once `results.players()` "
+                "names it"
+            )
+        if source is not None and not source.ready:
+            raise ValueError(
+                f"{player.player_id} cannot be reset to {source.player_id}, which cannot play yet: "
+                "ask again once `results.players()` names it"
+            )
         if player.steps <= player.reset_at:
             raise ValueError(f"{player.player_id} has not been trained since it was last reset")
         player.reset_at = player.steps

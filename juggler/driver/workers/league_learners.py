@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.league.events import INITIAL
 from juggler.driver.league.roster import Player, Roster
+from juggler.driver.league_players import module_of
 from juggler.driver.record.progress import Progress
 from juggler.driver.workers.command_sender import CommandSender
 from juggler.driver.workers.league_weights import LeagueWeights
@@ -32,8 +33,9 @@ from juggler.runtime.wire.v1 import training_pb2
 class LeagueLearners:
     """Has players trained that come, resets them, and lets go of those that leave.
 
-    A player begins with new weights, with those of a copy, or with those that another player has at
-    that moment. It has the settings of the one that it comes from, or of the first with its role.
+    A player begins with new weights, with those of a player that does not learn, or with those that
+    another one has at that moment. It has the settings of the one that it comes from, or of the
+    first with its role.
 
     Args:
         config: of the run.
@@ -78,8 +80,8 @@ class LeagueLearners:
             return
         if source == INITIAL:
             self._train(player_id, self._initial(player_id))
-        elif source in self._registry.frozen:
-            self._train(player_id, self._of_a_copy(player_id, source))
+        elif self._module(source) in self._registry.frozen:
+            self._train(player_id, self._of_frozen(player_id, source))
         elif source in self._core.modules:
             then = partial(self._train_with, player_id, source)
             self._weights.ask(source, player_id, then, partial(self._cannot, player_id))
@@ -87,22 +89,22 @@ class LeagueLearners:
             self._cannot(player_id, f"{source!r} has no weights here to begin with")
 
     def reset(self, player_id: str, source: str) -> None:
-        """Give a player other weights and a new optimizer. Its learners carry out commands in their
-        order, so no update is half-way."""
-        if source == INITIAL:
-            life = self._roster.players[player_id].life
-            seed = worker_seed(self._seed, player_id, index=life)
-            self._tell(player_id, [training_pb2.Reset(module_id=player_id, seed=seed)])
-            beginning = self._initial(player_id)
-        elif source in self._registry.frozen:
-            beginning = self._of_a_copy(player_id, source)
-        else:
-            text = f"league: {player_id} goes on as it is: {source!r} is no copy to begin from"
-            return self._progress.message(text, "warning")
-        if beginning is not None:
-            self._tell(player_id, list(begin_commands(player_id, beginning)))
+        """Give a player other weights and a new optimizer, with schedules that begin at 0. Its
+        learners carry out commands in their order, so no update is half-way.
 
-    def _tell(self, player_id: str, commands: Sequence[Message]) -> None:
+        Args:
+            player_id: of the player.
+            source: INITIAL, or the id of a player that is ready and does not learn.
+        """
+        life = self._roster.players[player_id].life
+        seed = worker_seed(self._seed, player_id, index=life)
+        commands: list[Message] = [training_pb2.Reset(module_id=player_id, seed=seed)]
+        if source == INITIAL:
+            beginning = self._initial(player_id)
+        else:
+            beginning = self._of_frozen(player_id, source)
+        if beginning is not None:
+            commands += begin_commands(player_id, beginning)
         for learner in self._registry.learners_of(player_id):
             for command in commands:
                 self._commands.send(learner, command)
@@ -160,10 +162,15 @@ class LeagueLearners:
             (),
         )
 
-    def _of_a_copy(self, player_id: str, source: str) -> Beginning:
-        copy = self._registry.frozen[source]
-        learned = connector_state(copy.checkpoint, copy.source)
-        return _beginning(player_id, copy.tree[WEIGHTS], learned, source)
+    def _of_frozen(self, player_id: str, source: str) -> Beginning:
+        frozen = self._registry.frozen[self._module(source)]
+        learned = connector_state(frozen.checkpoint, frozen.source)
+        return _beginning(player_id, frozen.tree[WEIGHTS], learned, source)
+
+    def _module(self, source: str) -> str:
+        """With which a player plays that another one begins with."""
+        player = self._roster.players.get(source)
+        return source if player is None else module_of(player)
 
     def _begin_again(self, player: Player, resume: Checkpoint) -> None:
         """A player that was added a moment before the checkpoint, which has nothing of it yet."""
@@ -171,8 +178,8 @@ class LeagueLearners:
         beginning = None
         if source == INITIAL:
             beginning = self._initial(player_id)
-        elif source in self._registry.frozen:
-            beginning = self._of_a_copy(player_id, source)
+        elif self._module(source) in self._registry.frozen:
+            beginning = self._of_frozen(player_id, source)
         elif source in resume.module_ids:
             weights, learned = weights_of(resume)[source], connector_state(resume, source)
             beginning = _beginning(player_id, weights, learned, source)

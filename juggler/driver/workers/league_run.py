@@ -213,10 +213,15 @@ class LeagueRun:
                     self._added(command)
 
     def _added(self, command: events.AddPlayer) -> None:
+        player_id, source = command.player_id, command.source
         if command.learning:
-            self.learners.add(command.player_id)
+            self.learners.add(player_id)
+        elif source in {RANDOM, *self._registry.frozen}:
+            self._book(events.PlayerReady(player_id))
         else:
-            self._book(events.PlayerReady(command.player_id))
+            text = f"{player_id} cannot play: {source!r} is no module with train = false"
+            self._progress.message(f"league: {text}", "warning")
+            self._removed(player_id)
 
     def _go_on(self) -> None:
         """What was saved may name copies that are lost, as people have been told."""

@@ -6,7 +6,7 @@ Everything here raises ValueError or TypeError where a worker says what cannot b
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from google.protobuf import any_pb2
@@ -116,9 +116,18 @@ def read_module_ready(
 
 
 def read_receipt(
-    request: training_pb2.SampleRequest, body: any_pb2.Any, agents: Collection[str]
+    request: training_pb2.SampleRequest,
+    body: any_pb2.Any,
+    agents: Collection[str],
+    is_module: Callable[[str], bool],
 ) -> training_pb2.Receipt:
-    """`agents`: of an environment, if there are several."""
+    """
+    Args:
+        request: what was asked.
+        body: the answer.
+        agents: of an environment, if there are several.
+        is_module: tells whether a module of this id may have played.
+    """
     entries = _FEW + (_MOST_OUTCOMES if agents else 0)
     receipt = unpack(body, training_pb2.Receipt(), MAX_MESSAGE_BYTES, entries)
     receipt = _about_module(receipt, request.module_id)
@@ -133,7 +142,7 @@ def read_receipt(
     _check_returns(receipt.episode_returns, receipt.episode_lengths, most_episodes)
     _check_returns(receipt.env_returns, receipt.env_lengths, most_episodes)
     _check_infos(receipt.infos)
-    _check_agent_returns(receipt.agent_returns, agents, len(receipt.env_returns))
+    _check_agent_returns(receipt.agent_returns, agents, is_module, len(receipt.env_returns))
     _check_numbers("seconds", receipt.seconds, SECONDS)
     _check_numbers("counts", receipt.counts, COUNTS)
     if len(receipt.played) > _MOST_PLAYERS:
@@ -228,9 +237,12 @@ def read_group_formed(
 
 
 def read_evaluation(
-    request: training_pb2.Evaluate, body: any_pb2.Any, agents: Collection[str]
+    request: training_pb2.Evaluate,
+    body: any_pb2.Any,
+    agents: Collection[str],
+    is_module: Callable[[str], bool],
 ) -> training_pb2.Evaluation:
-    """`agents`: of an environment, if there are several."""
+    """`agents`, `is_module`: as of `read_receipt`."""
     # Another module may play an agent in each episode.
     played = request.episodes * len(agents)
     most = min((1 << 10) + 16 * request.episodes + _OF_AGENT * played, MAX_MESSAGE_BYTES)
@@ -239,7 +251,7 @@ def read_evaluation(
         raise ValueError("an evaluation without an episode")
     returns, lengths = evaluation.episode_returns, evaluation.episode_lengths
     _check_returns(returns, lengths, request.episodes)
-    _check_agent_returns(evaluation.agent_returns, agents, len(returns))
+    _check_agent_returns(evaluation.agent_returns, agents, is_module, len(returns))
     return evaluation
 
 
@@ -259,12 +271,16 @@ def _check_returns(returns: Collection[float], lengths: Collection[int], most: i
 
 
 def _check_agent_returns(
-    told: Iterable[training_pb2.AgentReturns], agents: Collection[str], most: int
+    told: Iterable[training_pb2.AgentReturns],
+    agents: Collection[str],
+    is_module: Callable[[str], bool],
+    most: int,
 ) -> None:
     for each in told:
         if each.agent not in agents:
             raise ValueError(f"returns of {each.agent[:100]!r}, which is no agent of this run")
-        _check_name("a module", each.module_id)
+        if not is_module(each.module_id):  # metrics would have one more with each such name
+            raise ValueError(f"returns of {each.module_id[:100]!r}, which is no module of this run")
         if len(each.returns) > most:
             raise ValueError(f"{len(each.returns)} returns of an agent in {most} episodes")
         if not all(map(math.isfinite, each.returns)):

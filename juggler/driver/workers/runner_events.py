@@ -85,6 +85,10 @@ class RunnerEvents:
         if not self._synchronous:
             self.count_episodes()
 
+    def is_module(self, module_id: str) -> bool:
+        """Whether it is a module of the run, trained or not, or was one until a moment ago."""
+        return module_id in self._parts.core.modules or self._may_play(module_id)
+
     def _may_play(self, module_id: str) -> bool:
         """Whether it is not trained, and plays, or did until a moment ago."""
         parts = self._parts

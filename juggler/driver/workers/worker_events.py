@@ -108,7 +108,8 @@ class WorkerEvents:
             raise ValueError("a reply before the last where there is one alone")
         match request:
             case training_pb2.SampleRequest():
-                self._runners.sampled(worker, replies.read_receipt(request, body, self._agents))
+                known = self._agents, self._runners.is_module
+                self._runners.sampled(worker, replies.read_receipt(request, body, *known))
             case training_pb2.Update():
                 newest = self._newest(request.module_id)
                 self._learners.updated(worker, replies.read_update_done(request, body, newest))
@@ -129,7 +130,8 @@ class WorkerEvents:
                 self._learners.ready(worker, replies.read_module_ready(request, body))
             case training_pb2.Evaluate():
                 parts.local.of_use(worker.worker_id)
-                evaluation = replies.read_evaluation(request, body, self._agents)
+                known = self._agents, self._runners.is_module
+                evaluation = replies.read_evaluation(request, body, *known)
                 if parts.evaluations.is_of_it(request):
                     parts.evaluations.answered(worker, request, evaluation)
                 elif parts.confirmation.evaluated(request, evaluation):

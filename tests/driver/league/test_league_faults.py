@@ -18,6 +18,8 @@ from juggler.driver.league.events import (
     AssignLineUp,
     FreezePlayer,
     MatchRequested,
+    PlayerLost,
+    PlayerReady,
     PlayerRemoved,
     Report,
     ResetPlayer,
@@ -52,10 +54,17 @@ class Broken(LeagueBuilder):
         ([FreezePlayer("mian-0")], "no player is called 'mian-0': did you mean 'main-0'?"),
         ([RetirePlayer("main-0")], "main-0 is the last player that learns"),
         ([ResetPlayer("main-0")], "main-0 has not been trained since it was last reset"),
+        ([ResetPlayer("main-0", "main-0")], "main-0 cannot be reset to main-0, which learns: copy"),
+        ([ResetPlayer("main-0", "random")], "'random' has no weights to begin with"),
+        ([ResetPlayer("main-0", "nobody")], "no player is called 'nobody'"),
         ([AddPlayer("main-0", "main")], "has had a player 'main-0': use a new id"),
         ([AddPlayer("main 1", "main")], "'main 1' is no id of a player"),
         ([AddPlayer("x", "historical")], "role = 'historical'"),
         ([AddPlayer("x", "main", source="random")], "'random' has no weights to begin with"),
+        (
+            [AddPlayer("x", "fixed", learning=False, source="main-0")],
+            "x does not learn, so it cannot begin as main-0: FreezePlayer makes copies",
+        ),
         ([AddPlayer(f"x{n}", "main") for n in range(4)], "at most max_learning = 2 players learn"),
     ],
 )
@@ -118,6 +127,44 @@ def test_resets_cannot_go_in_a_circle(again) -> None:
     league.book(StepsTrained("main-0", 1))
     done = [builder.change(league, *again) for _ in range(5)]
     assert sum(ResetPlayer("main-0") in commands for commands in done) == 1
+
+
+@pytest.mark.parametrize("source", ["main-1", "main-0-v0", "main-0-v1"])
+def test_a_player_is_reset_to_a_frozen_player_that_can_play_and_to_no_other(source: str) -> None:
+    league, builder = asking()
+    league.book(StepsTrained("main-0", 1))
+    builder.change(league, FreezePlayer("main-0"))
+    league.book(StepsTrained("main-0", 1))
+    builder.wanted = [FreezePlayer("main-0")]
+    league.build()  # nobody has this copy yet
+    before = league.to_state()
+    builder.wanted = [reset := ResetPlayer("main-0", source)]
+    commands = league.build()
+    why = {
+        "main-1": "main-0 cannot be reset to main-1, which learns: copy that one with FreezePlayer",
+        "main-0-v1": "main-0 cannot be reset to main-0-v1, which cannot play yet: ask again once",
+    }
+    if source in why:
+        (report,) = commands
+        assert isinstance(report, Report)
+        assert why[source] in report.message
+        assert league.to_state() == before | {"times_built": before["times_built"] + 1}
+    else:
+        assert commands == [reset]
+        assert league.roster["main-0"].life == 1
+
+
+def test_a_player_without_a_learner_is_reset_once_it_has_one() -> None:
+    league, builder = asking()
+    league.book(StepsTrained("main-0", 1))
+    league.book(PlayerLost("main-0"))
+    builder.wanted = [ResetPlayer("main-0")]
+    (report,) = league.build()
+    assert isinstance(report, Report)
+    assert "main-0 cannot be reset while it cannot play: ask again once" in report.message
+    assert league.roster["main-0"].life == 0
+    league.book(PlayerReady("main-0"))
+    assert builder.change(league, ResetPlayer("main-0")) == [ResetPlayer("main-0")]
 
 
 def test_a_copy_that_could_not_be_made_leaves_the_league_as_it_was() -> None:

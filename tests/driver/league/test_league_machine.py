@@ -85,6 +85,8 @@ class LeagueMachine(RuleBasedStateMachine):
                     assert self.league.roster.players[command.player_id].learning
                     self.unready.append(command.copy_id)
                 case ResetPlayer():
+                    source = self.league.roster.players.get(command.source)
+                    assert source is None or not source.learning
                     self.unready.append(command.player_id)
                     self.forget(command.player_id)
                 case RetirePlayer():
@@ -179,7 +181,7 @@ class LeagueMachine(RuleBasedStateMachine):
             player = self.someone(pick)
             kinds = [
                 FreezePlayer(player),
-                ResetPlayer(player),
+                ResetPlayer(player, self.someone(pick // 3) if pick % 3 else "initial"),
                 RetirePlayer(player),
                 AddPlayer(f"new-{pick}", "own", source=player if pick % 3 else "initial"),
             ]

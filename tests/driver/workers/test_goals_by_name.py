@@ -20,6 +20,7 @@ from juggler.driver.upkeep import metrics_line
 from juggler.runtime.wire.v1 import training_pb2
 
 AGENTS = {"a": "main", "b": "main"}
+OLD = {"old": {"train": False, "from": "runs/old"}}
 
 
 def world_of_one(directory: Path, **keys: Any) -> WorkersWorld:
@@ -151,8 +152,8 @@ def test_a_run_of_many_agents_has_no_metrics_of_each(tmp_path: Path) -> None:
         (agent_returns(a=[float("nan")]), "a return that is not finite"),
         (agent_returns(a=[1.0, 1.0]), "2 returns of an agent in 1 episodes"),
         (
-            [training_pb2.AgentReturns(agent="a", module_id="m" * 300)],
-            "a module needs a printable name",
+            [training_pb2.AgentReturns(agent="a", module_id="mian")],
+            "returns of 'mian', which is no module of this run",
         ),
     ],
 )
@@ -163,6 +164,27 @@ def test_an_envrunner_whose_agents_returns_cannot_be_is_let_go(
     train(world, 1.0, 1.0, episodes=1, agent_returns=said)
     assert words in world.why_dismissed(world.runner)
     assert world.parts.metrics.episodes == 0
+
+
+@pytest.mark.parametrize("module_id", ["main", "old", "random", "other"])
+def test_an_evaluation_tells_of_modules_of_the_run_and_of_no_other(
+    tmp_path: Path, module_id: str
+) -> None:
+    agents = {"a": "main", "b": ["old", "random"]}
+    world = world_of_one(tmp_path, agents=agents, modules=OLD, evaluation_seconds=1000.0)
+    player = world.join("evaluator")
+    world.get_ready(player)
+    begin_an_evaluation(world, "main")
+    command_id, command = world.asked(player, training_pb2.Evaluate)[-1]
+    told = training_pb2.AgentReturns(agent="b", module_id=module_id, returns=[1.0])
+    returns, lengths = [1.0] * command.episodes, [5] * command.episodes
+    done = {"episode_returns": returns, "episode_lengths": lengths, "agent_returns": [told]}
+    world.reply(player, command_id, training_pb2.Evaluation(**done))
+    refused = "sent what cannot be understood: returns of 'other', which is no module of this run"
+    assert world.why_dismissed(player) == (refused if module_id == "other" else "")
+    metrics = world.parts.metrics
+    assert (module_id in metrics.by_module) == (module_id != "other")
+    assert metrics.evaluation_return == (None if module_id == "other" else 1.0)
 
 
 def found(*agents: str, **keys: Any) -> RunConfig:

@@ -12,11 +12,13 @@ from google.protobuf import any_pb2
 from support.league_run_world import Asked, Changing, World
 
 from juggler.driver.checkpoint.beginning import Beginning, keep, kept
+from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.checkpoint.snapshots import state_reader
 from juggler.driver.config import RunConfig
-from juggler.driver.league.events import FreezePlayer, ResetPlayer, RetirePlayer
+from juggler.driver.league.events import AddPlayer, FreezePlayer, ResetPlayer, RetirePlayer
 from juggler.driver.record import checkpoints
 from juggler.runtime.checkpoints.checkpoint import CheckpointError
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -141,6 +143,23 @@ def test_a_receipt_tells_of_as_many_matches_as_an_envrunner_with_many_environmen
     assert world.parts.metrics.episodes == (0 if words else matches)
 
 
+@pytest.mark.parametrize("module_id", ["main-0", "main-0-v0", "main-0-v1", "main-0-v2"])
+def test_agents_are_played_by_players_that_there_are_or_were_and_by_no_others(
+    world: World, module_id: str
+) -> None:
+    for _ in range(2):
+        world.want(FreezePlayer("main-0"))
+        world.send_weights(world.copies_asked_for()[-1])
+        world.take_parts()
+    world.want(RetirePlayer("main-0-v0"))
+    told = training_pb2.AgentReturns(agent="row", module_id=module_id, returns=[1.0])
+    ended = {"env_returns": [0.0], "env_lengths": [1], "agent_returns": [told]}
+    world.sample(module_id="main-0", **ended)
+    refused = "returns of 'main-0-v2', which is no module of this run"
+    assert (refused in world.why_dismissed(world.runner)) == (module_id == "main-0-v2")
+    assert world.parts.metrics.episodes == (0 if module_id == "main-0-v2" else 1)
+
+
 def beginning(*whole: str) -> Beginning:
     """Weights of another run for the main."""
     weights = {"main-0": {"scale": np.full(3, 7.0, np.float32)}}
@@ -165,13 +184,70 @@ def test_a_reset_gives_a_player_what_the_run_began_with(
     before = len(world.asked(world.learner, training_pb2.Restore))
     world.want(ResetPlayer("main-0"))
     assert len(world.asked(world.learner, training_pb2.Reset)) == 1
+    last, weights = weights_given(world, before)
+    assert last.weights
+    assert last.whole == bool(whole), "what was not given stays as the seed has it"
+    np.testing.assert_array_equal(weights, np.full(3, 7.0))
+
+
+def frozen_rock(scale: float) -> FrozenModule:
+    """A module that is not trained."""
+    config, weights = RunConfig.from_flat({}), {"scale": np.full(3, scale, np.float32)}
+    return FrozenModule.copied("rock", "default", config, {}, weights, {}, Version(1, 1), "default")
+
+
+def weights_given(world: World, before: int = 0) -> tuple[training_pb2.Restore, Any]:
+    """The last part that the learner was given to begin with, and the weights, after so many that
+    it had been given before."""
     given = [each for _, each in world.asked(world.learner, training_pb2.Restore)][before:]
-    assert given, "and not new weights alone"
-    assert given[-1].weights
-    assert given[-1].whole == bool(whole), "what was not given stays as the seed has it"
     reader = state_reader()
     (frame,) = [frame for each in given if (frame := reader.feed(each.chunk)) is not None]
-    np.testing.assert_array_equal(frame.tree["default"]["scale"], np.full(3, 7.0))
+    return given[-1], frame.tree["default"]["scale"]
+
+
+@pytest.mark.parametrize("source", ["main-0-v0", "stone"])
+def test_a_reset_gives_a_player_a_new_optimizer_and_then_the_weights_of_another_one(
+    tmp_path: Path, source: str
+) -> None:
+    Asked.wanted.clear()
+    world = World(tmp_path)
+    world.parts.registry.frozen["rock"] = frozen_rock(7.0)
+    world.want(FreezePlayer("main-0"), AddPlayer("stone", "fixed", learning=False, source="rock"))
+    (asked,) = world.copies_asked_for()
+    world.send_weights(asked)
+    world.take_parts()
+    assert world.plays(source)
+    world.want(ResetPlayer("main-0", source))
+    ((reset, _),) = world.asked(world.learner, training_pb2.Reset)
+    assert all(reset < restore for restore, _ in world.asked(world.learner, training_pb2.Restore))
+    last, weights = weights_given(world)
+    assert last.module_id == "main-0"
+    assert last.weights
+    assert last.whole
+    expected = np.ones(300) if source == "main-0-v0" else np.full(3, 7.0)
+    np.testing.assert_array_equal(weights, expected)
+    assert world.league.league.roster.players["main-0"].life == 1
+    assert world.plays("main-0")
+
+
+def test_a_new_player_begins_with_what_a_player_plays_with_that_does_not_learn(
+    tmp_path: Path,
+) -> None:
+    Asked.wanted.clear()
+    world = World(tmp_path)
+    world.parts.registry.frozen["rock"] = frozen_rock(7.0)
+    stone = AddPlayer("stone", "fixed", learning=False, source="rock")
+    world.want(stone, AddPlayer("heir", "main", source="stone"))
+    last, weights = weights_given(world)
+    assert last.module_id == "heir"
+    np.testing.assert_array_equal(weights, np.full(3, 7.0))
+
+
+def test_a_player_that_does_not_learn_needs_a_module_that_is_not_trained(world: World) -> None:
+    world.want(AddPlayer("odd", "fixed", learning=False, source="nosuch"))
+    told = "league: odd cannot play: 'nosuch' is no module with train = false"
+    assert told in world.told.messages
+    assert world.league.league.roster.players["odd"].retired
 
 
 def test_a_run_that_began_with_new_weights_has_nothing_to_keep(tmp_path: Path) -> None:

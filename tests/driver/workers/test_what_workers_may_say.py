@@ -329,7 +329,7 @@ def test_each_agent_may_be_played_by_another_module_in_each_episode_of_an_evalua
     body = any_pb2.Any()
     body.Pack(evaluation)
     request = training_pb2.Evaluate(episodes=episodes)
-    assert read_evaluation(request, body, agents) == evaluation
+    assert read_evaluation(request, body, agents, lambda _: True) == evaluation
 
 
 def test_a_traceback_cannot_look_like_lines_of_the_run(world: WorkersWorld) -> None:
