@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gymnasium import Space, spaces
+from gymnasium import Space
 
+from juggler.gateway.agent_spaces import must_fit, read_space, whose
 from juggler.gateway.agents import cast_agents
 from juggler.gateway.answers import Answers
 from juggler.gateway.gateway_stream import MESSAGE_BYTES, GatewayStream
 from juggler.gateway.player import Player
-from juggler.gateway.row_layout import Layout, ValueChecks
 from juggler.gateway.sessions import (
     PROTOCOL_MAX,
     RESUME_SECONDS,
@@ -30,13 +29,8 @@ from juggler.gateway.shared_episodes import SharedEpisodes
 from juggler.gateway.step_batches import Batch
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.errors import UnsupportedSpace, WireError
-from juggler.runtime.wire.spaces import space_from_message, space_to_message
-from juggler.runtime.wire.structures import space_leaves
+from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
-
-_MOST_ROW_BYTES = 256 << 20
-#: In an observation or an action, with choices encoded one-hot.
-_MOST_NUMBERS = 1 << 22
 
 
 class Work(Protocol):
@@ -200,12 +194,12 @@ class SessionManager:
         Raises:
             SessionError: nobody can learn in its spaces.
         """
-        observation_space = _space(given, "observation_space")
-        action_space = _space(given, "action_space")
+        observation_space = read_space(given, "observation_space")
+        action_space = read_space(given, "action_space")
         try:
-            _must_fit(observation_space, action_space, self._settings.fragment_steps)
+            must_fit(observation_space, action_space, self._settings.fragment_steps)
         except (WireError, UnsupportedSpace) as error:
-            raise SessionError(Code.WRONG_SPACES, f"{_whose(given)}{error}") from error
+            raise SessionError(Code.WRONG_SPACES, f"{whose(given)}{error}") from error
         agent = pb.Agent(
             observation_space=space_to_message(observation_space),
             action_space=space_to_message(action_space),
@@ -220,7 +214,7 @@ class SessionManager:
         """
         for agent, given, module_id in zip(session.agents, hello.agents, cast, strict=True):
             if agent.module_id != module_id:
-                text = f"{_whose(given)}a session goes on with the agents that it began with"
+                text = f"{whose(given)}a session goes on with the agents that it began with"
                 raise SessionError(Code.UNKNOWN_AGENT, text)
             self._must_have(self.agents[module_id], given)
 
@@ -231,7 +225,7 @@ class SessionManager:
         """
         for name in ("observation_space", "action_space"):
             our, its = getattr(ours, name), getattr(given, name)
-            if our == its or space_to_message(_space(given, name)) == our:
+            if our == its or space_to_message(read_space(given, name)) == our:
                 continue
             first = "that of the run's first simulator is"
             rule = "all simulators of a run must have the same"
@@ -240,7 +234,7 @@ class SessionManager:
                 rule = "all agents of a module must have the same"
             raise SessionError(
                 Code.WRONG_SPACES,
-                f"{_whose(given)}this {name} is {_one_line(its)}; {first} {_one_line(our)}: {rule}",
+                f"{whose(given)}this {name} is {_one_line(its)}; {first} {_one_line(our)}: {rule}",
             )
 
     def end(self, stream: GatewayStream, error: SessionError, arrivals: list[Batch]) -> None:
@@ -287,56 +281,6 @@ class SessionManager:
 def _places(session: Session) -> int:
     """Its environments, once for each agent."""
     return session.environments * len(session.agents)
-
-
-def _must_fit(observation_space: Space[Any], action_space: Space[Any], steps: int) -> None:
-    """Check that masks fit the actions, and that memory has room for policies and rows.
-
-    Raises:
-        SessionError: they do not, or it has not.
-    """
-    for name, space in (("observation", observation_space), ("action", action_space)):
-        if (numbers := _numbers(space)) > _MOST_NUMBERS:
-            text = f"an {name} is {numbers} numbers, with one for each value of what is counted"
-            raise SessionError(Code.WRONG_SPACES, f"{text}: at most {_MOST_NUMBERS}")
-    try:
-        ValueChecks(observation_space, action_space)
-    except ValueError as error:
-        raise SessionError(Code.WRONG_SPACES, str(error)) from error
-    row_bytes = steps * sum(leaf.row_bytes for leaf in Layout(observation_space).leaves)
-    if row_bytes > _MOST_ROW_BYTES:
-        text = f"{steps} observations take {row_bytes} bytes: at most {_MOST_ROW_BYTES}"
-        raise SessionError(Code.WRONG_SPACES, text)
-
-
-def _space(agent: pb.Agent, name: str) -> Space[Any]:
-    """One of the spaces of an agent.
-
-    Raises:
-        SessionError: it is none.
-    """
-    try:
-        return space_from_message(getattr(agent, name))
-    except (WireError, UnsupportedSpace) as error:
-        raise SessionError(Code.WRONG_SPACES, f"{_whose(agent)}{name}: {error}") from error
-
-
-def _numbers(space: Space[Any]) -> int:
-    """How many numbers a policy sees in a value of a space: choices are encoded one-hot."""
-    numbers = 0
-    for _, leaf in space_leaves(space):
-        if isinstance(leaf, spaces.Discrete):
-            numbers += int(leaf.n)
-        elif isinstance(leaf, spaces.MultiDiscrete):
-            numbers += int(leaf.nvec.sum(dtype=object))  # of any size
-        else:
-            numbers += math.prod(leaf.shape or ())
-    return numbers
-
-
-def _whose(agent: pb.Agent) -> str:
-    """For people: how an error about an agent begins."""
-    return f"agent {agent.id!r}: " if agent.id else ""
 
 
 def _one_line(message: Any) -> str:
