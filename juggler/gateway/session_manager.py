@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gymnasium import Space
 
+from juggler.envrunner.info_numbers import InfoNumber, InfoNumbers, told_apart
 from juggler.gateway.agent_spaces import must_fit, read_space, whose
 from juggler.gateway.agents import cast_agents
 from juggler.gateway.answers import Answers
 from juggler.gateway.gateway_stream import MESSAGE_BYTES, GatewayStream
 from juggler.gateway.player import Player
+from juggler.gateway.session_infos import SessionInfos
 from juggler.gateway.sessions import (
     PROTOCOL_MAX,
     RESUME_SECONDS,
@@ -26,7 +28,7 @@ from juggler.gateway.sessions import (
     no_room,
 )
 from juggler.gateway.shared_episodes import SharedEpisodes
-from juggler.gateway.step_batches import Batch
+from juggler.gateway.step_batches import Batch, Steps
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.errors import UnsupportedSpace, WireError
 from juggler.runtime.wire.spaces import space_to_message
@@ -102,6 +104,7 @@ class SessionManager:
         self.agents: dict[str, pb.Agent] = {}
         self.answers: dict[str, Answers] = {}
         self.env_ended: list[tuple[float, int]] = []
+        self._infos: dict[str, deque[InfoNumber]] = {}  # of episodes that ended
 
     @property
     def player(self) -> Player | None:
@@ -172,7 +175,12 @@ class SessionManager:
             for index, (given, module_id) in enumerate(zip(hello.agents, cast, strict=True))
         ]
         episodes = SharedEpisodes(len(agents), hello.environments) if several else None
-        return Session(agents, hello, stream, episodes)
+        infos = None
+        if hello.info_names:
+            apart = told_apart([agent.id for agent in hello.agents]) if several else ()
+            counts = len(agents), apart, hello.environments
+            infos = SessionInfos(list(hello.info_names), *counts, self._infos)
+        return Session(agents, hello, stream, episodes, infos)
 
     def _make_room(self, more: int) -> None:
         """Let go of sessions whose simulators have vanished, where a new one has no room beside
@@ -274,8 +282,35 @@ class SessionManager:
             self.players[module_id].unseat(of_module)
         if session.episodes is not None:
             self.env_ended += session.episodes.cut()
+        if session.infos is not None:
+            session.infos.cut()
         self.sessions.remove(session)
         session.stream = None
+
+    # -- what becomes of episodes -----------------------------------------------------------------
+
+    def book(self, session: Session, parts: list[Steps], over: list[int]) -> None:
+        """Account for a batch of steps.
+
+        Args:
+            session: of its simulator.
+            parts: of it that were taken.
+            over: the environments whose episodes are over with it.
+        """
+        if session.episodes is not None:
+            self.env_ended += session.episodes.book(parts, over)
+        if session.infos is not None:
+            session.infos.see(parts, over)
+
+    def take_infos(self) -> InfoNumbers:
+        """Numbers that simulators told of their steps, of the episodes that ended since the last
+        call."""
+        for session in self.sessions.by_id.values():
+            if session.infos is not None:
+                session.infos.settle()
+        taken = {name: list(episodes) for name, episodes in self._infos.items()}
+        self._infos.clear()
+        return taken
 
 
 def _places(session: Session) -> int:
