@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from juggler.client.connection import PROTOCOL, AnySession, Connection
-from juggler.client.spaces import Values, as_first, as_message, one_of
+from juggler.client.spaces import Values, as_first, as_message, one_of, told
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 
@@ -19,6 +19,7 @@ def connect_agents(
     tls: str | None = None,
     timeout: float = 60.0,
     name: str = "juggler.client",
+    info_names: Sequence[str] = (),
 ) -> AgentsSession:
     """Begin a session of an environment with several agents. The gateway acts for all of them.
 
@@ -31,6 +32,8 @@ def connect_agents(
         tls: as in `connect`.
         timeout: how many seconds to wait for the gateway.
         name: name of the simulator, for people.
+        info_names: names of numbers that agents may be told of, which are in the run's metrics as
+            `info/AGENT/NAME`: at most 32, and of up to 32 agents at most 128 in all.
 
     Raises:
         GatewayError: the gateway does not answer, or refuses the simulator.
@@ -46,6 +49,7 @@ def connect_agents(
         mode=pb.REMOTE_INFERENCE,
         environments=1,
         real_time=real_time,
+        info_names=info_names,
         agents=[
             pb.Agent(id=key, observation_space=observations, action_space=actions)
             for key, (observations, actions) in spaces.items()
@@ -63,12 +67,14 @@ class _Agent:
         actions: values of its actions.
         acted: it has had an action in this episode.
         reward: what it got since its last action.
+        infos: numbers that were told of it since then, by name.
     """
 
     def __init__(self, index: int, observations: Values, actions: Values) -> None:
         self.index, self.observations, self.actions = index, observations, actions
         self.acted = False
         self.reward = 0.0
+        self.infos: dict[str, Any] = {}
 
 
 class AgentsSession(AnySession):
@@ -93,6 +99,7 @@ class AgentsSession(AnySession):
         rewards: Mapping[str, float] | None = None,
         terminated: Mapping[str, bool] | bool = False,
         truncated: Mapping[str, bool] | bool = False,
+        infos: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> dict[str, Any]:
         """Report what happened, and wait for the actions of the agents that act next.
 
@@ -108,6 +115,8 @@ class AgentsSession(AnySession):
             terminated: by agent, whether its episode ended; true: of everyone.
             truncated: by agent, whether its episode was cut off, as by a time limit; true: of
                 everyone.
+            infos: by agent, numbers of its last action, by those `info_names` that have one. Other
+                names are passed over. Of calls between two of its actions, the last number counts.
 
         Returns:
             By agent, the action of everyone who acts next.
@@ -117,9 +126,12 @@ class AgentsSession(AnySession):
             ValueError: an agent is not known, or something does not fit its spaces.
         """
         shown = observations or {}
-        self._check_known(shown, rewards, terminated, truncated)
+        self._check_known(shown, rewards, terminated, truncated, infos)
         for name, reward in (rewards or {}).items():
             self._agents[name].reward += float(reward)
+        for name, info in (infos or {}).items():
+            known = (each for each in self._connection.info_names if each in info)
+            self._agents[name].infos.update((each, info[each]) for each in known)
         parts: dict[str, pb.Rows] = {}
         acting: list[str] = []
         for name, agent in self._agents.items():
@@ -127,11 +139,16 @@ class AgentsSession(AnySession):
             if over or cut:
                 if agent.acted:
                     parts[name] = self._last(name, agent, shown.get(name), over)
-                agent.acted, agent.reward = False, 0.0
+                agent.acted, agent.reward, agent.infos = False, 0.0, {}
             elif name in shown:
                 seen = agent.observations.tensors(as_first(shown[name]))
                 reward = agent.reward if agent.acted else 0.0
-                parts[name] = pb.Rows(agent=agent.index, rewards=[reward], observations=seen)
+                parts[name] = pb.Rows(
+                    agent=agent.index,
+                    rewards=[reward],
+                    observations=seen,
+                    infos=self._numbers(agent),
+                )
                 acting.append(name)
         if not parts:
             return {}
@@ -146,16 +163,28 @@ class AgentsSession(AnySession):
             raise ValueError(f"agent {name!r} was truncated: give its last observation, too")
         last = agent.observations.blank() if shown is None else as_first(shown)
         seen = agent.observations.tensors(last)
-        rows = pb.Rows(agent=agent.index, rewards=[agent.reward], observations=seen, paused=[True])
+        rows = pb.Rows(
+            agent=agent.index,
+            rewards=[agent.reward],
+            observations=seen,
+            paused=[True],
+            infos=self._numbers(agent),
+        )
         (rows.terminated if terminated else rows.truncated).append(True)
         if not terminated:
             rows.final_rows.append(0)
             rows.final_observations.extend(seen)
         return rows
 
+    def _numbers(self, agent: _Agent) -> list[float]:
+        if not agent.infos:
+            return []
+        numbers: list[float] = told(self._connection.info_names, agent.infos, 1).ravel().tolist()
+        return numbers
+
     def _acts(self, name: str, given: pb.Actions) -> Any:
         agent = self._agents[name]
-        agent.acted, agent.reward = True, 0.0
+        agent.acted, agent.reward, agent.infos = True, 0.0, {}
         self.versions[name] = (given.version.generation, given.version.update)
         return one_of(agent.actions.from_tensors(given.actions))
 

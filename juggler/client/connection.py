@@ -67,6 +67,10 @@ class Connection:
             TLS.
         timeout: how many seconds to wait for the gateway's first answer.
 
+    Attributes:
+        info_names: names of the numbers that steps may tell.
+        welcome: the gateway's first message.
+
     Raises:
         GatewayError: the gateway does not answer, or refuses this simulator.
         ValueError: the address is malformed.
@@ -85,6 +89,7 @@ class Connection:
                 f"{address!r} is not an address: must be HOST:PORT, as in 127.0.0.1:5005"
             )
         self._address, self._hello = address, hello
+        self.info_names = list(hello.info_names)
         token = os.environ.get("JUGGLER_TOKEN", "") if token is None else token
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._tls = tls or os.environ.get("JUGGLER_TLS", "")

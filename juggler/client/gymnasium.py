@@ -32,7 +32,8 @@ def play(
         seed: seed of the environment.
         env_kwargs: keyword arguments for making an environment by its id.
         mode: who acts, as in `connect`.
-        options: options of `connect`.
+        options: options of `connect`. Numbers that the environment puts into `info` reach the run's
+            metrics if `info_names` has their names.
 
     Returns:
         The undiscounted return of each episode.
@@ -75,17 +76,18 @@ def _play(
     observation, _ = env.reset(seed=seed)
     action, total = session.step(observation), 0.0
     while True:
-        observation, reward, terminated, truncated, _ = env.step(action)
+        observation, reward, terminated, truncated, info = env.step(action)
+        result = reward, terminated, truncated
         total += float(reward)
         final = None
         if terminated or truncated:
             returns.append(total)
             if len(returns) == episodes:
-                session.step(observation, reward, terminated, truncated)
+                session.step(observation, *result, infos=info)
                 return
             total, final = 0.0, observation
             observation, _ = env.reset()
-        action = session.step(observation, reward, terminated, truncated, final)
+        action = session.step(observation, *result, final, infos=info)
 
 
 def _gymnasium() -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from juggler.client.connection import Connection
 from juggler.client.model import Model, Path
 from juggler.client.recording import RecordingSession, as_version
-from juggler.client.spaces import Values, as_first, for_each, one_of, rows_of, tensor_of
+from juggler.client.spaces import Values, as_first, for_each, one_of, rows_of, tensor_of, told
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _Arrays = dict[Path, NDArray[Any]]  # [R, ...] by path
@@ -30,6 +30,7 @@ class _Steps:
     actions: list[_Row] = field(default_factory=list)
     action_logp: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
+    infos: list[float] = field(default_factory=list)  # K for each reward
 
 
 class LocalSession(RecordingSession):
@@ -95,6 +96,7 @@ class LocalSession(RecordingSession):
         truncated: Any = False,
         final_observation: Any = None,
         environments: Sequence[int] | None = None,
+        infos: Mapping[str, Any] | None = None,
     ) -> Any:
         """Report what the last action led to and the current observation, and get the next action,
         as `Session.step` does."""
@@ -104,7 +106,7 @@ class LocalSession(RecordingSession):
             ended = bool(terminated or truncated)
             finals = None if final_observation is None else as_first(final_observation)
             last = seen if finals is None else _copies(self._observations.arrays(finals))
-            self._take([0], *_columns(1, reward, terminated, truncated), last)
+            self._take([0], *_columns(1, reward, terminated, truncated), last, infos)
             self._next_fragment([0], seen)
             if ended and finals is None:
                 return None
@@ -117,7 +119,7 @@ class LocalSession(RecordingSession):
         if final_observation is not None:
             last = self._finals(seen, final_observation, np.logical_or(terminated, truncated))
         columns = _columns(len(places), reward, terminated, truncated)
-        self._take(places.tolist(), *columns, last)
+        self._take(places.tolist(), *columns, last, infos)
         self._next_fragment(places.tolist(), seen)
         return self._act(places, seen)
 
@@ -143,9 +145,16 @@ class LocalSession(RecordingSession):
             self.pull()
 
     def _take(
-        self, places: list[int], rewards: Any, terminated: Any, truncated: Any, last: _Arrays
+        self,
+        places: list[int],
+        rewards: Any,
+        terminated: Any,
+        truncated: Any,
+        last: _Arrays,
+        infos: Mapping[str, Any] | None,
     ) -> None:
         """Record what the last actions led to, if there were any."""
+        numbers = told(self._connection.info_names, infos or {}, len(places))  # [R, K]
         for row, place in enumerate(places):
             steps = self._steps[place]
             if steps is None:
@@ -153,6 +162,7 @@ class LocalSession(RecordingSession):
             reward, ended = float(rewards[row]), bool(terminated[row] or truncated[row])
             self._rewards[place] = reward
             steps.rewards.append(reward)
+            steps.infos.extend(numbers[row].tolist())
             if ended:
                 cut = bool(truncated[row] and not terminated[row])
                 self._finish(place, (last, row), terminated=not cut, truncated=cut)
@@ -218,6 +228,7 @@ class LocalSession(RecordingSession):
                 observations=_stacked([*steps.observations[:count], last]),
                 actions=_stacked(steps.actions[:count]),
                 rewards=steps.rewards,
+                infos=steps.infos,
                 action_logp=steps.action_logp[:count],
                 version=as_version(steps.version),
             )

@@ -34,7 +34,8 @@ def play_agents(
         address: address of the gateway.
         episodes: how many to play; None: until the run ends.
         seed: seed of the environment.
-        options: options of `connect_agents`.
+        options: options of `connect_agents`. Numbers that agents find in their infos reach the
+            run's metrics if `info_names` has their names.
 
     Returns:
         The undiscounted return of each agent, in each episode.
@@ -134,7 +135,8 @@ def _at_once(env: Any, session: AgentsSession, masks: _Masks, seed: int | None) 
             agent: masks.shown(agent, observations[agent], infos.get(agent), agent in ended)
             for agent in {*env.agents, *ended}
         }
-        actions = session.step(shown, rewards, terminated, truncated)
+        told = {agent: infos.get(agent) or {} for agent in shown}
+        actions = session.step(shown, rewards, terminated, truncated, told)
     return returns
 
 
@@ -148,6 +150,7 @@ def _in_turns(
         observation, reward, terminated, truncated, info = env.last()
         returns[agent] += float(reward)
         shown = {agent: masks.shown(agent, observation, info, terminated or truncated)}
-        actions = session.step(shown, {agent: reward}, {agent: terminated}, {agent: truncated})
+        over = {agent: terminated}, {agent: truncated}
+        actions = session.step(shown, {agent: reward}, *over, {agent: info or {}})
         env.step(actions.get(agent))
     return returns

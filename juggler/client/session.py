@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from juggler.client.connection import PROTOCOL, Connection, OneAgentSession
 from juggler.client.local import LocalSession
 from juggler.client.recording import RecordingSession
-from juggler.client.spaces import Values, as_first, as_message, for_each, one_of, rows_of
+from juggler.client.spaces import Values, as_first, as_message, for_each, one_of, rows_of, told
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _MODES = {"remote": pb.REMOTE_INFERENCE, "local": pb.LOCAL_INFERENCE, "logged": pb.LOGGED_DATA}
@@ -24,6 +24,7 @@ class _Options(TypedDict, total=False):
     tls: str | None
     timeout: float
     name: str
+    info_names: Sequence[str]
 
 
 @overload
@@ -76,6 +77,7 @@ def connect(
     tls: str | None = None,
     timeout: float = 60.0,
     name: str = "juggler.client",
+    info_names: Sequence[str] = (),
 ) -> Session | LocalSession | RecordingSession:
     """Begin a session.
 
@@ -95,6 +97,8 @@ def connect(
             is one.
         timeout: how many seconds to wait for the gateway.
         name: name of the simulator, for people.
+        info_names: names of numbers that steps may tell, which are in the run's metrics as
+            `info/NAME`: at most 32. Not with "logged".
 
     Raises:
         GatewayError: the gateway does not answer, or refuses the simulator.
@@ -112,6 +116,7 @@ def connect(
         mode=_MODES[mode],
         environments=environments or 1,
         real_time=real_time,
+        info_names=info_names,
         agents=[pb.Agent(id="0", observation_space=observations, action_space=actions)],
     )
     values = Values(observations), Values(actions)
@@ -143,6 +148,7 @@ class Session(OneAgentSession):
         truncated: Any = False,
         final_observation: Any = None,
         environments: Sequence[int] | None = None,
+        infos: Mapping[str, Any] | None = None,
     ) -> Any:
         """Report what the last action led to and the current observation, and wait for the next
         action.
@@ -163,6 +169,8 @@ class Session(OneAgentSession):
             final_observation: see above; ignored in rows without an end.
             environments: numbers of R environments, if only some of the N report; everything is [R,
                 ...] then.
+            infos: numbers of the last action, by those `info_names` that have one. Other names are
+                passed over.
 
         Returns:
             The action, or actions [N, ...].
@@ -173,14 +181,16 @@ class Session(OneAgentSession):
         """
         if self._count is not None:
             count = self._count if environments is None else len(environments)
-            rows = self._rows(count, observation, reward, terminated, truncated, final_observation)
+            rows = self._rows(
+                count, observation, reward, terminated, truncated, final_observation, infos
+            )
             rows.environments.extend(() if environments is None else environments)
             return self._actions.from_tensors(self._exchange(rows))
         ended, paused = bool(terminated or truncated), False
         if ended and final_observation is None:
             final_observation, paused = observation, True
         finals = as_first(final_observation) if ended else None
-        rows = self._rows(1, as_first(observation), reward, terminated, truncated, finals)
+        rows = self._rows(1, as_first(observation), reward, terminated, truncated, finals, infos)
         if paused:
             rows.paused.append(True)
         actions = self._exchange(rows)
@@ -194,9 +204,12 @@ class Session(OneAgentSession):
         terminated: Any,
         truncated: Any,
         finals: Any,
+        infos: Mapping[str, Any] | None,
     ) -> pb.Rows:
         rows = pb.Rows(observations=self._observations.tensors(observation))
         rows.rewards.extend(for_each("reward", reward, count, np.float32).tolist())
+        if infos:
+            rows.infos.extend(told(self._connection.info_names, infos, count).ravel().tolist())
         if np.any(terminated):
             rows.terminated.extend(for_each("terminated", terminated, count, np.bool_).tolist())
         if np.any(truncated):

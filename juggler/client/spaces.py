@@ -190,6 +190,22 @@ def for_each(name: str, given: Any, count: int, dtype: Any) -> NDArray[Any]:
     return np.broadcast_to(values, count)
 
 
+def told(names: Sequence[str], infos: Mapping[str, Any], count: int) -> NDArray[np.float64]:
+    """Numbers of R environments -> [R, K], NaN where there is none.
+
+    Args:
+        names: of the K numbers.
+        infos: by name, [R] or one for all; other names are passed over.
+        count: R.
+
+    Raises:
+        TypeError: something is no number.
+        ValueError: something is no number, or there are not R of them.
+    """
+    each = [for_each(name, infos.get(name, np.nan), count, np.float64) for name in names]  # K * [R]
+    return np.reshape(each, (len(names), count)).T
+
+
 def one_of(values: Any) -> Any:
     """The first of values [1, ...]; an int for a Discrete space."""
     return _each(lambda array: array[0].item() if np.ndim(array) == 1 else array[0], values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -10,6 +11,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from juggler.envrunner.agent_returns import has_metrics_by_agent
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -106,7 +108,7 @@ class InfoWatch:
         self._shape = rows, steps
         self._same_step = autoreset is AutoresetMode.SAME_STEP
         self._before_names = [f"{agent}/" for agent in agents] or [""]
-        self._most_names = min(MOST_NAMES, MOST_NUMBERS // len(self._before_names))
+        self._most_names = most_names(agents)
         self._numbers: dict[str, _Number] = {}
         self._others: set[str] = set()  # names of what is no number
 
@@ -150,6 +152,20 @@ class InfoWatch:
                 column[:] = given
             else:
                 np.copyto(column, given, where=there, casting="unsafe")
+
+    def put(self, names: Iterable[str], values: NDArray[np.float64], rows: Any, steps: Any) -> None:
+        """Take what some steps of some rows gave.
+
+        Args:
+            names: of K numbers, always the same ones, as `is_name` and `most_names` allow.
+            values: [..., K]; NaN where a step gave none.
+            rows: which of the N, as an index.
+            steps: which of the T, likewise.
+        """
+        for k, name in enumerate(names):
+            if name not in self._numbers:
+                self._numbers[name] = self._begin()
+            self._numbers[name].values[rows, steps] = values[..., k]
 
     def _are_numbers(self, given: Any) -> bool:
         """Whether it has a number for each environment."""
@@ -240,7 +256,25 @@ class InfoWatch:
 
 def is_name(name: str) -> bool:
     """Whether a number or an agent of this name can be told of."""
-    return len(name) <= LONGEST_NAME and name.isprintable()
+    return 0 < len(name) <= LONGEST_NAME and name.isprintable()
+
+
+def told_apart(agents: Sequence[str]) -> Sequence[str]:
+    """The agents of an environment, if the numbers of each can be told; else ()."""
+    return agents if has_metrics_by_agent(agents) and all(map(is_name, agents)) else ()
+
+
+def most_names(agents: Sequence[str]) -> int:
+    """How many names of numbers are taken of these agents, who are told apart."""
+    return min(MOST_NAMES, MOST_NUMBERS // max(1, len(agents)))
+
+
+def keep_newest(kept: dict[str, deque[InfoNumber]], numbers: InfoNumbers) -> None:
+    """Keep numbers of more episodes. Of more numbers than are told, those that came first are
+    kept."""
+    for name, episodes in numbers.items():
+        if name in kept or len(kept) < MOST_NUMBERS:
+            kept.setdefault(name, deque(maxlen=MOST_EPISODES)).extend(episodes)
 
 
 def _reduce(function: np.ufunc, values: NDArray[Any], at: NDArray[np.intp]) -> NDArray[Any]:

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from google.protobuf.message import DecodeError
 
+from juggler.envrunner.info_numbers import InfoNumbers
 from juggler.gateway.answers import action_batch
 from juggler.gateway.clock import Clock
 from juggler.gateway.gateway_stream import GatewayStream
@@ -93,6 +94,10 @@ class GatewayServer:
         simulators may have several agents."""
         ended, self._manager.env_ended = self._manager.env_ended, []
         return ended
+
+    def take_infos(self) -> InfoNumbers:
+        """As `SessionManager.take_infos`."""
+        return self._manager.take_infos()
 
     def wake(self) -> None:
         """Call `Work.go_on` soon. May be called in any thread."""
@@ -182,10 +187,9 @@ class GatewayServer:
                 refused.add(steps)
                 errors.setdefault(steps.session, refusal)
         for batch in arrivals:
-            if (episodes := batch.session.episodes) is not None:
-                taken = [steps for steps in batch.parts if steps not in refused]
-                over = batch.over if len(taken) == len(batch.parts) else []
-                self._manager.env_ended += episodes.book(taken, over)
+            taken = [steps for steps in batch.parts if steps not in refused]
+            over = batch.over if len(taken) == len(batch.parts) else []
+            self._manager.book(batch.session, taken, over)
         for session, error in errors.items():
             self._manager.fail(session, error)
 

@@ -68,6 +68,11 @@ class LocalInference:
             return
         newest = _message(player.version)
         for recording in player.recorder.go_on(wanted) if player.recorder.waiting else ():
+            if (infos := recording.session.infos) is not None:
+                ends = recording.terminated or recording.truncated
+                infos.record(
+                    recording.environment, recording.infos, starts=recording.starts, ends=ends
+                )
             recorded = pb.Recorded(seq=recording.seq, stale=recording.stale, newest=newest)
             message = pb.ToSimulator(recorded=recorded).SerializeToString()
             recording.session.told_to_wait = False

@@ -11,7 +11,7 @@ from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
 from juggler.envrunner.paced.places import take
-from juggler.gateway.row_layout import Layout, ValueChecks
+from juggler.gateway.row_layout import Layout, ValueChecks, read_infos
 from juggler.gateway.sessions import Code, Session, SessionError
 from juggler.runtime.connectors.leaves import acted_dtype, at, holds_masks
 from juggler.runtime.episodes.version import Version
@@ -39,6 +39,7 @@ class Recording:
         terminated: the last step ended it.
         truncated: the last step cut it off.
         version: of the weights that acted; None: not known.
+        infos: [L, K] numbers that its simulator tells of each step; None: it tells none.
         taken: how many of the steps were used.
         stale: some of them were too old to be learned from.
         bytes: of its message.
@@ -56,6 +57,7 @@ class Recording:
     terminated: bool
     truncated: bool
     version: Version | None
+    infos: NDArray[np.float64] | None = None
     taken: int = 0
     stale: bool = False
     bytes: int = 0
@@ -139,6 +141,7 @@ class Reader:
             message.terminated,
             message.truncated and not message.terminated,
             _version(session, message),
+            read_infos(session, message.infos, steps, "steps"),
         )
 
     def _check_observations(self, observations: Tree, ended: bool) -> None:

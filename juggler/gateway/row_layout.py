@@ -11,7 +11,7 @@ from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
 from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
-from juggler.gateway.sessions import Code, SessionError
+from juggler.gateway.sessions import Code, Session, SessionError
 from juggler.runtime.connectors.leaves import at
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.dtypes import dtype_to_number
@@ -152,6 +152,30 @@ class ValueChecks:
                 text = "its action mask allows no action: end the episode instead"
                 return _first(legal), SessionError(Code.NO_LEGAL_ACTION, text)
         return None
+
+
+def read_infos(
+    session: Session, given: Sequence[float], count: int, what: str
+) -> NDArray[np.float64] | None:
+    """The numbers [count, K] that a simulator tells of rows or steps; None: it tells none.
+
+    Args:
+        session: of the simulator.
+        given: from the network.
+        count: how many rows or steps there are.
+        what: "rows" or "steps".
+
+    Raises:
+        SessionError: there are not as many as there must be.
+    """
+    if not given:
+        return None
+    names = len(session.info_names)
+    if len(given) != count * names:
+        text = f"{len(given)} infos for {count} {what}, and the hello has {names} info_names"
+        rule = "send one number for each name in each of them, NaN where there is none"
+        raise SessionError(Code.WRONG_SHAPE, f"{text}: {rule}")
+    return np.array(given, np.float64).reshape(count, names)
 
 
 def _range(space: Any) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ from juggler.envrunner.datasets.sampled_episodes import SampledEpisodes
 from juggler.envrunner.deliveries import Deliveries
 from juggler.envrunner.environments.seeding import module_seeds, seed_process
 from juggler.envrunner.finiteness import NonFinite
+from juggler.envrunner.info_numbers import to_messages
 from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.envrunner.paced.gathered_policy import policy_in
 from juggler.envrunner.process import index_of, prepare_process, report_slow_streams, step_back
@@ -314,6 +315,7 @@ class GatewayRunner:
                 env_ended, told = self._server.take_env_ended(), True
                 receipt.env_returns.extend(episode[0] for episode in env_ended)
                 receipt.env_lengths.extend(episode[1] for episode in env_ended)
+                receipt.infos.extend(to_messages(self._server.take_infos()))
             if batch is None:
                 self._deliveries.answer(command_id, receipt)
             else:

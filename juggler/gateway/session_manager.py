@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gymnasium import Space, spaces
+from gymnasium import Space
 
+from juggler.envrunner.info_numbers import InfoNumber, InfoNumbers, told_apart
+from juggler.gateway.agent_spaces import must_fit, read_space, whose
 from juggler.gateway.agents import cast_agents
 from juggler.gateway.answers import Answers
 from juggler.gateway.gateway_stream import MESSAGE_BYTES, GatewayStream
 from juggler.gateway.player import Player
-from juggler.gateway.row_layout import Layout, ValueChecks
+from juggler.gateway.session_infos import SessionInfos
 from juggler.gateway.sessions import (
     PROTOCOL_MAX,
     RESUME_SECONDS,
@@ -27,16 +28,11 @@ from juggler.gateway.sessions import (
     no_room,
 )
 from juggler.gateway.shared_episodes import SharedEpisodes
-from juggler.gateway.step_batches import Batch
+from juggler.gateway.step_batches import Batch, Steps
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.errors import UnsupportedSpace, WireError
-from juggler.runtime.wire.spaces import space_from_message, space_to_message
-from juggler.runtime.wire.structures import space_leaves
+from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
-
-_MOST_ROW_BYTES = 256 << 20
-#: In an observation or an action, with choices encoded one-hot.
-_MOST_NUMBERS = 1 << 22
 
 
 class Work(Protocol):
@@ -108,6 +104,7 @@ class SessionManager:
         self.agents: dict[str, pb.Agent] = {}
         self.answers: dict[str, Answers] = {}
         self.env_ended: list[tuple[float, int]] = []
+        self._infos: dict[str, deque[InfoNumber]] = {}  # of episodes that ended
 
     @property
     def player(self) -> Player | None:
@@ -178,7 +175,12 @@ class SessionManager:
             for index, (given, module_id) in enumerate(zip(hello.agents, cast, strict=True))
         ]
         episodes = SharedEpisodes(len(agents), hello.environments) if several else None
-        return Session(agents, hello, stream, episodes)
+        infos = None
+        if hello.info_names:
+            apart = told_apart([agent.id for agent in hello.agents]) if several else ()
+            counts = len(agents), apart, hello.environments
+            infos = SessionInfos(list(hello.info_names), *counts, self._infos)
+        return Session(agents, hello, stream, episodes, infos)
 
     def _make_room(self, more: int) -> None:
         """Let go of sessions whose simulators have vanished, where a new one has no room beside
@@ -200,12 +202,12 @@ class SessionManager:
         Raises:
             SessionError: nobody can learn in its spaces.
         """
-        observation_space = _space(given, "observation_space")
-        action_space = _space(given, "action_space")
+        observation_space = read_space(given, "observation_space")
+        action_space = read_space(given, "action_space")
         try:
-            _must_fit(observation_space, action_space, self._settings.fragment_steps)
+            must_fit(observation_space, action_space, self._settings.fragment_steps)
         except (WireError, UnsupportedSpace) as error:
-            raise SessionError(Code.WRONG_SPACES, f"{_whose(given)}{error}") from error
+            raise SessionError(Code.WRONG_SPACES, f"{whose(given)}{error}") from error
         agent = pb.Agent(
             observation_space=space_to_message(observation_space),
             action_space=space_to_message(action_space),
@@ -220,7 +222,7 @@ class SessionManager:
         """
         for agent, given, module_id in zip(session.agents, hello.agents, cast, strict=True):
             if agent.module_id != module_id:
-                text = f"{_whose(given)}a session goes on with the agents that it began with"
+                text = f"{whose(given)}a session goes on with the agents that it began with"
                 raise SessionError(Code.UNKNOWN_AGENT, text)
             self._must_have(self.agents[module_id], given)
 
@@ -231,7 +233,7 @@ class SessionManager:
         """
         for name in ("observation_space", "action_space"):
             our, its = getattr(ours, name), getattr(given, name)
-            if our == its or space_to_message(_space(given, name)) == our:
+            if our == its or space_to_message(read_space(given, name)) == our:
                 continue
             first = "that of the run's first simulator is"
             rule = "all simulators of a run must have the same"
@@ -240,7 +242,7 @@ class SessionManager:
                 rule = "all agents of a module must have the same"
             raise SessionError(
                 Code.WRONG_SPACES,
-                f"{_whose(given)}this {name} is {_one_line(its)}; {first} {_one_line(our)}: {rule}",
+                f"{whose(given)}this {name} is {_one_line(its)}; {first} {_one_line(our)}: {rule}",
             )
 
     def end(self, stream: GatewayStream, error: SessionError, arrivals: list[Batch]) -> None:
@@ -280,63 +282,40 @@ class SessionManager:
             self.players[module_id].unseat(of_module)
         if session.episodes is not None:
             self.env_ended += session.episodes.cut()
+        if session.infos is not None:
+            session.infos.cut()
         self.sessions.remove(session)
         session.stream = None
+
+    # -- what becomes of episodes -----------------------------------------------------------------
+
+    def book(self, session: Session, parts: list[Steps], over: list[int]) -> None:
+        """Account for a batch of steps.
+
+        Args:
+            session: of its simulator.
+            parts: of it that were taken.
+            over: the environments whose episodes are over with it.
+        """
+        if session.episodes is not None:
+            self.env_ended += session.episodes.book(parts, over)
+        if session.infos is not None:
+            session.infos.see(parts, over)
+
+    def take_infos(self) -> InfoNumbers:
+        """Numbers that simulators told of their steps, of the episodes that ended since the last
+        call."""
+        for session in self.sessions.by_id.values():
+            if session.infos is not None:
+                session.infos.settle()
+        taken = {name: list(episodes) for name, episodes in self._infos.items()}
+        self._infos.clear()
+        return taken
 
 
 def _places(session: Session) -> int:
     """Its environments, once for each agent."""
     return session.environments * len(session.agents)
-
-
-def _must_fit(observation_space: Space[Any], action_space: Space[Any], steps: int) -> None:
-    """Check that masks fit the actions, and that memory has room for policies and rows.
-
-    Raises:
-        SessionError: they do not, or it has not.
-    """
-    for name, space in (("observation", observation_space), ("action", action_space)):
-        if (numbers := _numbers(space)) > _MOST_NUMBERS:
-            text = f"an {name} is {numbers} numbers, with one for each value of what is counted"
-            raise SessionError(Code.WRONG_SPACES, f"{text}: at most {_MOST_NUMBERS}")
-    try:
-        ValueChecks(observation_space, action_space)
-    except ValueError as error:
-        raise SessionError(Code.WRONG_SPACES, str(error)) from error
-    row_bytes = steps * sum(leaf.row_bytes for leaf in Layout(observation_space).leaves)
-    if row_bytes > _MOST_ROW_BYTES:
-        text = f"{steps} observations take {row_bytes} bytes: at most {_MOST_ROW_BYTES}"
-        raise SessionError(Code.WRONG_SPACES, text)
-
-
-def _space(agent: pb.Agent, name: str) -> Space[Any]:
-    """One of the spaces of an agent.
-
-    Raises:
-        SessionError: it is none.
-    """
-    try:
-        return space_from_message(getattr(agent, name))
-    except (WireError, UnsupportedSpace) as error:
-        raise SessionError(Code.WRONG_SPACES, f"{_whose(agent)}{name}: {error}") from error
-
-
-def _numbers(space: Space[Any]) -> int:
-    """How many numbers a policy sees in a value of a space: choices are encoded one-hot."""
-    numbers = 0
-    for _, leaf in space_leaves(space):
-        if isinstance(leaf, spaces.Discrete):
-            numbers += int(leaf.n)
-        elif isinstance(leaf, spaces.MultiDiscrete):
-            numbers += int(leaf.nvec.sum(dtype=object))  # of any size
-        else:
-            numbers += math.prod(leaf.shape or ())
-    return numbers
-
-
-def _whose(agent: pb.Agent) -> str:
-    """For people: how an error about an agent begins."""
-    return f"agent {agent.id!r}: " if agent.id else ""
 
 
 def _one_line(message: Any) -> str:

@@ -10,6 +10,8 @@ from typing import Protocol
 import numpy as np
 
 from juggler.envrunner.agent_names import MOST_AGENTS
+from juggler.envrunner.info_numbers import LONGEST_NAME, is_name, most_names, told_apart
+from juggler.gateway.session_infos import SessionInfos
 from juggler.gateway.shared_episodes import SharedEpisodes
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -113,10 +115,12 @@ class Session:
         hello: its first message.
         stream: its connection.
         episodes: of its environments; None: nobody counts them, as each agent's are counted.
+        infos: numbers of its steps; None: it tells none.
 
     Attributes:
         mode: who acts.
         environments: N.
+        info_names: of the K numbers of a step.
         batches_in_flight: the most batches of steps, or recordings, without an answer.
         wants_news: it has the newest policy, and is to be told of the next one.
         last_seq: the highest that has arrived.
@@ -130,10 +134,12 @@ class Session:
         hello: pb.Hello,
         stream: Stream,
         episodes: SharedEpisodes | None = None,
+        infos: SessionInfos | None = None,
     ) -> None:
         self.id = secrets.token_hex(6)
         self.token = secrets.token_hex(16)
-        self.agents, self.episodes = agents, episodes
+        self.agents, self.episodes, self.infos = agents, episodes, infos
+        self.info_names = list(hello.info_names)
         self.mode = hello.mode
         self.environments = hello.environments
         remote = hello.mode == pb.REMOTE_INFERENCE
@@ -244,6 +250,9 @@ class Sessions:
                 f"agents in mode {session.mode} goes on with {now[0]} environments and {now[2]} "
                 f"agents in mode {now[1]}: send the hello that it began with",
             )
+        if hello.info_names != session.info_names:
+            text = "a session goes on with other info_names: send the hello that it began with"
+            raise SessionError(Code.WRONG_SPACES, text)
         return session
 
     @property
@@ -289,6 +298,23 @@ def check_hello(hello: pb.Hello) -> None:
         raise SessionError(Code.NOT_SERVED, text)
     if not hello.environments:
         raise SessionError(Code.UNKNOWN_ENVIRONMENT, "a session needs at least 1 environment")
+    if hello.info_names:
+        _check_info_names(hello)
+
+
+def _check_info_names(hello: pb.Hello) -> None:
+    names, agents = hello.info_names, [agent.id for agent in hello.agents]
+    most = most_names(told_apart(agents))
+    if hello.mode == pb.LOGGED_DATA:
+        text = "the mode LOGGED_DATA has no info_names: another policy acted, and what became of it"
+        raise SessionError(Code.NOT_SERVED, f"{text} is not told of this run's")
+    if len(names) > most:
+        text = f"{len(names)} info_names for {len(agents)} agents: have at most {most}"
+        raise SessionError(Code.NOT_SERVED, text)
+    for at, name in enumerate(names):
+        if not is_name(name) or name in names[:at]:
+            text = f"the name {name[:20]!r} among info_names: give each number one of its own, of"
+            raise SessionError(Code.NOT_SERVED, f"{text} 1 to {LONGEST_NAME} printable characters")
 
 
 def no_room(more: int, environments: int, sessions: int) -> SessionError | None:

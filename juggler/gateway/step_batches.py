@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from juggler.gateway.answers import Part
-from juggler.gateway.row_layout import Layout
+from juggler.gateway.row_layout import Layout, read_infos
 from juggler.gateway.sessions import Code, Session, SessionAgent, SessionError
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
@@ -30,13 +30,14 @@ class Steps:
         slots: [R] their places in the player of the agent's module.
         rewards: [R]
         rewarded: places among the R rows whose rewards are those of an action, if the session
-            counts episodes.
+            counts episodes or tells infos.
         terminated: places where the episode ended.
         truncated: places where the episode was cut off.
         paused: places that want no action.
         raw: the bytes of each leaf of the observations.
         final_raw: the bytes of each leaf of the final observations.
         final_rows: their places.
+        infos: [R, K] numbers that the simulator tells of the last step; None: it tells none.
         final_observations: [K, ...] of the K truncated rows, as batches hold them; set by the
             player.
         begin: where its rows begin in `observations`.
@@ -58,6 +59,7 @@ class Steps:
     raw: list[bytes]
     final_raw: list[bytes]
     final_rows: list[int]
+    infos: NDArray[np.float64] | None
     final_observations: Any = None
     begin: int = 0
     observations: Any = None
@@ -90,7 +92,8 @@ class Batch:
         session: of the simulator.
         seq: of the message.
         parts: of different agents.
-        over: the environments whose episodes are over with it, if the session counts them.
+        over: the environments whose episodes are over with it, if the session counts them or tells
+            infos.
         answers: the actions of each part, by the index of its agent.
         arrived: seconds of `time.perf_counter`.
     """
@@ -130,6 +133,8 @@ def read_steps(
                     f"{session.agents[early[0]].at(early[1])} acts, and has ended in this episode: "
                     "pause it until all agents that act there have ended",
                 )
+        elif session.infos is not None:
+            batch.over = [part.environments[at] for part in batch.parts for at in part.ended]
     except SessionError as error:
         error.seq = message.seq
         raise
@@ -177,7 +182,7 @@ def _read_rows(
         agent.places[given] if given else agent.places,
         rewards,
         [at for at, each in enumerate(environments) if agent.acted[each]]
-        if session.episodes is not None
+        if session.episodes is not None or session.infos is not None
         else [],
         terminated,
         truncated,
@@ -185,6 +190,7 @@ def _read_rows(
         raw,
         final_raw,
         final_rows,
+        read_infos(session, rows.infos, count, "rows"),
     )
 
 

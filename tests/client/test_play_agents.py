@@ -23,6 +23,7 @@ class Recorder:
             name: Values(pettingzoo.as_message(each[0])) for name, each in agents.items()
         }
         self.shown: list[tuple[str, Any]] = []
+        self.infos: list[Any] = []
 
     def __enter__(self) -> Recorder:
         return self
@@ -36,7 +37,9 @@ class Recorder:
         rewards: Any = None,
         terminated: Any = None,
         truncated: Any = None,
+        infos: Any = None,
     ) -> dict[str, Any]:
+        self.infos.append(infos)
         for name, each in shown.items():
             self.values[name].arrays(as_first(each))  # it fits its space
             self.shown.append((name, each))
@@ -130,6 +133,15 @@ def test_masks_in_infos_are_parts_of_observations(
     for name, found in masks.items():
         assert MASKS[name] in found
         assert [1, 1, 1] in found, "after its last step, an agent has no choice any more"
+
+
+def test_infos_are_handed_on_after_each_step(sessions: list[Recorder]) -> None:
+    play_agents(AtOnce(), "nowhere", episodes=1)
+    play_agents(InTurns(), "nowhere", episodes=1)
+    at_once, in_turns = sessions
+    masks = {name: {"action_mask": mask} for name, mask in MASKS.items()}
+    assert at_once.infos == [None, masks, {"a": {}, "b": {}}]
+    assert in_turns.infos == [{"a": masks["a"]}, {"b": masks["b"]}, {"a": {}}, {"b": {}}]
 
 
 def test_an_agent_that_acts_without_its_mask_is_named(sessions: list[Recorder]) -> None:

@@ -88,6 +88,11 @@ def asks_for(policy: str) -> pb.Hello:
             "all agents of a module must have the same",
         ),
         (hello_of(*NAMES, resume_token="no such"), "UNKNOWN_SESSION", "Begin a new one"),
+        (
+            hello_of(*(f"column_{i}" for i in range(8)), info_names=list(map(str, range(17)))),
+            "NOT_SERVED",
+            "17 info_names for 8 agents: have at most 16",
+        ),
     ],
 )
 def test_a_hello_that_does_not_fit_is_answered_with_what_to_do(

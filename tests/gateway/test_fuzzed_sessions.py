@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 from support.fuzzed_modes import Local, Logged, Remote, Several
@@ -151,6 +152,7 @@ class Story:
         assert not kept.rows._finals
         gateway.ended.update(kept.ended)  # since the last batch
         gateway.env_ended += gateway.server.take_env_ended()
+        gateway.take_infos()
         if self.several and not gateway.wild:
             of_agents = sum(total * count for (total, _), count in gateway.ended.items())
             assert sum(total for total, _ in gateway.env_ended) == of_agents
@@ -162,9 +164,29 @@ class Story:
         ended = sum((each.ended for each in right), Counter())
         may_end = sum((each.may_end for each in right), Counter())
         assert not ended - gateway.ended, "the return of an episode is missing"
+        self._compare_infos(right)
         if not gateway.wild:
             assert len(missing) == gateway.missing(counts)
             assert not gateway.ended - may_end, "the return of an episode that nobody saw"
+
+    def _compare_infos(self, right: set[Simulator]) -> None:
+        """What was told of steps is their rewards, over the same episodes."""
+        told = self.gateway.infos
+        for name in ("reward", "recorded"):
+            mine = [each for each in right if each.info_names[:1] == (name,)]
+            assert not means(each.ended for each in mine) - told[name], f"a {name} is missing"
+            if name == "reward" and not self.gateway.wild:
+                assert not told[name] - means(each.may_end for each in mine)
+        assert not told["nothing"] or self.gateway.wild
+
+
+def means(of: Iterable[Counter[tuple[float, int]]]) -> Counter[float]:
+    """The means of rewards over steps, of episodes with these returns and lengths."""
+    found: Counter[float] = Counter()
+    for each in of:
+        for (total, length), count in each.items():
+            found[total / length] += count
+    return found
 
 
 def _waits(one: Simulator) -> bool:

@@ -65,6 +65,11 @@ def spaces_of(observations: Any, actions: Any = TWO_WAYS) -> list[pb.Agent]:
         ),
         ({"agents": [pb.Agent()]}, "WRONG_SPACES", "observation_space"),
         ({"resume_token": "no such"}, "UNKNOWN_SESSION", "Begin a new one"),
+        ({"info_names": list(map(str, range(33)))}, "NOT_SERVED", "33 info_names for 1 agents"),
+        ({"info_names": ["x", "y", "x"]}, "NOT_SERVED", "'x' among info_names"),
+        ({"info_names": [""]}, "NOT_SERVED", "of 1 to 100 printable characters"),
+        ({"info_names": ["a" * 101]}, "NOT_SERVED", "of 1 to 100 printable characters"),
+        ({"info_names": ["a\n"]}, "NOT_SERVED", "of 1 to 100 printable characters"),
     ],
 )
 def test_a_hello_that_does_not_fit_is_answered_with_what_to_do(
@@ -114,6 +119,8 @@ FINAL = {"final_rows": [0], "final_observations": steps_of(1, NAN).agents[0].obs
         ({"steps": without_observation()}, "WRONG_SHAPE", "0 arrays of observations"),
         ({"steps": steps_of(2, rewards=[1, 2])}, "WRONG_SHAPE", "2 rewards for 1 rows"),
         ({"steps": steps_of(2, terminated=[True, True])}, "WRONG_SHAPE", "2 terminated"),
+        ({"steps": steps_of(2, infos=[1, 2])}, "WRONG_SHAPE", "2 infos for 1 rows, and the hello"),
+        ({"steps": steps_of(2, infos=[1] * 6)}, "WRONG_SHAPE", "has 3 info_names: send one"),
         ({"steps": steps_of(2, environments=[1])}, "UNKNOWN_ENVIRONMENT", "from 0 to 0"),
         ({"steps": steps_of(2, agent=1)}, "UNKNOWN_AGENT", "agent 0 alone"),
         ({"steps": pb.StepBatch(seq=2)}, "UNKNOWN_AGENT", "agent 0 alone"),
@@ -131,7 +138,7 @@ def test_a_wrong_message_ends_the_session_and_its_episode_as_truncated(
 ) -> None:
     cut = world.count("episodes_cut")
     with RawSimulator(world.address) as simulator:
-        assert simulator.greet().HasField("welcome")
+        assert simulator.greet(info_names=["a", "b", "c"]).HasField("welcome")
         assert simulator.step(steps_of(1)).actions.seq == 1
         if message.get("steps") is not None and message["steps"].seq == 2:
             message = {"steps": pb.StepBatch.FromString(message["steps"].SerializeToString())}

@@ -77,6 +77,13 @@ def learning(
         run.wait()
 
 
+def tells_speed(place: Path) -> bool:
+    """Whether the run has what its simulator told of speed."""
+    last = (place / "run" / "metrics.jsonl").read_text().splitlines()[-1]
+    speed = json.loads(last)["info"]["speed"]
+    return 0 < speed["least"] < speed["mean"] < speed["most"] < 10
+
+
 def follow(lines: list[str], place: Path, address: str) -> str:
     """Run the commands of a block in one shell -> what they print."""
     script = "\n".join(["set -e", *lines]).replace("127.0.0.1:5005", address)
@@ -92,6 +99,7 @@ def test_a_simulator_in_javascript_is_learned_from(place: Path) -> None:
     assert shutil.which("npm"), "no npm here: apt-get install nodejs npm"
     with learning("juggler train examples/simulators/bal", place) as address:
         assert "ENDED: the gateway leaves" in follow(commands("node sim"), place, address)
+    assert tells_speed(place)
 
 
 @pytest.mark.slow
@@ -127,6 +135,7 @@ def test_cartpole_in_cpp_is_learned_from(place: Path) -> None:
     follow(build, place, "")
     with learning("juggler train cartpole", place) as address:
         assert "ENDED: the gateway leaves" in follow([simulate], place, address)
+    assert tells_speed(place)
 
 
 def test_the_game_for_two_in_python_is_played(
@@ -162,6 +171,10 @@ def test_the_simulators_in_python_play() -> None:
         scope["simulate"](world.address, 30)
         assert world.count("episodes") == 2
         assert world.count("steps") >= 25
+        scope["simulate_with_numbers"](world.address, 12)
+        with world._server.at_work():
+            told = world._server.take_infos()
+        assert told == {"left": [(4.5, 0.0, 9.0)]}
     with GatewayWorld(module_of_any_size, rows=1, steps=4) as world:
         world.ask(1000)
         returns = scope["simulate_cartpole"](world.address)

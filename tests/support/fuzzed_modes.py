@@ -27,7 +27,8 @@ class Remote(Simulator):
         if not self.here or not ready or len(self.unanswered) >= self.welcome.batches_in_flight:
             return
         chosen = self.rng.sample(ready, self.rng.randint(1, len(ready)))
-        rows: dict[str, Any] = {"rewards": [], "terminated": [], "truncated": [], "paused": []}
+        rows: dict[str, Any] = {"rewards": [], "infos": []}
+        rows |= {"terminated": [], "truncated": [], "paused": []}
         shown, finals, final_rows, steps = [], [], [], []
         for at, place in enumerate(self.places[n] for n in chosen):
             step, ends, paused, final, observation = self._row(place)
@@ -39,6 +40,7 @@ class Remote(Simulator):
             )
             rows["paused"].append(paused)
             shown.append(observation)
+            rows["infos"] += [rows["rewards"][-1], np.nan]
             if final is not None:
                 finals.append(final)
                 final_rows.append(at)
@@ -179,6 +181,7 @@ class Several(Remote):
                 rows.final_rows.append(len(rows.rewards))
                 finals.append(after)
         rows.rewards.append(step.reward if step else self.rng.random())
+        rows.infos.extend((rows.rewards[-1], np.nan))
         rows.terminated.append(ends == "terminated")
         rows.truncated.append(ends == "truncated")
         rows.paused.append(paused)
@@ -198,6 +201,7 @@ class Local(Simulator):
     """It acts with policies of the gateway, or somebody else did."""
 
     mode = pb.LOCAL_INFERENCE
+    info_names = ("recorded",)
 
     def begin(self) -> None:
         self.version: Version | None = None
@@ -245,6 +249,7 @@ class Local(Simulator):
         }
         fields["truncated"] |= steps[-1].ends == "truncated"
         if local:
+            fields["infos"] = fields["rewards"]
             fields["version"] = pb.PolicyVersion(
                 generation=self.version.generation, update=self.version.update
             )
@@ -272,3 +277,4 @@ class Local(Simulator):
 
 class Logged(Local):
     mode = pb.LOGGED_DATA
+    info_names = ()

@@ -59,6 +59,8 @@ class Simulator:
     """
 
     mode: Any = pb.REMOTE_INFERENCE
+    #: Of what it tells of each step: its reward, and nothing.
+    info_names: tuple[str, ...] = ("reward", "nothing")
 
     def __init__(self, gateway: FuzzedGateway) -> None:
         self.gateway, self.rng = gateway, gateway.rng
@@ -100,7 +102,8 @@ class Simulator:
         self.post(pb.FromSimulator(hello=self.greeting()))
 
     def greeting(self) -> pb.Hello:
-        changes = {"resume_token": self.token, "real_time": self.real_time}
+        changes: dict[str, Any] = {"resume_token": self.token, "real_time": self.real_time}
+        changes["info_names"] = self.info_names
         return hello(self.gateway.space, mode=self.mode, environments=len(self.places), **changes)
 
     def post(self, message: pb.FromSimulator) -> None:

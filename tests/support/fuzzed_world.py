@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -136,6 +136,7 @@ class FuzzedGateway(Books):
         messages: that were taken.
         several: simulators may have several agents.
         env_ended: return and length of the environments' episodes that ended, if they may.
+        infos: by name, means over the steps of episodes that ended.
     """
 
     def __init__(self, rng: random.Random, time: FakeTime, several: bool) -> None:
@@ -159,6 +160,7 @@ class FuzzedGateway(Books):
         )
         self.several = several
         self.env_ended: list[tuple[float, int]] = []
+        self.infos: dict[str, Counter[float]] = defaultdict(Counter)
         transport = make_transport("")
         self.server = GatewayServer(transport, self, settings, self.failures.append)  # type: ignore[arg-type]
         self.server._clock = time  # type: ignore[assignment]
@@ -246,11 +248,16 @@ class FuzzedGateway(Books):
         while self._new:
             player.use(*self._new.pop(0))
         self.env_ended += self.server.take_env_ended()
+        self.take_infos()
         while self.asked and len(player.environments.rows.complete) >= self.rows:
             self.asked -= 1
             batch, ended, _ = player.batch(self.rows)
             self.ended.update(ended)
             self.check_batch(batch)
+
+    def take_infos(self) -> None:
+        for name, episodes in self.server.take_infos().items():
+            self.infos[name.rpartition("/")[2]].update(each.mean for each in episodes)
 
     # -- the books ------------------------------------------------------------------------------
 

@@ -91,6 +91,7 @@ sim::FromSimulator MakeHello() {
   hello->set_client("CartPole (C++)");
   hello->set_mode(sim::REMOTE_INFERENCE);
   hello->set_environments(kEnvironments);
+  hello->add_info_names("speed");  // a number for the run's metrics, info/speed
   sim::Agent* agent = hello->add_agents();
   agent->set_id("cart");
   wire::BoxSpace* box = agent->mutable_observation_space()->mutable_box();
@@ -172,6 +173,7 @@ int main(int argc, char** argv) {
         CartPole& pole = poles[i];
         pole.Step(ReadInt64(actions, i));
         rows->add_rewards(1);
+        rows->add_infos(std::fabs(pole.speed));  // one for each of the info_names
         rows->add_terminated(pole.terminated());
         rows->add_truncated(pole.truncated());
         if (pole.truncated()) {  // the gateway needs its final observation

@@ -22,7 +22,8 @@ function step(ball, action) {
   ball.x += 0.2 * ball.v;
   ball.steps += 1;
   const terminated = Math.abs(ball.x) > 1; // it fell off
-  return { reward: 1, terminated, truncated: !terminated && ball.steps === LONGEST };
+  const speed = Math.abs(ball.v); // a number for the run's metrics, info/speed
+  return { reward: 1, speed, terminated, truncated: !terminated && ball.steps === LONGEST };
 }
 
 // -- messages: arrays as little-endian bytes -------------------------------------------------------
@@ -84,7 +85,7 @@ let played = 0;
 stream.write({
   hello: {
     protocol_min: 1, protocol_max: 1, client: 'balance (JavaScript)', mode: 'REMOTE_INFERENCE',
-    environments: ENVIRONMENTS, agents: [agent],
+    environments: ENVIRONMENTS, agents: [agent], info_names: ['speed'],
   },
 });
 
@@ -115,6 +116,7 @@ function play(actions) {
   }
   send({
     rewards: results.map((result) => result.reward),
+    infos: results.map((result) => result.speed), // one for each of the info_names
     terminated: results.map((result) => result.terminated),
     truncated: results.map((result) => result.truncated),
     ...(cut.length ? { final_rows: cut, final_observations: finals } : {}),

@@ -12,12 +12,7 @@ from juggler.driver.record.module_metrics import AgentMetrics, ModuleMetrics, St
 from juggler.driver.record.training_rate import TrainingRate
 from juggler.driver.record.workers import WorkerRecords
 from juggler.envrunner.agent_returns import AgentReturns
-from juggler.envrunner.info_numbers import (
-    MOST_EPISODES,
-    MOST_NUMBERS,
-    InfoNumber,
-    InfoNumbers,
-)
+from juggler.envrunner.info_numbers import InfoNumber, InfoNumbers, keep_newest
 from juggler.runtime.actors.histogram import Histogram
 
 _STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  # updates
@@ -67,11 +62,8 @@ class Metrics:
         self.episodes += len(returns)
 
     def info_numbers(self, numbers: InfoNumbers) -> None:
-        """Of the infos of episodes that ended. Of more numbers than one EnvRunner may tell, those
-        that came first are kept."""
-        for name, episodes in numbers.items():
-            if name in self.infos or len(self.infos) < MOST_NUMBERS:
-                self.infos.setdefault(name, deque(maxlen=MOST_EPISODES)).extend(episodes)
+        """Of the infos of episodes that ended."""
+        keep_newest(self.infos, numbers)
 
     def agents_ended(
         self, module_id: str, returns: Sequence[float], lengths: Sequence[int]

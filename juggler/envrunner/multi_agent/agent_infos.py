@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from juggler.envrunner.agent_returns import has_metrics_by_agent
-from juggler.envrunner.info_numbers import InfoNumbers, InfoWatch, is_name
+from juggler.envrunner.info_numbers import InfoNumbers, InfoWatch, told_apart
 from juggler.envrunner.multi_agent.turns import Turn
 
 
@@ -25,12 +24,11 @@ class AgentInfos:
     """
 
     def __init__(self, num_envs: int, agents: Sequence[str], steps: int) -> None:
-        apart = has_metrics_by_agent(agents) and all(map(is_name, agents))
         self._slots = num_envs * len(agents)
         self._agents = len(agents)
         # An episode's numbers are read before the next one begins.
         mode = AutoresetMode.DISABLED
-        self._watch = InfoWatch(self._slots, steps, mode, agents if apart else ())
+        self._watch = InfoWatch(self._slots, steps, mode, told_apart(agents))
         self._over = np.zeros((num_envs, steps), np.bool_)
 
     def restart(self) -> None:

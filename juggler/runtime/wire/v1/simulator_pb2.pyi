@@ -53,7 +53,7 @@ class ToSimulator(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., actions: _Optional[_Union[ActionBatch, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., recorded: _Optional[_Union[Recorded, _Mapping]] = ..., policy: _Optional[_Union[PolicyChunk, _Mapping]] = ..., new_policy: _Optional[_Union[NewPolicy, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_min", "protocol_max", "client", "mode", "environments", "agents", "resume_token", "real_time")
+    __slots__ = ("protocol_min", "protocol_max", "client", "mode", "environments", "agents", "resume_token", "real_time", "info_names")
     PROTOCOL_MIN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MAX_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class Hello(_message.Message):
     AGENTS_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     REAL_TIME_FIELD_NUMBER: _ClassVar[int]
+    INFO_NAMES_FIELD_NUMBER: _ClassVar[int]
     protocol_min: int
     protocol_max: int
     client: str
@@ -70,7 +71,8 @@ class Hello(_message.Message):
     agents: _containers.RepeatedCompositeFieldContainer[Agent]
     resume_token: str
     real_time: bool
-    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., client: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., environments: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[Agent, _Mapping]]] = ..., resume_token: _Optional[str] = ..., real_time: bool = ...) -> None: ...
+    info_names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_min: _Optional[int] = ..., protocol_max: _Optional[int] = ..., client: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., environments: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[Agent, _Mapping]]] = ..., resume_token: _Optional[str] = ..., real_time: bool = ..., info_names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Agent(_message.Message):
     __slots__ = ("id", "observation_space", "action_space", "policy")
@@ -129,7 +131,7 @@ class StepBatch(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[Rows, _Mapping]]] = ...) -> None: ...
 
 class Rows(_message.Message):
-    __slots__ = ("agent", "environments", "rewards", "terminated", "truncated", "observations", "final_rows", "final_observations", "paused")
+    __slots__ = ("agent", "environments", "rewards", "terminated", "truncated", "observations", "final_rows", "final_observations", "paused", "infos")
     AGENT_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENTS_FIELD_NUMBER: _ClassVar[int]
     REWARDS_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +141,7 @@ class Rows(_message.Message):
     FINAL_ROWS_FIELD_NUMBER: _ClassVar[int]
     FINAL_OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
+    INFOS_FIELD_NUMBER: _ClassVar[int]
     agent: int
     environments: _containers.RepeatedScalarFieldContainer[int]
     rewards: _containers.RepeatedScalarFieldContainer[float]
@@ -148,7 +151,8 @@ class Rows(_message.Message):
     final_rows: _containers.RepeatedScalarFieldContainer[int]
     final_observations: _containers.RepeatedCompositeFieldContainer[NamedTensor]
     paused: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, agent: _Optional[int] = ..., environments: _Optional[_Iterable[int]] = ..., rewards: _Optional[_Iterable[float]] = ..., terminated: _Optional[_Iterable[bool]] = ..., truncated: _Optional[_Iterable[bool]] = ..., observations: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ..., final_rows: _Optional[_Iterable[int]] = ..., final_observations: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ..., paused: _Optional[_Iterable[bool]] = ...) -> None: ...
+    infos: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, agent: _Optional[int] = ..., environments: _Optional[_Iterable[int]] = ..., rewards: _Optional[_Iterable[float]] = ..., terminated: _Optional[_Iterable[bool]] = ..., truncated: _Optional[_Iterable[bool]] = ..., observations: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ..., final_rows: _Optional[_Iterable[int]] = ..., final_observations: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ..., paused: _Optional[_Iterable[bool]] = ..., infos: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ActionBatch(_message.Message):
     __slots__ = ("seq", "agents")
@@ -179,7 +183,7 @@ class PolicyVersion(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., update: _Optional[int] = ...) -> None: ...
 
 class Recording(_message.Message):
-    __slots__ = ("seq", "agent", "environment", "starts", "terminated", "truncated", "observations", "actions", "rewards", "action_logp", "version")
+    __slots__ = ("seq", "agent", "environment", "starts", "terminated", "truncated", "observations", "actions", "rewards", "action_logp", "version", "infos")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     AGENT_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +195,7 @@ class Recording(_message.Message):
     REWARDS_FIELD_NUMBER: _ClassVar[int]
     ACTION_LOGP_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    INFOS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     agent: int
     environment: int
@@ -202,7 +207,8 @@ class Recording(_message.Message):
     rewards: _containers.RepeatedScalarFieldContainer[float]
     action_logp: _containers.RepeatedScalarFieldContainer[float]
     version: PolicyVersion
-    def __init__(self, seq: _Optional[int] = ..., agent: _Optional[int] = ..., environment: _Optional[int] = ..., starts: bool = ..., terminated: bool = ..., truncated: bool = ..., observations: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ..., actions: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ..., rewards: _Optional[_Iterable[float]] = ..., action_logp: _Optional[_Iterable[float]] = ..., version: _Optional[_Union[PolicyVersion, _Mapping]] = ...) -> None: ...
+    infos: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, seq: _Optional[int] = ..., agent: _Optional[int] = ..., environment: _Optional[int] = ..., starts: bool = ..., terminated: bool = ..., truncated: bool = ..., observations: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ..., actions: _Optional[_Iterable[_Union[NamedTensor, _Mapping]]] = ..., rewards: _Optional[_Iterable[float]] = ..., action_logp: _Optional[_Iterable[float]] = ..., version: _Optional[_Union[PolicyVersion, _Mapping]] = ..., infos: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Recorded(_message.Message):
     __slots__ = ("seq", "stale", "newest")

@@ -1,0 +1,225 @@
+"""Numbers that simulators tell of their steps reach receipts as the infos of environments do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from support.agents_world import AgentsWorld, see
+from support.gateway_world import GatewayWorld, RawSimulator, eventually, steps_of
+
+from juggler.client import GatewayError, play
+from juggler.envrunner.info_numbers import MOST_EPISODES, MOST_NUMBERS, InfoNumber, InfoNumbers
+from juggler.gateway import runner
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
+from juggler.runtime.wire.v1.tensors_pb2 import DType
+
+NAMES = ["step", "success", "broken"]
+LENGTHS = (3, 1, 21, 2)
+NAN = float("nan")
+
+
+def numbers(step: int, length: int) -> dict[str, Any]:
+    """What is told of a step of an episode: a success at the ends of long ones alone."""
+    told: dict[str, Any] = {"step": step, "broken": NAN, "none of the names": [1, 2, 3]}
+    return {**told, "success": length > 2} if step == length > 1 else told
+
+
+def expected(lengths: Any) -> InfoNumbers:
+    return {
+        "step": [InfoNumber((1 + length) / 2, 1.0, float(length)) for length in lengths],
+        "success": [InfoNumber(*[float(length > 2)] * 3) for length in lengths if length > 1],
+    }
+
+
+def by_name(found: InfoNumbers) -> InfoNumbers:
+    """In any order: environments of a session are not told apart."""
+    return {name: sorted(episodes) for name, episodes in found.items()}
+
+
+def perform(session: Any, episodes: int) -> None:
+    """Episodes of known lengths in one environment, each of which ends with a step of its own."""
+    for k in range(episodes):
+        length = LENGTHS[k % len(LENGTHS)]
+        session.step(np.zeros(3), infos={"step": 1000.0})  # of no action
+        for step in range(1, length + 1):
+            session.step(np.ones(3), 1.0, step == length, infos=numbers(step, length))
+
+
+@pytest.fixture
+def world() -> Iterator[GatewayWorld]:
+    with GatewayWorld(rows=1, steps=4) as world:
+        world.ask(1000)
+        yield world
+
+
+def taken(world: GatewayWorld) -> InfoNumbers:
+    with world._server.at_work():
+        return world._server.take_infos()
+
+
+@pytest.mark.parametrize("mode", ["remote", "local"])
+def test_numbers_are_told_over_episodes_whoever_acts(world: GatewayWorld, mode: Any) -> None:
+    world.use(0.4, Version(1, 0))
+    with world.connect(mode=mode, info_names=NAMES) as session:
+        perform(session, 8)
+        if mode == "local":
+            session.flush()
+        eventually(lambda: world.count("episodes") == 8)
+        assert taken(world) == expected(LENGTHS * 2)
+        assert taken(world) == {}
+        perform(session, 2)
+    eventually(lambda: world.count("episodes") == 10)
+    assert taken(world) == expected(LENGTHS[:2])
+
+
+def test_environments_of_one_session_are_followed_each_at_its_own_pace(
+    world: GatewayWorld,
+) -> None:
+    with world.connect(environments=3, info_names=["ten", "one"]) as session:
+        session.step(np.zeros((3, 3)), infos={"one": [7.0, 7.0, 7.0]})
+        for step in range(1, 21):
+            session.step(np.ones((1, 3)), [1.0], environments=[1], infos={"ten": 10.0 * step})
+        session.step(np.ones((2, 3)), [1, 1], environments=[2, 0], infos={"one": [3.0, NAN]})
+        over = np.array([True, True, False])
+        session.step(np.ones((3, 3)), np.ones(3), over, infos={"one": [5.0, 9.0, 8.0]})
+        assert by_name(taken(world)) == {
+            "ten": [InfoNumber(105.0, 10.0, 200.0)],
+            "one": [InfoNumber(5.0, 5.0, 5.0), InfoNumber(9.0, 9.0, 9.0)],
+        }
+    eventually(lambda: world.count("sessions") == 0)
+    # The running one is cut off, as its return is.
+    assert taken(world) == {"one": [InfoNumber(5.5, 3.0, 8.0)]}
+
+
+def test_an_episode_that_another_one_follows_without_an_end_is_told(world: GatewayWorld) -> None:
+    world.use(0.4, Version(1, 0))
+    with world.connect(mode="local", pull=False, info_names=["x"]) as session:
+        version = session.version
+    greeting = {"mode": pb.LOCAL_INFERENCE, "info_names": ["x"]}
+    with RawSimulator(world.address) as simulator:
+        simulator.greet(**greeting)
+        shown = steps_of(1, np.ones((3, 3))).agents[0].observations
+        acted = pb.NamedTensor(dtype=DType.DTYPE_INT64, shape=[2], data=bytes(16))
+        for seq, infos in enumerate(([1.0, 3.0], [], [5.0, NAN]), 1):
+            recording = pb.Recording(
+                seq=seq,
+                starts=seq != 2,
+                terminated=seq == 3,
+                observations=shown,
+                actions=[acted],
+                rewards=[1, 1],
+                action_logp=[-1, -1],
+                version=pb.PolicyVersion(generation=version[0], update=version[1]),
+                infos=infos,
+            )
+            simulator.send(recording=recording)
+            assert simulator.hear().recorded.seq == seq
+        assert taken(world) == {"x": [InfoNumber(2.0, 1.0, 3.0), InfoNumber(5.0, 5.0, 5.0)]}
+
+
+def test_of_many_numbers_the_first_are_kept_and_of_many_episodes_the_newest(
+    world: GatewayWorld,
+) -> None:
+    for k in range(5):
+        names = [f"{k} {each}" for each in range(32)]
+        with world.connect(info_names=names) as session:
+            session.step(np.zeros(3))
+            session.step(np.zeros(3), 1.0, True, infos=dict.fromkeys(names, 1.0))
+    eventually(lambda: world.count("sessions") == 0)
+    found = taken(world)
+    assert len(found) == MOST_NUMBERS
+    assert not any(name.startswith("4 ") for name in found)
+    with world.connect(info_names=["k"]) as session:
+        session.step(np.zeros(3))
+        for k in range(MOST_EPISODES + 20):
+            session.step(np.zeros(3), 1.0, True, False, np.zeros(3), infos={"k": float(k)})
+        episodes = taken(world)["k"]
+    assert [each.mean for each in episodes] == list(range(20, MOST_EPISODES + 20))
+
+
+def test_a_session_that_goes_on_has_the_names_that_it_began_with(world: GatewayWorld) -> None:
+    with world.connect(info_names=["x"]) as session:
+        session.step(np.zeros(3))
+        session.step(np.zeros(3), infos={"x": 1.0})
+        session._connection.break_off()
+        session.step(np.zeros(3), 0.0, True, infos={"x": 5.0})
+        assert taken(world) == {"x": [InfoNumber(3.0, 1.0, 5.0)]}
+        token = session.welcome.resume_token
+        with RawSimulator(world.address) as other:
+            error = other.greet(resume_token=token, info_names=["x", "y"]).error
+        assert error.code == pb.Error.WRONG_SPACES
+        assert "other info_names: send the hello that it began with" in error.message
+        session.step(np.zeros(3))
+
+
+def test_the_infos_of_a_gymnasium_environment_are_told(world: GatewayWorld) -> None:
+    class Counts(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            self.t = getattr(self, "t", 0) + 1
+            return *self.env.step(action)[:4], {"t": self.t, "text": "no number"}
+
+    class Short(gymnasium.Env[Any, Any]):
+        observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, **_: Any) -> Any:
+            self.left = 2
+            return np.zeros(3, np.float32), {"t": -1}
+
+        def step(self, action: Any) -> Any:
+            self.left -= 1
+            return np.zeros(3, np.float32), 1.0, self.left == 0, False, {}
+
+    assert play(Counts(Short()), world.address, episodes=2, info_names=["t"]) == [2, 2]
+    assert taken(world) == {"t": [InfoNumber(1.5, 1.0, 2.0), InfoNumber(3.5, 3.0, 4.0)]}
+
+
+def test_a_client_says_which_number_is_none(world: GatewayWorld) -> None:
+    with world.connect(info_names=["x"]) as session:
+        with pytest.raises(ValueError, match="x has shape"):
+            session.step(np.zeros(3), infos={"x": [1.0, 2.0]})
+        session.step(np.zeros(3))
+    with pytest.raises(GatewayError, match=r"NOT_SERVED: .*another policy acted"):
+        world.connect(mode="logged", info_names=["x"])
+
+
+def test_numbers_of_several_agents_are_named_after_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "step_back", lambda: None)  # all later tests would, too
+    world = AgentsWorld(tmp_path, {"row": "both", "column": "both"})
+    try:
+        with world.connect("row", "column", info_names=["x", "y"]) as session:
+            world.begin()
+            world.ask("both")
+            session.step({"row": see(0, 0)}, infos={"row": {"x": 100.0}})  # of no action
+            session.step({"column": see(0, 0)}, infos={"row": {"x": 1.0, "z": "none"}})
+            both = {"row": see(0, 0), "column": see(0, 0)}
+            session.step(both, infos={"row": {"y": 2.0}, "column": {"x": 3.0}})
+            ended = {"row": True}, False, {"row": {"x": 5.0}}
+            session.step({"column": see(0, 0)}, None, *ended)
+            for step in range(6):
+                session.step({"column": see(0, 0)}, infos={"column": {"x": float(step)}})
+            with world.runner._server.at_work():
+                assert world.runner._server.take_infos() == {}, "the episode goes on"
+            session.step(terminated=True, infos={"column": {"y": 9.0}})
+            for _ in range(10):  # fills the batch
+                session.step({"row": see(0, 0)})
+            receipt = world.receipts("both")["both"]
+    finally:
+        world.close()
+    told = {
+        each.name: (list(each.mean), list(each.least), list(each.most)) for each in receipt.infos
+    }
+    assert told == {
+        "row/x": ([3.0], [1.0], [5.0]),
+        "row/y": ([2.0], [2.0], [2.0]),
+        "column/x": ([18 / 7], [0.0], [5.0]),
+        "column/y": ([9.0], [9.0], [9.0]),
+    }
