@@ -192,6 +192,8 @@ def test_players_of_a_league_and_who_beats_whom_are_shown(tab: Tab, tmp_path: Pa
         tab.open(url)
         panel = "document.querySelector('.panel-league')"
         tab.wait_for(f"{panel}?.innerText.includes('As checkpoint 8 has it')")
+        said = tab.value(f"{panel}.innerText")
+        assert "Players that can play: 2. Frozen copies among them: 1." in said
         shown = tab.value(f"[...{panel}.querySelectorAll('tbody tr')].map(e => e.innerText)")
         assert [each.split() for each in shown] == [
             ["main", "40.00", "90", "%", "500", "1", "0"],
