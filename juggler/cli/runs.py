@@ -1,13 +1,14 @@
-"""`juggler runs`: a table of runs."""
+"""`juggler runs`: a table of runs, or of the checkpoints of one."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import tyro
@@ -15,6 +16,8 @@ import tyro
 from juggler.cli.arguments import Flag, parse, report_errors
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from juggler.driver.watching.overview import Overview
 
 #: Where runs are that were given no directory.
@@ -32,7 +35,8 @@ _STYLES = {
 
 @dataclass(kw_only=True)
 class Arguments:
-    """List runs, the newest first: how each is doing, or how it ended."""
+    """List runs, the newest first: how each is doing, or how it ended. Of a single run, list its
+    checkpoints, too."""
 
     directory: tyro.conf.Positional[str] = DEFAULT
     """A directory of runs, or a run."""
@@ -60,22 +64,28 @@ def _list(given: Arguments) -> int:
         for each in found:
             print(json.dumps(to_plain(each)))
     elif found:
-        _show(found)
+        console = _console()
+        _show(found, console)
+        if run_dirs == [directory]:
+            _show_checkpoints(directory, console)
     else:
         print(f"there are no runs in {directory}: `juggler train cartpole` makes one in runs/")
     return 0
 
 
-def _show(found: list[Overview]) -> None:
+def _console() -> Console:
     from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PIPE_COLUMNS)
+
+
+def _show(found: list[Overview], console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from juggler.driver.record.wording import number, quantity
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_PIPE_COLUMNS)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("name", "environment", "algorithm", "state"):
         table.add_column(name, overflow="fold", min_width=7)
@@ -93,12 +103,51 @@ def _show(found: list[Overview]) -> None:
             quantity(each.env_steps),
             duration(each.wall_time),
             str(len(each.checkpoints)),
-            f"{duration(max(0.0, time.time() - each.written))} ago",
+            _ago(each.written),
         )
     console.print(table)
     for each in found:
         if each.problem:
             print(f"{each.directory}: {each.problem}", file=sys.stderr)
+
+
+def _show_checkpoints(run_dir: Path, console: Console) -> None:
+    """Those that commands take: the newest ones, and the best one."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from juggler.driver.record.wording import number, quantity
+    from juggler.runtime.checkpoints.checkpoint import CheckpointError, read_record
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("checkpoint", overflow="fold")
+    for name in ("return", "steps"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("written", no_wrap=True)
+    for path in _checkpoints(run_dir):
+        try:
+            counters = read_record(path)["counters"]
+            returns, steps = counters.get("returns"), quantity(counters["trained"])
+            told = number(fmean(returns) if returns else None), steps
+            written = _ago(path.stat().st_mtime)
+        except (CheckpointError, OSError, ValueError, TypeError, LookupError, AttributeError):
+            told, written = ("", ""), "damaged"
+        table.add_row(Text(str(path)), *told, written)
+    if table.row_count:
+        console.print()
+        console.print(table)
+
+
+def _checkpoints(run_dir: Path) -> Iterator[Path]:
+    from juggler.runtime.checkpoints.checkpoint import BEST, DIRECTORY, newest_first
+
+    for name in (DIRECTORY, BEST):
+        if (run_dir / name).is_dir():
+            yield from newest_first(run_dir / name)
+
+
+def _ago(then: float) -> str:
+    return f"{duration(max(0.0, time.time() - then))} ago"
 
 
 def duration(seconds: float) -> str:

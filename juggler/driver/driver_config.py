@@ -115,7 +115,7 @@ class DriverConfig:
 
     track: list[str] = field(default_factory=lambda: [TENSORBOARD])
     """Trackers that record the run's configuration and metrics, some of: tensorboard (events in the
-    run's directory), wandb and mlflow (checkpoints at the end, too)."""
+    run's directory), wandb and mlflow (checkpoints, too)."""
 
     trace: str = ""
     """Where OpenTelemetry traces of batches go: a file, or the address of an OTLP endpoint over

@@ -6,14 +6,17 @@ import fcntl
 import json
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.made_checkpoints import checkpoint
 from support.made_runs import append, line, made
 
 from juggler.cli import main
 from juggler.cli.runs import duration
+from juggler.driver.record.checkpoints import write
 from juggler.driver.watching.overview import Overseer
 
 
@@ -33,6 +36,28 @@ def test_a_run_is_told_of_with_its_best_and_its_last_return(
     assert (run["name"], run["env"], run["algorithm"]) == ("one", "CartPole-v1", "impala")
     assert (run["state"], run["return_last"], run["return_best"]) == ("solved", 20.0, 30.0)
     assert (run["env_steps"], run["wall_time"], run["checkpoints"]) == (300, 3.0, [7])
+
+
+def test_of_a_single_run_its_checkpoints_are_listed_with_the_best_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = made(tmp_path / "run", [line(100, 1.0)])
+    days_ago = time.time() - 3.5 * 24 * 3600
+    for where, update, returns in (("checkpoints", 9, [20.0, 40.0]), ("best", 8, [])):
+        counters = {"trained": 1000 * update, "returns": returns}
+        path = write(run_dir / where, checkpoint(update, counters=counters))
+        os.utime(path, (days_ago, days_ago))
+    (run_dir / "checkpoints" / "000000007").mkdir()
+    assert main(["runs", str(run_dir)]) == 0
+    _, _, told = capsys.readouterr().out.partition("\n\n")
+    assert [each.split() for each in told.splitlines()] == [
+        ["checkpoint", "return", "steps", "written"],
+        [f"{run_dir}/checkpoints/000000007", "damaged"],
+        [f"{run_dir}/checkpoints/000000009", "30.00", "9k", "3", "days", "ago"],
+        [f"{run_dir}/best/000000008", "-", "8k", "3", "days", "ago"],
+    ]
+    assert main(["runs", str(tmp_path)]) == 0
+    assert "best/" not in capsys.readouterr().out, "of several runs there would be too many"
 
 
 def test_a_run_of_few_episodes_has_no_better_return_than_its_last(

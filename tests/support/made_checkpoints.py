@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from juggler.driver.league.payoffs import Payoffs
+from juggler.driver.league.roster import Player
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 
 
@@ -25,6 +27,19 @@ def checkpoint(update: int = 7, generation: int = 1, **changes: Any) -> Checkpoi
         spaces={"observation": {"kind": "Box", "low": [-float("inf")]}},
     )
     return replace(made, **changes)
+
+
+def league_state(players: list[Player], payoffs: Payoffs) -> dict[str, Any]:
+    """What the counters of a checkpoint have of a league."""
+    return {
+        "seed": 0,
+        "next_match_id": 9,
+        "times_built": 0,
+        "players": [asdict(each) for each in players],
+        "pairs": [asdict(each) for each in payoffs.pairs.values()],
+        "kinds": [],
+        "means": [],
+    }
 
 
 def same(a: Checkpoint, b: Checkpoint) -> bool:

@@ -37,6 +37,8 @@ class Follows(juggler.Callback):
 
     def on_evaluation(self, run: juggler.Run, evaluation: juggler.Evaluation) -> None:
         self.evaluations.append(evaluation)
+        if evaluation.is_best:
+            assert (run.run_dir / "best" / f"{evaluation.update:09d}").is_dir()
         run.set("lr", LR)
 
     def on_checkpoint(self, run: juggler.Run, path: Path) -> None:

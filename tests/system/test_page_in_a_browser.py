@@ -14,10 +14,14 @@ from urllib.parse import parse_qs
 
 import pytest
 from support.browser import Tab, browser, chromium
+from support.made_checkpoints import checkpoint, league_state
 from support.made_runs import append, line, made
 from support.network import free_address
 from support.place import Place
 
+from juggler.driver.league.payoffs import Payoffs
+from juggler.driver.league.roster import Player
+from juggler.driver.record.checkpoints import write
 from juggler.driver.watching.app import PageApplication, Refused
 from juggler.driver.watching.serving import serve_page
 
@@ -181,6 +185,34 @@ def test_a_video_that_is_shown_stays_when_the_next_one_is_recorded(
         assert tab.value("document.querySelector('video')?.isTheSame")
         (videos / "update-1.mp4").unlink()
         tab.wait_for(f"{buttons}.length === 1 && !document.querySelector('video')")
+
+
+def test_players_of_a_league_and_who_beats_whom_are_shown(tab: Tab, tmp_path: Path) -> None:
+    players = [
+        Player("main", "main", True, "initial", steps=500, ready=True),
+        Player("main-v1", "historical", False, "initial", "main", ready=True),
+    ]
+    payoffs = Payoffs(1.0, 1)
+    for result in (1, 1, 1, 0):
+        payoffs.book("main", "main-v1", result)
+    one = {"elo": 40.0, "win_rate": 0.9, "steps": 500, "copies": 1, "resets": 0}
+    told = {"players": 2, "historical": 1, "learning": {"main": one}}
+    run_dir = made(tmp_path / "run", [each | {"league": told} for each in lines(30)])
+    with (run_dir / "config.toml").open("a") as file:
+        file.write('[league]\nbuilder = "self_play"\n')
+    counters = {"league": league_state(players, payoffs)}
+    write(run_dir / "checkpoints", checkpoint(8, counters=counters))
+    with shown(tab, tmp_path):
+        panel = "document.querySelector('.panel-league')"
+        tab.wait_for(f"{panel}?.innerText.includes('As checkpoint 8 has it')")
+        said = tab.value(f"{panel}.innerText")
+        assert "Players that can play: 2. Frozen copies among them: 1." in said
+        rows = tab.value(f"[...{panel}.querySelectorAll('tbody tr')].map(e => e.innerText)")
+        assert [each.split() for each in rows] == [
+            ["main", "40.00", "90", "%", "500", "1", "0"],
+            ["main", "136.6", "~88"],
+            ["main-v1", "-136.6", "~13"],
+        ]
 
 
 def test_everything_fits_at_any_width_and_has_a_focus_that_is_seen(

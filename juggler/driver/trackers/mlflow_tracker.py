@@ -65,14 +65,15 @@ class MlflowTracker:
         for first in range(0, len(found), _MOST_METRICS):
             self._client.log_batch(self._run_id, metrics=found[first : first + _MOST_METRICS])
 
-    def finish(self, summary: Mapping[str, Any], checkpoints: Mapping[str, Path]) -> None:
+    def checkpoint(self, name: str, path: Path) -> None:
+        self._client.log_artifacts(self._run_id, str(path), f"{name}/{path.name}")
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
         failed = bool(summary.get("failure"))
         try:
             for key in ("reason_for_stop", "solved", "failure"):
                 if summary.get(key) is not None:
                     self._client.set_tag(self._run_id, key, str(summary[key]))
-            for name, path in checkpoints.items():
-                self._client.log_artifacts(self._run_id, str(path), f"{name}/{path.name}")
         finally:
             self._client.set_terminated(self._run_id, "FAILED" if failed else "FINISHED")
 

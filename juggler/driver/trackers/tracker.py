@@ -34,10 +34,17 @@ class Tracker(Protocol):
             env_steps: environment steps sampled.
         """
 
-    def finish(self, summary: Mapping[str, Any], checkpoints: Mapping[str, Path]) -> None:
-        """The run is over: record its summary and its checkpoints, and close everything.
+    def checkpoint(self, name: str, path: Path) -> None:
+        """Record a checkpoint.
+
+        Args:
+            name: "newest" or "best".
+            path: its directory, which may be gone when this returns.
+        """
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The run is over: record its summary, and close everything.
 
         Args:
             summary: the content of `summary.json`.
-            checkpoints: directories, by "newest" and "best".
         """

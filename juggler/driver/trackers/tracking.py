@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, Full, Queue, SimpleQueue
 from typing import Any, Final
 
-from juggler.driver.callbacks import Callback, MetricsLine, Run
+from juggler.driver.callbacks import Callback, Evaluation, MetricsLine, Run
 from juggler.driver.driver_config import TENSORBOARD, ConfigError
 from juggler.driver.record.checkpoints import write_synced
 from juggler.driver.trackers.mlflow_tracker import MlflowTracker
 from juggler.driver.trackers.tracker import Tracker
 from juggler.driver.trackers.wandb_tracker import WandbTracker
+from juggler.runtime.checkpoints.checkpoint import BEST
 from juggler.runtime.installing import installing
 
 #: What trackers call a run, so that it is the same one when it is resumed.
 _NAMES_FILE = "trackers.json"
+#: Where the copy of a checkpoint lies while trackers take it: the run may delete its own meanwhile.
+_COPY_DIRECTORY = ".tracked.tmp"
 
+#: Of checkpoints, on average, before the end of a run: trackers keep all that they get.
+_BYTES_A_SECOND = 100_000
 _MOST_WAITING = 600  # lines of metrics, of which there is one in a second
 _TELL_SECONDS = 2.0  # until people are told that trackers are waited for
 _END_SECONDS = 120.0  # to send what is left, checkpoints among it
@@ -47,16 +56,28 @@ def tracking(names: list[str]) -> tuple[Callback, ...]:
     return (Tracking({name: _TRACKERS[name]() for name in wanted}),) if wanted else ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """A checkpoint that trackers are to have."""
+
+    path: Path
+
+
 class Tracking(Callback):
     """Hands everything to a thread, since trackers may have to wait for a network. A tracker that
     cannot begin ends the run; later a problem of a tracker is a warning, and the run goes on."""
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
         self._trackers = trackers
-        self._jobs: Queue[Callable[[Tracker], None] | None] = Queue(_MOST_WAITING)  # None: the end
+        self._jobs: Queue[Callable[[str], None] | None] = Queue(_MOST_WAITING)  # None: the end
         self._problems: SimpleQueue[str] = SimpleQueue()
         self._told: set[str] = set()
         self._thread: threading.Thread | None = None
+        self._copies = Path()
+        self._found: dict[str, _Found] = {}  # "newest" and "best"
+        self._recorded: dict[tuple[str, str], _Found] = {}  # by tracker, and one of these two
+        self._next_checkpoint = 0.0  # of the monotonic clock
+        self._summary: Mapping[str, Any] = {}
 
     def on_start(self, run: Run) -> None:
         file = run.run_dir / _NAMES_FILE
@@ -69,9 +90,11 @@ class Tracking(Callback):
         except Exception:
             for tracker in begun:
                 with suppress(Exception):  # what went wrong first is what is told
-                    tracker.finish({"failure": "another tracker cannot begin"}, {})
+                    tracker.finish({"failure": "another tracker cannot begin"})
             raise
         write_synced(file, json.dumps(names).encode() + b"\n")
+        self._copies = run.run_dir / _COPY_DIRECTORY
+        shutil.rmtree(self._copies, ignore_errors=True)  # of a driver that was killed
         self._thread = threading.Thread(target=self._work, name="trackers", daemon=True)
         self._thread.start()
 
@@ -79,21 +102,30 @@ class Tracking(Callback):
         numbers = _numbers(metrics)
         steps = int(metrics["env_steps_sampled"])
         try:
-            self._jobs.put_nowait(lambda tracker: tracker.metrics(numbers, steps))
+            self._jobs.put_nowait(lambda name: self._trackers[name].metrics(numbers, steps))
         except Full:
             self._problems.put("trackers are too slow: lines of metrics are left out")
         self._tell(run)
+
+    def on_checkpoint(self, run: Run, path: Path) -> None:
+        self._found["newest"] = _Found(path)  # sent after a line of metrics
+
+    def on_evaluation(self, run: Run, evaluation: Evaluation) -> None:
+        if evaluation.is_best:
+            self._found["best"] = _Found(run.run_dir / BEST / f"{evaluation.update:09d}")
 
     def on_end(self, run: Run, summary: Mapping[str, Any]) -> None:
         if self._thread is None:
             return  # they have not begun
         best = (summary.get("best") or {}).get("checkpoint")
-        found = {"newest": summary.get("checkpoint"), "best": best}
-        checkpoints = {name: Path(path) for name, path in found.items() if path}
-        while self._jobs.qsize() > self._jobs.maxsize - 2:  # the end needs two places
+        for name, last in (("newest", summary.get("checkpoint")), ("best", best)):
+            found = self._found.get(name)
+            if last and (found is None or found.path.name != Path(last).name):
+                self._found[name] = _Found(Path(last))
+        self._summary = summary
+        while self._jobs.full():  # the end needs a place
             with suppress(Empty):
                 self._jobs.get_nowait()
-        self._jobs.put(lambda tracker: tracker.finish(summary, checkpoints))
         self._jobs.put(None)
         self._thread.join(_TELL_SECONDS)
         if self._thread.is_alive():
@@ -105,11 +137,57 @@ class Tracking(Callback):
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            for name, tracker in self._trackers.items():
-                try:
-                    job(tracker)
-                except Exception as error:
-                    self._problems.put(f"{name}: {type(error).__name__}: {error}")
+            self._each(job)
+            self._send_checkpoints()
+        self._each(self._finish)
+
+    def _each(self, job: Callable[[str], None]) -> None:
+        """Do it with every tracker, by its name."""
+        for name in self._trackers:
+            try:
+                job(name)
+            except Exception as error:
+                self._problems.put(f"{name}: {type(error).__name__}: {error}")
+
+    def _finish(self, tracker: str) -> None:
+        try:
+            for name, found in self._found.items():  # which nobody deletes now
+                self._record(tracker, name, found, found.path)
+        finally:
+            self._trackers[tracker].finish(self._summary)
+
+    def _send_checkpoints(self) -> None:
+        """Have those recorded that are new, but not more often than their size allows."""
+        if time.monotonic() < self._next_checkpoint:
+            return
+        size = 0
+        for name, found in dict(self._found).items():
+            if all(self._recorded.get((each, name)) is found for each in self._trackers):
+                continue
+            copy = self._copies / found.path.name
+            try:
+                shutil.copytree(found.path, copy)
+                size += sum(file.stat().st_size for file in copy.iterdir())
+                self._each(partial(self._record, name=name, found=found, path=copy))
+            except OSError as error:
+                if found.path.exists():  # else the run has deleted it: there is a newer one
+                    self._problems.put(f"no copy of {found.path} for trackers: {error}")
+            finally:
+                shutil.rmtree(self._copies, ignore_errors=True)
+        self._next_checkpoint = time.monotonic() + size / _BYTES_A_SECOND
+
+    def _record(self, tracker: str, name: str, found: _Found, path: Path) -> None:
+        """Have a checkpoint recorded, unless it is.
+
+        Args:
+            tracker: its name.
+            name: "newest" or "best".
+            found: the checkpoint.
+            path: of it, or of a copy.
+        """
+        if self._recorded.get((tracker, name)) is not found:
+            self._trackers[tracker].checkpoint(name, path)
+            self._recorded[tracker, name] = found
 
     def _tell(self, run: Run) -> None:
         """Tell people what is new of problems, in the thread of the run."""

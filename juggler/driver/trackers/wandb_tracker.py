@@ -61,13 +61,15 @@ class WandbTracker:
     def metrics(self, numbers: Mapping[str, float], env_steps: int) -> None:
         self._run.log({**numbers, _STEPS: env_steps})
 
-    def finish(self, summary: Mapping[str, Any], checkpoints: Mapping[str, Path]) -> None:
+    def checkpoint(self, name: str, path: Path) -> None:
+        of_run = re.sub(r"[^\w.-]", "-", self._run.name)
+        artifact = self._wandb.Artifact(f"{of_run}-checkpoint", type="model")
+        for file in path.iterdir():  # `add_dir` would print a line
+            artifact.add_file(str(file))  # which copies it
+        self._run.log_artifact(artifact, aliases=[name])
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
         try:
             self._run.summary.update(dict(summary))
-            name = re.sub(r"[^\w.-]", "-", self._run.name)
-            for alias, path in checkpoints.items():
-                artifact = self._wandb.Artifact(f"{name}-checkpoint", type="model")
-                artifact.add_dir(str(path))
-                self._run.log_artifact(artifact, aliases=[alias])
         finally:
             self._run.finish(exit_code=1 if summary.get("failure") else 0)

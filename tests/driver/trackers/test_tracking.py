@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 import threading
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
@@ -13,7 +15,7 @@ import pytest
 from support.worker_events_world import WorkersWorld
 
 import juggler
-from juggler.driver.callbacks import Run
+from juggler.driver.callbacks import Evaluation, Run
 from juggler.driver.config import RunConfig
 from juggler.driver.driver_config import TENSORBOARD, TRACKERS
 from juggler.driver.trackers import tracking as module
@@ -31,6 +33,7 @@ class Records:
         self.fails = False
         self.goes_on = threading.Event()
         self.goes_on.set()
+        self.has_checkpoint = threading.Event()
 
     def start(self, run_dir: Path, config: Mapping[str, Any], known_as: str) -> str:
         self.told.append(("start", run_dir, config["env"], known_as))
@@ -42,8 +45,18 @@ class Records:
             raise ConnectionError("nobody there")
         self.told.append((dict(numbers), env_steps))
 
-    def finish(self, summary: Mapping[str, Any], checkpoints: Mapping[str, Path]) -> None:
-        self.told.append((summary.get("reason_for_stop"), checkpoints))
+    def checkpoint(self, name: str, path: Path) -> None:
+        if self.fails:
+            raise ConnectionError("nobody there")
+        self.told.append((name, path.name, (path / "state").read_text()))
+        self.has_checkpoint.set()
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self.told.append(summary.get("reason_for_stop"))
+
+    @property
+    def checkpoints(self) -> list[tuple[str, str, str]]:
+        return [each for each in self.told if each and each[0] in ("newest", "best")]
 
 
 @pytest.fixture
@@ -55,12 +68,21 @@ def run_of(world: WorkersWorld) -> Run:
     return world.parts.callbacks.run
 
 
+def written(run: Run, name: str, state: str = "what was learned") -> Path:
+    """A checkpoint in the run's directory."""
+    path = run.run_dir / name
+    path.mkdir(parents=True)
+    (path / "state").write_text(state)
+    return path
+
+
 def test_a_tracker_gets_all_of_a_run_and_its_name_when_it_is_resumed(world: WorkersWorld) -> None:
     run = run_of(world)
+    newest, best = written(run, "checkpoints/000000009"), written(run, "best/000000004")
     summary = {
         "reason_for_stop": "stop_steps",
-        "checkpoint": "run/checkpoints/000000009",
-        "best": {"checkpoint": "run/best/000000004"},
+        "checkpoint": str(newest),
+        "best": {"checkpoint": str(best)},
     }
     for known_as in ("", "name-7"):
         records = Records()
@@ -68,17 +90,80 @@ def test_a_tracker_gets_all_of_a_run_and_its_name_when_it_is_resumed(world: Work
         follows.on_start(run)
         follows.on_metrics(run, LINE)
         follows.on_end(run, summary)
-        checkpoints = {
-            "newest": Path("run/checkpoints/000000009"),
-            "best": Path("run/best/000000004"),
-        }
         assert records.told == [
             ("start", run.run_dir, "CartPole-v1", known_as),
             ({"env_steps_sampled": 40, "modules/default/kl": 0.5}, 40),
-            ("stop_steps", checkpoints),
+            ("newest", "000000009", "what was learned"),
+            ("best", "000000004", "what was learned"),
+            "stop_steps",
         ]
     assert json.loads((run.run_dir / "trackers.json").read_text()) == {"mine": "name-7"}
     assert world.told.messages == []
+
+
+def test_checkpoints_are_recorded_while_a_run_goes_on_and_may_be_deleted_meanwhile(
+    world: WorkersWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BYTES_A_SECOND", math.inf)
+    run, records = run_of(world), Records()
+    left = run.run_dir / ".tracked.tmp"  # by a driver that was killed
+    left.mkdir()
+    follows = Tracking({"mine": records})
+    follows.on_start(run)
+    assert not left.exists()
+    for name, found in (("checkpoints/000000008", "newest"), ("best/000000004", "best")):
+        path = written(run, name)
+        records.has_checkpoint.clear()
+        if found == "newest":
+            follows.on_checkpoint(run, path)
+        else:
+            for is_best in (False, True):
+                evaluation = Evaluation([1.0], [1], {}, 4, 40, is_best=is_best)
+                follows.on_evaluation(run, evaluation)
+        follows.on_metrics(run, LINE)
+        assert records.has_checkpoint.wait(30), found
+        assert records.checkpoints[-1] == (found, path.name, "what was learned")
+    gone = written(run, "checkpoints/000000009")
+    follows.on_checkpoint(run, gone)
+    shutil.rmtree(gone)
+    follows.on_metrics(run, LINE)
+    best = {"checkpoint": str(run.run_dir / "best/000000004")}
+    follows.on_end(run, {"checkpoint": str(written(run, "checkpoints/000000010")), "best": best})
+    told = [(found, name) for found, name, _ in records.checkpoints]
+    assert told == [("newest", "000000008"), ("best", "000000004"), ("newest", "000000010")]
+    assert world.told.messages == []
+    assert not left.exists()
+
+
+def test_large_checkpoints_are_recorded_less_often_but_the_last_one_always(
+    world: WorkersWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BYTES_A_SECOND", 0.01)
+    run, records = run_of(world), Records()
+    follows = Tracking({"mine": records})
+    follows.on_start(run)
+    for number in range(3):
+        last = written(run, f"checkpoints/{number:09}")
+        follows.on_checkpoint(run, last)
+        follows.on_metrics(run, LINE)
+        assert records.has_checkpoint.wait(30)
+    follows.on_end(run, {"checkpoint": str(last)})
+    assert [name for _, name, _ in records.checkpoints] == ["000000000", "000000002"]
+
+
+def test_a_tracker_that_could_not_take_a_checkpoint_gets_it_at_the_end(world: WorkersWorld) -> None:
+    run, fails, good = run_of(world), Records(), Records()
+    fails.fails = True
+    follows = Tracking({"bad": fails, "good": good})
+    follows.on_start(run)
+    path = written(run, "checkpoints/000000001")
+    follows.on_checkpoint(run, path)
+    follows.on_metrics(run, LINE)
+    assert good.has_checkpoint.wait(30)
+    fails.fails = False
+    follows.on_end(run, {"checkpoint": str(path)})
+    assert len(fails.checkpoints) == len(good.checkpoints) == 1
+    assert world.told.messages == ["bad: ConnectionError: nobody there"]
 
 
 def test_a_tracker_that_fails_is_told_of_once_and_others_go_on(world: WorkersWorld) -> None:
@@ -92,7 +177,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_others_go_on(world: WorkersWor
     assert world.told.messages == ["bad: ConnectionError: nobody there"]
     assert world.told.levels == ["warning"]
     assert len(records.told) == 5
-    assert fails.told[-1] == ("stopped", {}), "its end is told all the same"
+    assert fails.told[-1] == "stopped", "its end is told all the same"
 
 
 def test_nobody_waits_for_a_tracker_that_hangs(
@@ -116,7 +201,7 @@ def test_nobody_waits_for_a_tracker_that_hangs(
     hangs.goes_on.set()
     assert follows._thread is not None
     follows._thread.join(30)
-    assert hangs.told[-1][0] == "stopped", "its end is told although too much waited"
+    assert hangs.told[-1] == "stopped", "its end is told although too much waited"
 
 
 def test_one_that_began_is_finished_where_another_cannot_begin(world: WorkersWorld) -> None:
@@ -127,7 +212,7 @@ def test_one_that_began_is_finished_where_another_cannot_begin(world: WorkersWor
     begun = Records()
     with pytest.raises(PermissionError):
         Tracking({"good": begun, "mine": Refuses()}).on_start(run_of(world))
-    assert begun.told[-1] == (None, {})
+    assert begun.told[-1] is None, "it is finished"
 
 
 def test_one_that_cannot_begin_ends_the_run(world: WorkersWorld) -> None:

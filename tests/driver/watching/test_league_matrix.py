@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.made_checkpoints import checkpoint
+from support.made_checkpoints import checkpoint, league_state
 
 from juggler.driver.league.payoffs import Payoffs
 from juggler.driver.league.roster import Player
 from juggler.driver.record.checkpoints import write
 from juggler.driver.watching.league_matrix import league_matrix
 from juggler.runtime.checkpoints.checkpoint import CheckpointError
-
-
-def state_of(players: list[Player], payoffs: Payoffs) -> dict[str, Any]:
-    return {
-        "seed": 0,
-        "next_match_id": 9,
-        "times_built": 0,
-        "players": [asdict(each) for each in players],
-        "pairs": [asdict(each) for each in payoffs.pairs.values()],
-        "kinds": [],
-        "means": [],
-    }
 
 
 def test_win_rates_are_those_of_the_row_and_who_is_retired_is_left_out(tmp_path: Path) -> None:
@@ -38,7 +24,7 @@ def test_win_rates_are_those_of_the_row_and_who_is_retired_is_left_out(tmp_path:
     payoffs = Payoffs(1.0, 1)
     for result in (1, 1, 1, 0):
         payoffs.book("main", "old", result)
-    made = checkpoint(counters={"league": state_of(players, payoffs)})
+    made = checkpoint(counters={"league": league_state(players, payoffs)})
     matrix = league_matrix(write(tmp_path, made), {"min_games": 5})
     assert [each["id"] for each in matrix["players"]] == ["main", "old", "late"]
     assert matrix["win_rates"] == [[None, 0.875, None], [0.125, None, None], [None, None, None]]
@@ -52,7 +38,7 @@ def test_of_many_players_those_that_learn_and_the_newest_are_shown(tmp_path: Pat
     players += [
         Player(f"v{n}", "historical", False, "initial", "main", ready=True) for n in range(100)
     ]
-    made = checkpoint(counters={"league": state_of(players, Payoffs(1.0, 1))})
+    made = checkpoint(counters={"league": league_state(players, Payoffs(1.0, 1))})
     matrix = league_matrix(write(tmp_path, made), {})
     shown = [each["id"] for each in matrix["players"]]
     assert (len(shown), matrix["left_out"]) == (40, 61)

@@ -171,7 +171,7 @@ function league({ newest, league: matrix }) {
   const columns = [["player", ""], ["Elo", "number"], ["wins", "number"], ["steps", "number"], ["copies", "number"], ["resets", "number"]];
   return made(
     [learning, matrix],
-    el("p", {}, `Players that can play: ${told.players}. Of these, ${told.historical} are frozen copies.`),
+    el("p", {}, `Players that can play: ${told.players}. Frozen copies among them: ${told.historical}.`),
     scrolling(table("Players that learn", columns, learning)),
     matrix.players ? winRates(matrix) : el("p", {}, "The first checkpoint will tell who beats whom."),
   );
