@@ -27,7 +27,7 @@ from support.swarm import Swarm
 from juggler.driver.record.run_directory import to_toml
 from juggler.driver.shipped import read_shipped
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,7 @@ class Engine:
                 raise AssertionError(f"no Docker engine starts here:\n{self._log().read_text()}")
             time.sleep(0.2)
 
-    def run(self, *command: str | Path, cwd: Path = REPOSITORY, seconds: float = 120) -> str:
+    def run(self, *command: str | Path, cwd: Path = REPOSITORY, seconds: float = 300) -> str:
         """A command that finds the engine -> what it prints."""
         done = self._ask(*command, cwd=cwd, seconds=seconds)
         assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
@@ -104,11 +104,11 @@ class Engine:
         # Both take their time, the one waiting for the network and the other for the disk.
         with ThreadPoolExecutor() as beside, _served(wheels) as address:
             downloaded = beside.submit(_download, wheels)
-            self.run("sh", stand_in, base, address, self.directory, seconds=300)
+            self.run("sh", stand_in, base, address, self.directory, seconds=900)
             downloaded.result()
             # On the host's network, where that address is.
             options = ["--network", "host", "--build-arg", "TORCH_INDEX="]
-            self.run("docker", "build", *options, "-f", DOCKERFILE, "-t", IMAGE, ".", seconds=500)
+            self.run("docker", "build", *options, "-f", DOCKERFILE, "-t", IMAGE, ".", seconds=1500)
 
     def close(self) -> None:
         """Leave nothing behind: no container, no network, no data, no rule."""
@@ -143,7 +143,7 @@ class Engine:
                 )
 
     def _ask(
-        self, *command: str | Path, cwd: Path = REPOSITORY, seconds: float = 120
+        self, *command: str | Path, cwd: Path = REPOSITORY, seconds: float = 300
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command,
