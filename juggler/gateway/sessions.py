@@ -309,7 +309,8 @@ def _check_info_names(hello: pb.Hello) -> None:
         text = "the mode LOGGED_DATA has no info_names: another policy acted, and what became of it"
         raise SessionError(Code.NOT_SERVED, f"{text} is not told of this run's")
     if len(names) > most:
-        text = f"{len(names)} info_names for {len(agents)} agents: have at most {most}"
+        whose = f" for {len(agents)} agents" if len(agents) > 1 else ""
+        text = f"{len(names)} info_names{whose}: have at most {most}"
         raise SessionError(Code.NOT_SERVED, text)
     for at, name in enumerate(names):
         if not is_name(name) or name in names[:at]:

@@ -65,7 +65,7 @@ def spaces_of(observations: Any, actions: Any = TWO_WAYS) -> list[pb.Agent]:
         ),
         ({"agents": [pb.Agent()]}, "WRONG_SPACES", "observation_space"),
         ({"resume_token": "no such"}, "UNKNOWN_SESSION", "Begin a new one"),
-        ({"info_names": list(map(str, range(33)))}, "NOT_SERVED", "33 info_names for 1 agents"),
+        ({"info_names": list(map(str, range(33)))}, "NOT_SERVED", "33 info_names: have at most 32"),
         ({"info_names": ["x", "y", "x"]}, "NOT_SERVED", "'x' among info_names"),
         ({"info_names": [""]}, "NOT_SERVED", "of 1 to 100 printable characters"),
         ({"info_names": ["a" * 101]}, "NOT_SERVED", "of 1 to 100 printable characters"),
