@@ -38,7 +38,7 @@ MODEL = {"hidden_sizes": [8]}
 
 def inner(name: str) -> GradientCore:
     if name == "ppo":
-        config = PpoConfig(minibatches=2, epochs=1)
+        config = PpoConfig(batch_size=64, minibatches=2, epochs=1)
         return Ppo({"default": partial(ActorCritic, VECTOR, TWO, MODEL)}, config)
     kept = DqnConfig(
         n_step=1, replay_begin=0, replay_batch_size=16, replay_ratio=1.0, save_replay=False
