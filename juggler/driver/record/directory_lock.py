@@ -10,6 +10,7 @@ from typing import BinaryIO, Final
 
 _ATTEMPTS: Final = 5
 _PAUSE_SECONDS: Final = 0.05
+_SOME_BYTES: Final = 1 << 14  # more than a configuration takes
 
 
 def lock(file: BinaryIO) -> bool:
@@ -52,5 +53,6 @@ def must_be_writable(path: Path) -> None:
         OSError: it cannot be made, or nothing can be written in it.
     """
     there = next(each for each in (path, *path.absolute().parents) if each.exists())
-    with TemporaryDirectory(prefix=".juggler-", dir=there):
-        pass
+    with TemporaryDirectory(prefix=".juggler-", dir=there) as made:
+        # A full disk still takes directories, and files of nothing.
+        (Path(made) / "some").write_bytes(bytes(_SOME_BYTES))

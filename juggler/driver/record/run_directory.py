@@ -139,7 +139,8 @@ class RunDirectory:
             (path / DIRECTORY).mkdir()
             metrics = (path / METRICS_FILE).open("xb", buffering=0)
         except OSError as error:
-            raise RunDirectoryError(f"cannot make the run directory {path}: {error}") from error
+            why = error.strerror or error
+            raise RunDirectoryError(f"cannot make the run directory {path}: {why}") from error
         _lock(path, metrics)
         return cls(path, metrics, text, TENSORBOARD in config.get("track", TRACKERS))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from support.disk import Disk
 
 from juggler.driver.record.run_directory import RunDirectoryError, must_be_free
 
@@ -32,6 +34,22 @@ def test_a_directory_that_cannot_be_made_is_told_before_all_else(
     for path in (tmp_path / "runs" / "one", Path("/proc/self/one"), None):
         with pytest.raises(RunDirectoryError, match=f"cannot make the run directory {path or ''}"):
             must_be_free(path)
+
+
+def test_a_disk_that_is_full_is_told_before_all_else_and_nothing_is_left_there(
+    tmp_path: Path,
+) -> None:
+    disk = Disk(tmp_path / "disk")
+    run_dir = disk.path / "run"
+    try:
+        disk.fill(os.getpid())
+        with pytest.raises(RunDirectoryError, match=r"the run directory .*/run: [^\[]+$"):
+            must_be_free(run_dir)
+        disk.empty(os.getpid())
+        must_be_free(run_dir)
+        assert list(disk.path.iterdir()) == []
+    finally:
+        disk.close()
 
 
 def test_to_look_whether_a_directory_can_be_made_leaves_nothing(tmp_path: Path) -> None:
