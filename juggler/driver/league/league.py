@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -119,7 +119,7 @@ class League:
             list(self.payoffs.kinds.values()),
             list(self.payoffs.means.values()),
         )
-        return asdict(state)
+        return dict(msgspec.to_builtins(state))
 
     @classmethod
     def from_state(

@@ -48,7 +48,7 @@ class LeagueResults:
         """
         return [
             player.player_id
-            for player in self._roster.players.values()
+            for player in self._roster.present()
             if player.plays
             and role in (None, player.role)
             and learning in (None, player.learning)

@@ -85,6 +85,8 @@ class Roster:
     def __init__(self, max_learning: int, players: list[Player] | None = None) -> None:
         self._max_learning = max_learning
         self.players = {player.player_id: player for player in players or []}
+        # Kept apart, so that a match does not cost more with each player that has gone.
+        self._present = {key: each for key, each in self.players.items() if not each.retired}
 
     def __getitem__(self, player_id: str) -> Player:
         """
@@ -100,8 +102,8 @@ class Roster:
         return player
 
     def present(self) -> list[Player]:
-        """Those that are not retired."""
-        return [player for player in self.players.values() if not player.retired]
+        """Those that are not retired, in the order of birth."""
+        return list(self._present.values())
 
     def modelled_on(self, player_id: str, first: Sequence[str]) -> str:
         """Whose settings a player that learns has: of those that learn from the beginning, the one
@@ -148,7 +150,7 @@ class Roster:
             )
         player = Player(command.player_id, command.role, command.learning, command.source)
         player.origin = command.role
-        self.players[command.player_id] = player
+        self._begin(player)
 
     def freeze(self, command: FreezePlayer) -> FreezePlayer:
         """Returns the command with the id of the copy."""
@@ -160,7 +162,7 @@ class Roster:
         copy_id = f"{player.player_id[:_LONGEST_PARENT]}-v{player.copies}"
         while copy_id in self.players:
             copy_id += "x"
-        self.players[copy_id] = Player(
+        copy = Player(
             copy_id,
             HISTORICAL,
             learning=False,
@@ -169,6 +171,7 @@ class Roster:
             origin=player.role,
             born_at=player.steps,
         )
+        self._begin(copy)
         player.copies += 1
         player.frozen_at = player.steps
         return FreezePlayer(player.player_id, copy_id)
@@ -207,10 +210,14 @@ class Roster:
 
     def remove(self, player: Player) -> None:
         player.retired, player.ready = True, False
+        self._present.pop(player.player_id, None)
 
     def learners(self) -> list[Player]:
         """Those that learn, ready or not."""
         return [player for player in self.present() if player.learning]
+
+    def _begin(self, player: Player) -> None:
+        self.players[player.player_id] = self._present[player.player_id] = player
 
     def _learner(self, player_id: str) -> Player:
         if not (player := self[player_id]).learning:

@@ -23,7 +23,9 @@ from juggler.driver.league.events import (
     RetirePlayer,
     StepsTrained,
 )
+from juggler.driver.league.league import League
 from juggler.driver.league.rllib import Rllib
+from juggler.driver.league.roster import Player
 
 
 def the_other(assigned: AssignLineUp) -> str:
@@ -178,6 +180,31 @@ def test_the_number_of_copies_is_bounded(keys) -> None:
     assert retired == (["main-0-v0", "main-0-v1"] if oldest else ["main-0-v1", "main-0-v2"])
     assert league.roster.players["main-0-v1"].parent == "main-0"  # the lineage is kept
     assert all("main-0-v1" not in pair for pair in league.payoffs.pairs)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_match_does_not_look_at_players_that_are_gone(
+    monkeypatch: pytest.MonkeyPatch, saved: bool
+) -> None:
+    looked: list[str] = []
+    plays = Player.plays.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        Player, "plays", property(lambda self: looked.append(self.player_id) or plays(self))
+    )
+    league, builder = asking(LeagueBuilder(), max_historical=2)
+    for _ in range(6):
+        league.book(StepsTrained("main-0", 10))
+        builder.change(league, FreezePlayer("main-0"))
+    if saved:
+        config = LeagueConfig(max_historical=2, evaluation_probability=0.0)
+        league = League.from_state(league.to_state(), config, AGENTS, builder)
+    there = {player.player_id for player in league.roster.present()}
+    assert len(there) == 3
+    assert len(league.roster.players) == 7
+    looked.clear()
+    line_up(league)
+    league.build()
+    assert set(looked) == there
 
 
 def test_an_exploiter_is_copied_before_it_is_reset() -> None:

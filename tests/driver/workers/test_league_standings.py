@@ -6,7 +6,7 @@ import pytest
 
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.events import MatchFinished, MatchRequested, PlayerReady
-from juggler.driver.league.league import League
+from juggler.driver.league.league import League, LeagueState
 from juggler.driver.league.roster import Player
 from juggler.driver.record.prometheus import families
 from juggler.driver.workers.league_standings import LeagueStandings
@@ -53,10 +53,10 @@ def test_a_league_of_very_many_has_no_equilibrium_in_its_metrics() -> None:
     for mains, known in ((128, True), (129, False)):
         options = {"mains": mains}
         config = LeagueConfig(builder="none", options=options, max_learning=64)
-        league = League(config, ("row", "column"), 0, state=None)
-        for number in range(mains):
-            player = f"main-{number}"
-            league.roster.players[player] = Player(player, "main", True, "initial", ready=True)
+        names = [f"main-{number}" for number in range(mains)]
+        players = [Player(name, "main", True, "initial", ready=True) for name in names]
+        state = LeagueState(0, 0, 0, players, [], [], [])
+        league = League(config, ("row", "column"), 0, state=state)
         learning = LeagueStandings(league).now().learning
         assert {each.nash is not None for each in learning} == {known}
 
