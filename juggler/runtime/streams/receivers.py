@@ -159,7 +159,7 @@ class Receivers:
         )
         self._thread.start()
         self._pulse = Pulse(self._supervisor, pulses, tell)
-        self._wait_until_one_listens()
+        self._wait_until_one_listens(self._thread)
 
     def close(self) -> None:
         self._over.set()
@@ -172,16 +172,17 @@ class Receivers:
         let_go_of_forkserver()
         self._port.close()
 
-    def _wait_until_one_listens(self) -> None:
-        deadline = time.monotonic() + _START_SECONDS
+    def _wait_until_one_listens(self, watch: threading.Thread) -> None:
+        began = time.monotonic()
         while True:
             try:
                 return socket.create_connection(split_address(self.address), 1.0).close()
             except OSError as error:
-                if time.monotonic() > deadline:
+                waited = time.monotonic() - began
+                if waited > _START_SECONDS or not watch.is_alive():  # which ends when none is left
                     why = self._last_end or error.strerror or str(error)
                     raise EndpointError(
-                        f"no receiver listens at {self.address} after {_START_SECONDS:.0f} s: {why}"
+                        f"no receiver listens at {self.address} after {waited:.0f} s: {why}"
                     ) from None
             time.sleep(0.05)
 

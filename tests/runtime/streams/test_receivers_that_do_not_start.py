@@ -20,7 +20,6 @@ def test_receivers_that_keep_ending_are_told_and_fail_the_learner(
     monkeypatch.setattr(
         receivers_module, "_POLICY", RestartPolicy(first_delay=0.01, most_in_window=2)
     )
-    monkeypatch.setattr(receivers_module, "_START_SECONDS", 5.0)
     receivers = Receivers("127.0.0.1:0")
     told: list[str] = []
     failures: list[Exception] = []
