@@ -13,7 +13,7 @@ import pytest
 from support.agents_world import AgentsWorld, see
 from support.gateway_world import GatewayWorld, RawSimulator, eventually, steps_of
 
-from juggler.client import GatewayError, play
+from juggler.client import GatewayError, box, connect, connect_agents, discrete, play
 from juggler.envrunner import info_numbers
 from juggler.envrunner.info_numbers import MOST_EPISODES, MOST_NUMBERS, InfoNumber, InfoNumbers
 from juggler.gateway import runner
@@ -211,6 +211,15 @@ def test_a_client_says_which_number_is_none(world: GatewayWorld) -> None:
         session.step(np.zeros(3))
     with pytest.raises(GatewayError, match=r"NOT_SERVED: .*another policy acted"):
         world.connect(mode="logged", info_names=["x"])
+
+
+def test_a_text_in_place_of_a_list_of_names_is_refused() -> None:
+    """Its letters were taken for names, and no number arrived."""
+    spaces = box([3]), discrete(2)
+    with pytest.raises(TypeError, match=r"a list of names, as in \['left'\]"):
+        connect("127.0.0.1:1", *spaces, info_names="left")
+    with pytest.raises(TypeError, match=r"a list of names, as in \['left'\]"):
+        connect_agents("127.0.0.1:1", {"a": spaces}, info_names="left")
 
 
 def test_numbers_of_several_agents_are_named_after_them(
