@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from juggler.client.connection import PROTOCOL, AnySession, Connection
-from juggler.client.spaces import Values, as_first, as_message, one_of, told
+from juggler.client.spaces import Values, as_first, as_message, names_of_infos, one_of, told
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 
@@ -37,6 +37,7 @@ def connect_agents(
 
     Raises:
         GatewayError: the gateway does not answer, or refuses the simulator.
+        TypeError: info_names is one text.
         ValueError: the address is not valid, or there is no agent.
     """
     if not agents:
@@ -49,7 +50,7 @@ def connect_agents(
         mode=pb.REMOTE_INFERENCE,
         environments=1,
         real_time=real_time,
-        info_names=info_names,
+        info_names=names_of_infos(info_names),
         agents=[
             pb.Agent(id=key, observation_space=observations, action_space=actions)
             for key, (observations, actions) in spaces.items()

@@ -10,7 +10,16 @@ import numpy as np
 from juggler.client.connection import PROTOCOL, Connection, OneAgentSession
 from juggler.client.local import LocalSession
 from juggler.client.recording import RecordingSession
-from juggler.client.spaces import Values, as_first, as_message, for_each, one_of, rows_of, told
+from juggler.client.spaces import (
+    Values,
+    as_first,
+    as_message,
+    for_each,
+    names_of_infos,
+    one_of,
+    rows_of,
+    told,
+)
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _MODES = {"remote": pb.REMOTE_INFERENCE, "local": pb.LOCAL_INFERENCE, "logged": pb.LOGGED_DATA}
@@ -102,6 +111,7 @@ def connect(
 
     Raises:
         GatewayError: the gateway does not answer, or refuses the simulator.
+        TypeError: info_names is one text.
         ValueError: the mode, the address or the number of environments is not valid.
     """
     if mode not in _MODES:
@@ -116,7 +126,7 @@ def connect(
         mode=_MODES[mode],
         environments=environments or 1,
         real_time=real_time,
-        info_names=info_names,
+        info_names=names_of_infos(info_names),
         agents=[pb.Agent(id="0", observation_space=observations, action_space=actions)],
     )
     values = Values(observations), Values(actions)

@@ -190,6 +190,17 @@ def for_each(name: str, given: Any, count: int, dtype: Any) -> NDArray[Any]:
     return np.broadcast_to(values, count)
 
 
+def names_of_infos(given: Sequence[str]) -> Sequence[str]:
+    """As given.
+
+    Raises:
+        TypeError: it is one text, whose letters would be taken for the names.
+    """
+    if isinstance(given, str):
+        raise TypeError(f"info_names must be a list of names, as in [{given!r}]")
+    return given
+
+
 def told(names: Sequence[str], infos: Mapping[str, Any], count: int) -> NDArray[np.float64]:
     """Numbers of R environments -> [R, K], NaN where there is none.
 

@@ -201,19 +201,25 @@ class InfoWatch:
             most=np.full(rows, -np.inf),
         )
 
-    def advance(self, live: NDArray[np.bool_] | None, done: NDArray[np.bool_]) -> InfoNumbers:
+    def advance(
+        self,
+        live: NDArray[np.bool_] | None,
+        done: NDArray[np.bool_],
+        seen: NDArray[np.intp] | slice = slice(None),
+    ) -> InfoNumbers:
         """Account for one fragment, of which all steps were seen.
 
         Args:
-            live: [N, T]; false where a step only resets; None: nowhere.
-            done: [N, T], the last step of an episode.
+            live: [R, T]; false where a step only resets; None: nowhere.
+            done: [R, T], the last step of an episode.
+            seen: which R of the N rows, in ascending order; nothing happened in the others.
         """
         if not self._numbers:
             return {}
-        begins = np.ones_like(done)  # [N, T] where a segment of an episode begins
+        begins = np.ones_like(done)  # [R, T] where a segment of an episode begins
         begins[:, 1:] = done[:, :-1]
         at = np.flatnonzero(begins)  # [S] where each begins among all steps
-        rows = at // done.shape[1]  # [S]
+        rows = np.arange(self._shape[0])[seen][at // done.shape[1]]  # [S]
         ends = np.append(at[1:], done.size) - 1  # [S] its last step among all
         ended = done.ravel()[ends]  # [S]
         first = np.ones(len(rows), np.bool_)  # [S] goes on with the running episode of its row
@@ -224,13 +230,14 @@ class InfoWatch:
         order = np.flatnonzero(ended)[by_step]  # [E]
         found: InfoNumbers = {}
         for name, number in self._numbers.items():
-            counted = np.abs(number.values) <= _LARGEST  # [N, T]
+            values = number.values[seen]  # [R, T]
+            counted = np.abs(values) <= _LARGEST  # [R, T]
             if live is not None:
                 counted &= live
-            sums = _reduce(np.add, np.where(counted, number.values, 0.0), at)  # [S]
+            sums = _reduce(np.add, np.where(counted, values, 0.0), at)  # [S]
             counts = _reduce(np.add, counted.astype(np.int64), at)  # [S]
-            least = _reduce(np.minimum, np.where(counted, number.values, np.inf), at)  # [S]
-            most = _reduce(np.maximum, np.where(counted, number.values, -np.inf), at)  # [S]
+            least = _reduce(np.minimum, np.where(counted, values, np.inf), at)  # [S]
+            most = _reduce(np.maximum, np.where(counted, values, -np.inf), at)  # [S]
             of = rows[first]
             sums[first] += number.sums[of]
             counts[first] += number.counts[of]
@@ -241,7 +248,7 @@ class InfoWatch:
             number.counts[on] = np.where(ended, 0, counts)[last]
             number.least[on] = np.where(ended, np.inf, least)[last]
             number.most[on] = np.where(ended, -np.inf, most)[last]
-            number.values[:] = np.nan
+            number.values[seen] = np.nan
             given = order[counts[order] > 0]  # [E'] episodes that gave it
             agents = rows[given] % len(self._before_names)  # [E']
             for place, before in enumerate(self._before_names):
@@ -278,6 +285,6 @@ def keep_newest(kept: dict[str, deque[InfoNumber]], numbers: InfoNumbers) -> Non
 
 
 def _reduce(function: np.ufunc, values: NDArray[Any], at: NDArray[np.intp]) -> NDArray[Any]:
-    """Reduce all steps [N, T] from each of these to the next one: [S]."""
+    """Reduce all steps [R, T] from each of these to the next one: [S]."""
     reduced: NDArray[Any] = function.reduceat(values.ravel(), at)
     return reduced

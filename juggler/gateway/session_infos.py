@@ -58,6 +58,7 @@ class SessionInfos:
         # An episode's numbers are read before the next one begins.
         self._watch = InfoWatch(environments * agents, _STEPS, AutoresetMode.DISABLED, apart)
         self._over = np.zeros((environments, agents, _STEPS), np.bool_)
+        self._seen = np.zeros((environments, agents), np.bool_)  # something happened there
         self._t = 0  # steps that are not summed up yet
         self._any_over = False  # an episode ended in one of them
 
@@ -73,6 +74,7 @@ class SessionInfos:
             if part.infos is not None and part.rewarded:
                 rows = [part.environments[at] * self._agents + part.index for at in part.rewarded]
                 self._watch.put(self._names, part.infos[part.rewarded], rows, self._t)
+                self._seen.ravel()[rows] = True
                 any_told = True
         if over:
             self._end(over)
@@ -97,6 +99,7 @@ class SessionInfos:
             count = min(end - begin, _STEPS - self._t)
             steps = slice(self._t, self._t + count)
             self._watch.put(self._names, infos[begin : begin + count], environment, steps)
+            self._seen[environment] = True
             self._advance(count)
             begin += count
         if ends:
@@ -115,6 +118,7 @@ class SessionInfos:
     def _end(self, environments: Any) -> None:
         """Episodes end with the step under way."""
         self._over[environments, :, self._t] = True
+        self._seen[environments] = True
         self._any_over = True
         self._advance(1)
 
@@ -124,7 +128,10 @@ class SessionInfos:
             self._sum_up()
 
     def _sum_up(self) -> None:
+        # Only where something happened: many environments may step one after the other.
+        seen = np.flatnonzero(self._seen)  # [R] of the N * A rows
         over = self._over.reshape(-1, _STEPS)  # [N * A, T]
-        keep_newest(self._newest, self._watch.advance(None, over))
-        self._over[:] = False
+        keep_newest(self._newest, self._watch.advance(None, over[seen], seen))
+        over[seen] = False
+        self._seen[:] = False
         self._t, self._any_over = 0, False

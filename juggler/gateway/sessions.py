@@ -306,8 +306,8 @@ def _check_info_names(hello: pb.Hello) -> None:
     names, agents = hello.info_names, [agent.id for agent in hello.agents]
     most = most_names(told_apart(agents))
     if hello.mode == pb.LOGGED_DATA:
-        text = "the mode LOGGED_DATA has no info_names: another policy acted, and what became of it"
-        raise SessionError(Code.NOT_SERVED, f"{text} is not told of this run's")
+        text = "the mode LOGGED_DATA has no info_names: another policy acted, and the run's metrics"
+        raise SessionError(Code.NOT_SERVED, f"{text} are of its own. Leave them out")
     if len(names) > most:
         whose = f" for {len(agents)} agents" if len(agents) > 1 else ""
         text = f"{len(names)} info_names{whose}: have at most {most}"

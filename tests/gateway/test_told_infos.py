@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 from support.agents_world import AgentsWorld, see
 from support.gateway_world import GatewayWorld, RawSimulator, eventually, steps_of
 
-from juggler.client import GatewayError, play
+from juggler.client import GatewayError, box, connect, connect_agents, discrete, play
+from juggler.envrunner import info_numbers
 from juggler.envrunner.info_numbers import MOST_EPISODES, MOST_NUMBERS, InfoNumber, InfoNumbers
 from juggler.gateway import runner
+from juggler.gateway.session_infos import SessionInfos
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 from juggler.runtime.wire.v1.tensors_pb2 import DType
@@ -123,6 +126,27 @@ def test_an_episode_that_another_one_follows_without_an_end_is_told(world: Gatew
         assert taken(world) == {"x": [InfoNumber(2.0, 1.0, 3.0), InfoNumber(5.0, 5.0, 5.0)]}
 
 
+def test_environments_where_nothing_happened_are_not_gone_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone_through: list[int] = []
+    reduce = info_numbers._reduce
+
+    def counted(function: Any, values: Any, at: Any) -> Any:
+        gone_through.append(values.size)
+        return reduce(function, values, at)
+
+    monkeypatch.setattr(info_numbers, "_reduce", counted)
+    newest: dict[str, deque[InfoNumber]] = {}
+    infos = SessionInfos(["x"], 1, (), 1000, newest)
+    for environment in (999, 5, 5, 0):
+        infos.record(environment, np.full((7, 1), environment), starts=True, ends=False)
+    infos.record(999, np.full((7, 1), 1.0), starts=False, ends=True)
+    infos.settle()
+    assert [each.mean for each in newest["x"]] == [5.0, 500.0]
+    assert max(gone_through) <= 4 * 16, "steps of those environments alone"
+
+
 def test_of_many_numbers_the_first_are_kept_and_of_many_episodes_the_newest(
     world: GatewayWorld,
 ) -> None:
@@ -187,6 +211,15 @@ def test_a_client_says_which_number_is_none(world: GatewayWorld) -> None:
         session.step(np.zeros(3))
     with pytest.raises(GatewayError, match=r"NOT_SERVED: .*another policy acted"):
         world.connect(mode="logged", info_names=["x"])
+
+
+def test_a_text_in_place_of_a_list_of_names_is_refused() -> None:
+    """Its letters were taken for names, and no number arrived."""
+    spaces = box([3]), discrete(2)
+    with pytest.raises(TypeError, match=r"a list of names, as in \['left'\]"):
+        connect("127.0.0.1:1", *spaces, info_names="left")
+    with pytest.raises(TypeError, match=r"a list of names, as in \['left'\]"):
+        connect_agents("127.0.0.1:1", {"a": spaces}, info_names="left")
 
 
 def test_numbers_of_several_agents_are_named_after_them(

@@ -169,6 +169,7 @@ class Attachment:
         self._over = threading.Event()
         self._first: SimpleQueue[attach_pb2.ToWorker | End] = SimpleQueue()
         self._greeted = False
+        self._greeting = threading.Lock()
         self._threads = BusyThreads()
         self._begun: set[int] = set()  # commands whose last answer is still due
         hello = attach_pb2.Hello(
@@ -282,10 +283,15 @@ class Attachment:
         try:
             first = self._first.get(timeout=WELCOME_SECONDS)
         except Empty:
-            raise DriverBusy(
-                f"the driver at {address} accepted the connection, and then said nothing for "
-                f"{WELCOME_SECONDS:.0f} s: it stands still, or is no driver"
-            ) from None
+            with self._greeting:
+                if self._first.empty():
+                    # What comes now is not for the next attempt, which has the same inbox.
+                    self._inbox = Mailbox()
+                    raise DriverBusy(
+                        f"the driver at {address} accepted the connection, and then said nothing "
+                        f"for {WELCOME_SECONDS:.0f} s: it stands still, or is no driver"
+                    ) from None
+            first = self._first.get()
         if isinstance(first, End):
             if first.code is grpc.StatusCode.OK:
                 raise AttachError(f"the driver at {address} closed the stream without a word")
@@ -302,8 +308,9 @@ class Attachment:
     def _received(self, message: bytes) -> None:
         told = attach_pb2.ToWorker.FromString(message)
         if not self._greeted:
-            self._greeted = told.HasField("welcome")
-            self._first.put(told)
+            with self._greeting:
+                self._greeted = told.HasField("welcome")
+                self._first.put(told)
         for command in told.commands:
             self._inbox.put(Command(command.id, command.body))
 
