@@ -72,8 +72,9 @@ def converted(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
 
 
 def _value(key: str, value: Any, hint: Any, where: str) -> Any:
-    # TOML has no word for None; where None is allowed, "none" is it.
-    if value == "none" and NoneType in get_args(hint):
+    # A script may give arrays, which are no text, and have an == of their own.
+    said = value if isinstance(value, str) and NoneType in get_args(hint) else ""
+    if said == "none":  # TOML has no word for None
         value = None
     try:
         return msgspec.convert(value, hint)
@@ -81,7 +82,7 @@ def _value(key: str, value: Any, hint: Any, where: str) -> Any:
         text, _, place = str(error).partition(" - at `$")
         for word, in_toml in (("object", "table"), ("null", "none")):
             text = re.sub(rf"\b{word}\b", in_toml, text)
-        if value == "auto" and NoneType in get_args(hint):
+        if said == "auto":
             text += f': "auto" is "none" here, or {key} left out'
         if hint == list[str] and isinstance(value, str):
             text = f"this is a list: {key} = {[value]}"

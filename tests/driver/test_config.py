@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli_w
 from hypothesis import given, settings
@@ -95,6 +97,12 @@ def test_none_is_a_word_like_others_where_there_must_be_a_value() -> None:
     assert "gamma: Expected `float`" in _error({"gamma": None})
     said = _error({"algorithm": "sac", "target_entropy": "auto"})
     assert said.endswith('got `str`: "auto" is "none" here, or target_entropy left out')
+
+
+def test_an_array_in_the_place_of_a_number_is_refused_as_other_values_are() -> None:
+    for key in ("gamma", "grad_clip", "lr"):
+        said = _error({key: np.array([1.0, 2.0])})
+        assert re.fullmatch(rf"run.toml: {key}: Expected `.+`, got `.*ndarray`", said), said
 
 
 def test_whole_numbers_stand_for_floats_and_not_the_other_way_round() -> None:

@@ -86,6 +86,9 @@ class Driver:
     def busy(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def progresses(self) -> None:
+        pass
+
     def reply(self, command_id: int, body: Message, *, last: bool = True) -> None:
         self._answers.put(body)
 

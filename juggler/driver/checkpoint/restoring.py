@@ -177,14 +177,17 @@ def _key_of_learner(name: str, module_id: str, checkpoint: Checkpoint) -> str | 
     return name if module_id == DEFAULT_MODULE else None
 
 
-def begin_commands(module_id: str, beginning: Beginning) -> Iterator[training_pb2.Restore]:
-    """What a learner is told to have a module begin with weights of another run."""
+def begin_commands(
+    module_id: str, beginning: Beginning, source: str = "from_checkpoint"
+) -> Iterator[training_pb2.Restore]:
+    """What a learner is told to have a module begin with weights from elsewhere; `source` names
+    them in errors."""
     return restores(
         module_id,
         {DEFAULT_MODULE: beginning.weights[module_id]},
         {},
         last=training_pb2.Restore(
-            weights=True, whole=module_id in beginning.whole, source="from_checkpoint"
+            weights=True, whole=module_id in beginning.whole, source=source
         ),
     )
 

@@ -166,12 +166,17 @@ class Tracking(Callback):
                 continue
             copy = self._copies / found.path.name
             try:
-                shutil.copytree(found.path, copy)
-                size += sum(file.stat().st_size for file in copy.iterdir())
+                files = list(found.path.iterdir())
+                # Before the copy: where the disk has no room for it, another waits as long.
+                size += sum(file.stat().st_size for file in files)
+                copy.mkdir(parents=True)
+                for file in files:
+                    shutil.copyfile(file, copy / file.name)
                 self._each(partial(self._record, name=name, found=found, path=copy))
             except OSError as error:
                 if found.path.exists():  # else the run has deleted it: there is a newer one
-                    self._problems.put(f"no copy of {found.path} for trackers: {error}")
+                    why = error.strerror or error
+                    self._problems.put(f"no copy of {found.path} for trackers: {why}")
             finally:
                 shutil.rmtree(self._copies, ignore_errors=True)
         self._next_checkpoint = time.monotonic() + size / _BYTES_A_SECOND

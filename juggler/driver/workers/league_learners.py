@@ -104,7 +104,8 @@ class LeagueLearners:
         else:
             beginning = self._of_frozen(player_id, source)
         if beginning is not None:
-            commands += begin_commands(player_id, beginning)
+            source = f"league: {player_id}, reset to {beginning.text}"
+            commands += begin_commands(player_id, beginning, source)
         for learner in self._registry.learners_of(player_id):
             for command in commands:
                 self._commands.send(learner, command)

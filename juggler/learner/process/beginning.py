@@ -14,7 +14,7 @@ def begin_with(learner: Learner, weights: Mapping[str, Tree], source: str, *, wh
     Args:
         learner: of one module.
         weights: name -> array by module id.
-        source: where they are from, for errors.
+        source: where they are from, for errors: a key with its value, or words.
         whole: whether missing weights are an error.
 
     Raises:
@@ -23,8 +23,7 @@ def begin_with(learner: Learner, weights: Mapping[str, Tree], source: str, *, wh
     try:
         learner.set_weights(weights, whole=whole)
     except ValueError as error:
-        hint = (
-            ". They are of another network, or of other observations or actions. To take only "
-            "some, name them in from_parameters"
-        )
-        raise ValueError(f"{source}: {error}{hint if whole else ''}") from error
+        hint = ". They are of another network, or of other observations or actions" if whole else ""
+        if whole and source.startswith("from_checkpoint"):
+            hint += ". To take only some, name them in from_parameters"
+        raise ValueError(f"{source}: {error}{hint}") from error

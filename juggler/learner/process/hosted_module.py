@@ -92,7 +92,7 @@ class HostedModule:
         self._joined = False  # a group has formed
         self._published = Version(0, 0)
         self._restoring: FrameReader[training_pb2.StateHeader] | None = None
-        self._has_newer = False  # than the state that comes as Restore commands
+        self._has_newer = False  # than the state that comes before its group forms, if one does
         self._template: list[EpisodeBatch] = []  # one batch, once there is one
         self._steps_trained = 0
         self._steps_dropped = 0
@@ -181,6 +181,7 @@ class HostedModule:
             superseded: says whether the driver has asked for another group by now.
         """
         self.updating.forget()
+        self._has_newer = False  # what comes from here on is of a reset
         if not self._joined:
             self._joined = True
             self.store.serve(joined=group.generation)

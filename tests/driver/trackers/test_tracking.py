@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import shutil
@@ -149,6 +150,32 @@ def test_large_checkpoints_are_recorded_less_often_but_the_last_one_always(
         assert records.has_checkpoint.wait(30)
     follows.on_end(run, {"checkpoint": str(last)})
     assert [name for _, name, _ in records.checkpoints] == ["000000000", "000000002"]
+
+
+def test_a_copy_for_which_the_disk_has_no_room_is_not_tried_again_at_every_line(
+    world: WorkersWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt fills the disk, to which the run writes, too."""
+    monkeypatch.setattr(module, "_BYTES_A_SECOND", 0.01)
+    tried: list[str] = []
+
+    def is_full(source: Any, target: Any, **_: Any) -> None:
+        tried.append(Path(source).name)
+        raise OSError(errno.ENOSPC, "No space left on device", str(target))
+
+    monkeypatch.setattr(shutil, "copyfile", is_full)
+    run, records = run_of(world), Records()
+    follows = Tracking({"mine": records})
+    follows.on_start(run)
+    path = written(run, "checkpoints/000000001")
+    follows.on_checkpoint(run, path)
+    for _ in range(3):
+        follows.on_metrics(run, LINE)
+    follows.on_end(run, {"checkpoint": str(path)})
+    assert tried == ["state"]
+    assert world.told.messages == [f"no copy of {path} for trackers: No space left on device"]
+    assert records.checkpoints == [("newest", "000000001", "what was learned")]
+    assert not (run.run_dir / ".tracked.tmp").exists()
 
 
 def test_a_tracker_that_could_not_take_a_checkpoint_gets_it_at_the_end(world: WorkersWorld) -> None:

@@ -222,6 +222,7 @@ def test_a_reset_gives_a_player_a_new_optimizer_and_then_the_weights_of_another_
     assert all(reset < restore for restore, _ in world.asked(world.learner, training_pb2.Restore))
     last, weights = weights_given(world)
     assert last.module_id == "main-0"
+    assert last.source == f"league: main-0, reset to the weights of {source}"
     assert last.weights
     assert last.whole
     expected = np.ones(300) if source == "main-0-v0" else np.full(3, 7.0)

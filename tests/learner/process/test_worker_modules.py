@@ -12,6 +12,8 @@ import pytest
 from google.protobuf import any_pb2
 from support.worker_world import BEGIN, GENERATION, PERMITS, World
 
+from juggler.driver.checkpoint.restoring import restores
+from juggler.learner.process import state_handover
 from juggler.learner.process.setup import LearnerSetup, ModuleSetup
 from juggler.runtime.actors.setups import from_json
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -134,3 +136,41 @@ def test_a_setup_that_lacks_something_or_has_more_is_refused_in_a_sentence() -> 
         from_json('{"device": "cpu", "updates_in_flight": 2}', LearnerSetup)
     with pytest.raises(ValueError, match="an invalid ModuleSetup: Expected `object`"):
         from_json('{"learner": {}, "module": 3, "connectors": {}}', ModuleSetup)
+
+
+def test_a_module_that_was_handed_its_state_takes_the_weights_of_a_later_reset(
+    world: World,
+) -> None:
+    """The driver sends no state where it has none, so none is left out for the newer one."""
+    module = world.module
+    state_handover.hand_over([module.state_to_hand_over("run")])
+    module.handover = state_handover.StateHandover(state_handover.receive()["default"])
+    command = training_pb2.AddModule(oldest_handover=Version(0, 0).message())
+    ready = training_pb2.ModuleReady()
+    module.take_over("run", command, ready)
+    assert ready.HasField("handed_over")
+    world.join(GENERATION + 1)
+    others = world.worker.modules["rival"].learner
+    others.reset(seed=123)
+    given = others.get_weights()
+    for command in (
+        training_pb2.Reset(module_id="default", seed=1),
+        *restores("default", given, {}, training_pb2.Restore(weights=True)),
+    ):
+        world.driver.ask(command, attach_pb2.Done())
+    taken = module.learner.get_weights()["default"]
+    for name, weights in given["default"].items():
+        np.testing.assert_array_equal(taken[name], weights)
+
+
+@pytest.mark.parametrize("source", ["from_checkpoint", "league: rival, reset to the weights of x"])
+def test_weights_of_another_network_are_refused_and_keys_are_named_where_they_help(
+    world: World, source: str
+) -> None:
+    weights = {"default": {"encoder.0.weight": np.ones((3, 3), np.float32)}}
+    last = training_pb2.Restore(weights=True, whole=True, source=source)
+    (part,) = restores("rival", weights, {}, last)
+    said = failed(world, part)
+    assert said.startswith(f"{source}: weights ")
+    assert "of another network" in said
+    assert ("name them in from_parameters" in said) == (source == "from_checkpoint")
