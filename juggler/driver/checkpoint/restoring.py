@@ -186,9 +186,7 @@ def begin_commands(
         module_id,
         {DEFAULT_MODULE: beginning.weights[module_id]},
         {},
-        last=training_pb2.Restore(
-            weights=True, whole=module_id in beginning.whole, source=source
-        ),
+        last=training_pb2.Restore(weights=True, whole=module_id in beginning.whole, source=source),
     )
 
 
