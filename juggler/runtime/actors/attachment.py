@@ -43,8 +43,9 @@ from juggler.runtime.wire.v1 import attach_pb2
 LOST_THE_DRIVER = "lost the driver"
 #: Prefixes if the driver ended the stream: in order, or because of a fault of the worker.
 ENDED, LET_GO = "the driver ended the stream", "the driver let this worker go"
-#: For a driver to welcome or to refuse a worker that is connected.
-WELCOME_SECONDS = 20.0
+#: For a driver to welcome or to refuse a worker that is connected. A driver may stand still for a
+#: while, as under SIGSTOP, and a worker of its host that gives up counts as lost.
+WELCOME_SECONDS = 60.0
 
 _LARGE_MESSAGE = 1 << 20  # bytes; one chunk of a frame may be added
 _LONG_TEXT = 1 << 16  # characters of a failure, to fit into a message
