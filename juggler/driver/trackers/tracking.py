@@ -139,7 +139,9 @@ class Tracking(Callback):
         while (job := self._jobs.get()) is not None:
             self._each(job)
             self._send_checkpoints()
-        self._each(self._finish)
+        for name, found in self._found.items():  # which nobody deletes now
+            self._each(partial(self._record, name=name, found=found, path=found.path))
+        self._each(lambda tracker: self._trackers[tracker].finish(self._summary))
 
     def _each(self, job: Callable[[str], None]) -> None:
         """Do it with every tracker, by its name."""
@@ -148,13 +150,6 @@ class Tracking(Callback):
                 job(name)
             except Exception as error:
                 self._problems.put(f"{name}: {type(error).__name__}: {error}")
-
-    def _finish(self, tracker: str) -> None:
-        try:
-            for name, found in self._found.items():  # which nobody deletes now
-                self._record(tracker, name, found, found.path)
-        finally:
-            self._trackers[tracker].finish(self._summary)
 
     def _send_checkpoints(self) -> None:
         """Have those recorded that are new, but not more often than their size allows."""

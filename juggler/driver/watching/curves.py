@@ -14,7 +14,7 @@ from juggler.driver.record.run_directory import METRICS_FILE, flat
 MOST_POINTS: Final = 1200
 _MOST_KEYS: Final = 400  # of a line
 _MOST_NAMES: Final = 32  # modules, agents, players
-_MOST_NUMBERS: Final = 128  # of environments
+_MOST_NUMBERS: Final = 128  # in infos, of all agents
 
 _ALONE: Final = (
     STEPS,

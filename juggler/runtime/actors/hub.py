@@ -34,7 +34,7 @@ REASON_KEY = "juggler-reason-bin"
 #: Reasons that are not the worker's fault.
 RUN_OVER, REPLACED = "the run is over", "replaced by a new process"
 _LONGEST_REASON = 1000  # characters
-_WELCOME_SECONDS = 5.0  # for whoever comes to take its first message
+_FIRST_MESSAGE_SECONDS = 5.0  # for whoever comes to take its first message
 _MOST_STRANGERS = 1024  # streams at once without a token or a hello
 
 
@@ -219,7 +219,7 @@ class Hub:
             reason = str(error) or f"no hello within {silence:.0f} s"
         refusal = attach_pb2.ToWorker(refusal=attach_pb2.Refusal(reason=reason))
         with suppress(TimeoutError):  # it does not read
-            await asyncio.wait_for(context.write(refusal), _WELCOME_SECONDS)
+            await asyncio.wait_for(context.write(refusal), _FIRST_MESSAGE_SECONDS)
         return None
 
     async def _hello(self, context: Any, silence: float) -> Worker | None:
@@ -355,5 +355,5 @@ async def _whole(work: Coroutine[Any, Any, None]) -> None:
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait({task}, timeout=_WELCOME_SECONDS)
+        await asyncio.wait({task}, timeout=_FIRST_MESSAGE_SECONDS)
         raise

@@ -193,6 +193,21 @@ def test_a_tracker_that_could_not_take_a_checkpoint_gets_it_at_the_end(world: Wo
     assert world.told.messages == ["bad: ConnectionError: nobody there"]
 
 
+def test_the_best_checkpoint_is_recorded_at_the_end_where_the_newest_cannot_be(
+    world: WorkersWorld,
+) -> None:
+    run, records = run_of(world), Records()
+    follows = Tracking({"one": records})
+    follows.on_start(run)
+    lost = run.run_dir / "checkpoints/000000002"
+    best = {"checkpoint": str(written(run, "best/000000001"))}
+    follows.on_end(run, {"reason_for_stop": "stopped", "checkpoint": str(lost), "best": best})
+    assert records.checkpoints == [("best", "000000001", "what was learned")]
+    assert records.told[-1] == "stopped"
+    (told,) = world.told.messages
+    assert told.startswith("one: FileNotFoundError: ")
+
+
 def test_a_tracker_that_fails_is_told_of_once_and_others_go_on(world: WorkersWorld) -> None:
     fails, records = Records(), Records()
     fails.fails = True

@@ -87,7 +87,7 @@ def test_a_worker_that_shows_its_token_in_the_hello_alone_gets_in_beside_strange
 def test_a_stranger_that_does_not_read_why_it_is_refused_is_cut_off(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "_WELCOME_SECONDS", 0.3)
+    monkeypatch.setattr(hub, "_FIRST_MESSAGE_SECONDS", 0.3)
     world.start(token="secret")
     ended, visit = threading.Event(), world.hub._strangers.visit
 
