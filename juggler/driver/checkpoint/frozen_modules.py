@@ -153,20 +153,23 @@ def frozen_modules(config: RunConfig, run_dir: Path | None = None) -> dict[str, 
 
 
 def kept_modules(
-    run_dir: Path, copies: Sequence[str], lost: Callable[[str], None]
+    run_dir: Path, copies: Mapping[str, str], lost: Callable[[str], None]
 ) -> dict[str, FrozenModule]:
     """The copies of players that a run has kept, by id.
 
     Args:
         run_dir: of the run.
-        copies: their ids.
-        lost: is told why a copy is gone or damaged; it is left out.
+        copies: by id, the digest of what it plays with; "": nobody knows it.
+        lost: is told why a copy is gone, damaged or another one; it is left out.
     """
     found = {}
-    for copy_id in copies:
+    for copy_id, digest in copies.items():
         kept = run_dir / DIRECTORY / copy_id
         try:
-            found[copy_id] = _frozen_module(copy_id, {FROM: str(kept)}, run_dir)
+            module = _frozen_module(copy_id, {FROM: str(kept)}, run_dir)
+            if digest not in ("", module.digest):
+                raise ConfigError(f"{kept} has other weights than were copied")
+            found[copy_id] = module
         except ConfigError as error:
             why = error.__cause__ or error
             lost(f"league: there is no copy {copy_id} any more, and nobody plays it: {why}")
