@@ -147,7 +147,7 @@ def resume_run(
     progress = make_progress(config.driver.progress)
     before = RunConfig.from_flat(checkpoint.config)
     if reached := goal_reached(run_dir, before, config):
-        progress.message(nothing_to_do(run_dir, reached, config))
+        progress.message(nothing_to_do(run_dir, reached, before, config))
         summary = json.loads((run_dir / SUMMARY_FILE).read_text())
         return Result(summary, run_dir, checkpoint.path)
     must_go_on(run_dir)
