@@ -18,8 +18,8 @@ def roster_lines(players: Sequence[Player], payoffs: Payoffs) -> list[str]:
     ids = [player.player_id for player in players]
     ratings = elo(payoffs, ids)
     shares, _ = nash_averaging(payoffs, ids)
-    width = max(len("player"), *map(len, ids))
-    role_width = max(len("role"), *(len(player.role) for player in players))
+    width = max(map(len, ["player", *ids]))
+    role_width = max(map(len, ["role", *(player.role for player in players)]))
     names = f"{'player':<{width}}  {'role':<{role_width}}"
     lines = [f"{'#':>3}  {names}  {'steps':>9}  {'games':>7}  {'Elo':>6}  {'Nash':>5}  comes from"]
     for number, player in enumerate(players, 1):

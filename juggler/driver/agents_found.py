@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 
@@ -17,6 +18,7 @@ from juggler.envrunner.multi_agent.openspiel import SCHEME as OPENSPIEL
 from juggler.envrunner.multi_agent.pettingzoo_games import SCHEME as PETTINGZOO
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.nearest import nearest
+from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.v1 import spaces_pb2
 
 
@@ -34,6 +36,24 @@ class FoundGroup:
     agents: tuple[str, ...]
     observation: spaces_pb2.Space | None
     action: spaces_pb2.Space | None
+
+    def other_space(self, spaces: Mapping[str, Any]) -> tuple[str, str, str] | None:
+        """The first space that is not as a checkpoint has it; None: they are equal, as far as that
+        is known.
+
+        Args:
+            spaces: of the checkpoint, by "observation" and "action", as JSON.
+
+        Returns:
+            Which of the two it is, and for people how it was and how it is.
+        """
+        for side, has in (("observation", self.observation), ("action", self.action)):
+            if has is None or side not in spaces:
+                continue  # one has no encoding: whether weights fit shows when they are taken over
+            had = ParseDict(spaces[side], spaces_pb2.Space())
+            if had != has:
+                return side, str(space_from_message(had)), str(space_from_message(has))
+        return None
 
 
 def to_bytes(groups: Sequence[FoundGroup]) -> bytes:

@@ -15,8 +15,9 @@ from juggler.envrunner.setup import RANDOM
 from juggler.runtime.checkpoints.frozen import is_frozen
 from juggler.runtime.nearest import nearest
 
-#: What a checkpoint's counters call the league.
+#: What a checkpoint's counters call the league, and the digests of its copies.
 LEAGUE: Final = "league"
+COPIES: Final = "copies"
 
 
 def players_of(
@@ -95,17 +96,23 @@ def module_of(player: Player) -> str:
     return RANDOM if player.source == events.RANDOM else player.source
 
 
-def copies_of(counters: Mapping[str, Any]) -> list[str]:
+def copies_of(counters: Mapping[str, Any]) -> dict[str, str]:
     """The copies that a league had when it was saved.
 
     Args:
-        counters: of a checkpoint.
+        counters: of a sound checkpoint.
+
+    Returns:
+        By id of a copy, the digest of what it plays with; "": the checkpoint does not say, since it
+        is of an earlier version, or the copy had just been asked for.
 
     Raises:
         ConfigError: this is no state of a league.
     """
     try:
         players = counters[LEAGUE]["players"]
-        return [each["player_id"] for each in players if each["parent"] and not each["retired"]]
+        ids = [each["player_id"] for each in players if each["parent"] and not each["retired"]]
     except (KeyError, TypeError) as error:
         raise ConfigError(f"the checkpoint has no league: {error!r}") from None
+    digests = counters.get(COPIES, {})
+    return {copy_id: digests.get(copy_id, "") for copy_id in ids}

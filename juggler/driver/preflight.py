@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,8 +15,10 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from juggler.driver.agents_found import FoundGroup, from_bytes
 from juggler.driver.config import ConfigError, DriverConfig, RunConfig
@@ -24,7 +26,9 @@ from juggler.envrunner.environments.naming import check_name
 from juggler.runtime.actors.processes import WorkerProgram, ended, forkserver_pid, start
 from juggler.runtime.actors.processor_time import seconds_used
 from juggler.runtime.actors.supervisor import how_it_ended
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.checkpoints.frozen import is_frozen
+from juggler.runtime.checkpoints.weights import weights_in
 from juggler.runtime.connectors.built_in import PLACES
 from juggler.runtime.modules.by_name import check_there
 from juggler.runtime.wire.v1 import attach_pb2
@@ -52,6 +56,33 @@ class PreflightError(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
+class GoesOn:
+    """What a run that is resumed goes on from.
+
+    Attributes:
+        run_dir: has kept what modules play with that are not trained.
+        checkpoint: where it is.
+        layouts: by module id, the shape and dtype of each of its parameters and buffers. Modules
+            that keep none by name are missing.
+        spaces: by module id, those of its agents, as a checkpoint has them.
+    """
+
+    run_dir: Path
+    checkpoint: Path | None
+    layouts: Mapping[str, Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]]
+    spaces: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, run_dir: Path) -> GoesOn:
+        layouts = {
+            module_id: {name: (array.shape, array.dtype) for name, array in arrays.items()}
+            for module_id, arrays in weights_in(checkpoint.tree).items()
+        }
+        spaces = {module_id: checkpoint.spaces_of(module_id) for module_id in layouts}
+        return cls(run_dir, checkpoint.path, layouts, spaces)
+
+
+@dataclass(frozen=True, slots=True)
 class Rehearsal:
     """The arguments of the process that tries a configuration out.
 
@@ -61,14 +92,14 @@ class Rehearsal:
         told: receives what the process is doing, and what it warns of, as text, and then the agents
             of its environment or a Failure.
         stack: receives the stack if the process crashes.
-        run_dir: of a run that goes on, which has kept what modules play with that are not trained.
+        before: what the run goes on from; None: it is new.
     """
 
     config: bytes
     own_code: bytes
     told: Connection
     stack: Connection
-    run_dir: Path | None
+    before: GoesOn | None
 
 
 #: First bytes of a rehearsal's messages.
@@ -117,7 +148,7 @@ def rehearse(
     config: RunConfig,
     own_code: bytes = b"",
     tell: Callable[[str], None] = lambda _: None,
-    run_dir: Path | None = None,
+    before: GoesOn | None = None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> tuple[FoundGroup, ...]:
     """Make the environment, and each module with its learner, once, in a process of their own.
@@ -130,20 +161,21 @@ def rehearse(
         config: of a run whose workers are on this host.
         own_code: as in `EnvRunnerProgram`.
         tell: called again and again with what the process is doing.
-        run_dir: as in `Rehearsal`.
+        before: as in `Rehearsal`.
         warn: called with each thing that people should know, and that does not stop the run.
 
     Returns:
         The agents of one environment, and their spaces; () if the run has none on this host.
 
     Raises:
-        PreflightError: something cannot be made, crashed or hung; the message says what.
+        PreflightError: something cannot be made, crashed or hung, or does not fit what the run goes
+            on from; the message says what.
     """
     told, tells = Pipe(duplex=False)
     stack, writes = Pipe(duplex=False)
     with told, stack:
         with tells, writes:
-            rehearsal = Rehearsal(cloudpickle.dumps(config), own_code, tells, writes, run_dir)
+            rehearsal = Rehearsal(cloudpickle.dumps(config), own_code, tells, writes, before)
             process = _started(rehearsal, config.driver, tell)
         try:
             return _Watched(process, told, stack, config.driver, tell, warn).outcome()

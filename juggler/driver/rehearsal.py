@@ -26,6 +26,7 @@ from juggler.driver.module_ids import listed
 from juggler.driver.preflight import DOES, FAILED, FOUND, WARNS, Rehearsal, named_parts
 from juggler.driver.trial_steps import try_steps
 from juggler.driver.trial_updates import Built, can_be_tried, first_batches
+from juggler.driver.trial_weights import must_go_on
 from juggler.driver.with_dataset import is_of_another
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.dm_env_rpc.options import SCHEME
@@ -126,13 +127,16 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
         does(f"rendering the environment {runner.env}")
         _must_render(config, env_factory)
     config = with_agents(config, said)
-    frozen = frozen_modules(config, rehearsal.run_dir)
+    before = rehearsal.before
+    frozen = frozen_modules(config, before.run_dir if before else None)
     must_fit(config, frozen, said)
     built = _build(config, groups, critic_spaces, module_factory, own_classes, does)
     kept = {module_id: each.learner.kept_bytes for module_id, each in built.items()}
     must_fit_together(config, kept, [device == CPU for device in devices])
-    if rehearsal.run_dir is None:  # a run that goes on has weights of its own
+    if before is None:
         _begin(config, built, does)
+    else:
+        must_go_on(config, built, said, before)
     is_whole = True
     if not runner.dataset:
         does(f"making a few steps of the environment {runner.env}")

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from juggler.driver.config import RunConfig
+from juggler.driver.module_ids import listed
 from juggler.driver.record.metrics_file import metrics_table
 from juggler.driver.record.run_state import last_summary
 from juggler.driver.record.wording import best_checkpoint, here, outcome, restarted
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 
 _GOALS = {"solved": "stop_return", "stop_steps": "stop_steps", "stop_seconds": "stop_seconds"}
+_OF_COMMANDS = ("run_dir", "progress")  # keys that say nothing of how a run trains
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -99,10 +101,13 @@ def goals_behind(checkpoint: Checkpoint, before: RunConfig, now: RunConfig) -> l
     ]
 
 
-def nothing_to_do(run_dir: Path, reached: str, config: RunConfig) -> str:
-    """Say that a run has reached its goal, and how to go further."""
-    goal = _GOALS[reached]
+def nothing_to_do(run_dir: Path, reached: str, before: RunConfig, now: RunConfig) -> str:
+    """Say that a run has reached its goal, and how to go further; and which changes of its
+    configuration have no effect because of that."""
+    goal, was, given = _GOALS[reached], before.flat(), now.flat()
+    changed = [key for key in given if given[key] != was.get(key) and key not in _OF_COMMANDS]
+    so = f", so that what was given for {listed(changed)} has no effect" if changed else ""
     return (
-        f"the run in {here(run_dir)} has ended ({reached}): nothing to go on with. To go further, "
-        f"give it another {goal} than {vars(config.driver)[goal]}"
+        f"the run in {here(run_dir)} has ended ({reached}): nothing to go on with{so}. To go "
+        f"further, give it another {goal} than {vars(now.driver)[goal]}{', too' if so else ''}"
     )

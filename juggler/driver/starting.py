@@ -29,7 +29,7 @@ from juggler.driver.driver import Driver, Listen
 from juggler.driver.league_players import copies_of
 from juggler.driver.learners_here import must_be_alone
 from juggler.driver.monitoring import MonitoringOptions
-from juggler.driver.preflight import check_names, rehearse
+from juggler.driver.preflight import GoesOn, check_names, rehearse
 from juggler.driver.record.progress import Progress, make_progress
 from juggler.driver.record.run_directory import (
     CONFIG_FILE,
@@ -147,7 +147,7 @@ def resume_run(
     progress = make_progress(config.driver.progress)
     before = RunConfig.from_flat(checkpoint.config)
     if reached := goal_reached(run_dir, before, config):
-        progress.message(nothing_to_do(run_dir, reached, config))
+        progress.message(nothing_to_do(run_dir, reached, before, config))
         summary = json.loads((run_dir / SUMMARY_FILE).read_text())
         return Result(summary, run_dir, checkpoint.path)
     must_go_on(run_dir)
@@ -163,7 +163,8 @@ def resume_run(
 
         frozen |= kept_modules(run_dir, copies_of(checkpoint.counters), warn)
         beginning = _kept_beginning(config, run_dir, warn)
-    with _checked(config, own_code, listen, progress, started, said, run_dir) as groups:
+    goes_on = GoesOn.of(checkpoint, run_dir)
+    with _checked(config, own_code, listen, progress, started, said, goes_on) as groups:
         config = with_agents(config, groups)
         must_fit(config, frozen, groups)
         must_be_of_one_run(config, checkpoint)  # now that it is known who plays which agent
@@ -203,7 +204,7 @@ def _checked(
     progress: Progress,
     started: float,
     said: list[tuple[str, Level]],
-    run_dir: Path | None = None,
+    goes_on: GoesOn | None = None,
 ) -> Iterator[tuple[FoundGroup, ...]]:
     """Check a configuration before its run has a directory, and yield the agents of its
     environment if they are known.
@@ -228,7 +229,7 @@ def _checked(
                 config,
                 own_code,
                 lambda text: progress.waiting(text, time.monotonic() - started),
-                run_dir,
+                goes_on,
                 lambda text: said.append((text, "warning")),
             )
         finally:

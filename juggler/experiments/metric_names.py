@@ -7,6 +7,7 @@ from typing import Final
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.core.ledger import Counters
+from juggler.driver.module_ids import instead
 from juggler.driver.record.metrics import Metrics
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.nearest import closest
@@ -54,12 +55,16 @@ def must_be_a_metric(name: str, config: RunConfig) -> None:
     if name in plain_metrics():
         return
     first = config.module_ids[0]
-    is_alone = config.module_ids == (DEFAULT_MODULE,) and not config.others
+    # What is not named by Gymnasium may have several agents, and so modules with names of its own.
+    is_known = bool(config.agents.agents) or ":" not in config.env_runner.env
+    is_alone = is_known and config.agents.acting_ids == (DEFAULT_MODULE,)
     if is_alone and table == "modules" and rest.partition("/")[0] != DEFAULT_MODULE:
         raise ConfigError(
             f"metric = {name!r}: a metric of the learner is named modules/{DEFAULT_MODULE}/NAME, "
             f"such as modules/{DEFAULT_MODULE}/grad_norm"
         )
+    if slash and table in ("modules", "by_module"):
+        _must_be_of_a_module(name, config)
     if slash and table == "modules":
         return _must_be_of_a_learner(name, config)
     if slash and table in _TABLES:
@@ -70,6 +75,32 @@ def must_be_a_metric(name: str, config: RunConfig) -> None:
         f"metric = {name!r}: lines of metrics have no such number{hint}. Those of a learner are "
         f"named as modules/{first}/grad_norm is, those of an environment's infos info/NAME/mean"
     )
+
+
+def _must_be_of_a_module(name: str, config: RunConfig) -> None:
+    """
+    Args:
+        name: as "modules/hunter/entropy" or "by_module/hunter/updates".
+        config: of the run.
+
+    Raises:
+        ConfigError: its table agents says who plays, and there is no such module.
+    """
+    agents = config.agents
+    if agents.league or not agents.agents:
+        return  # players come and go, or the environment settles which modules there are
+    table, module_id = name.split("/", 2)[:2]
+    if table == "by_module" and len(agents.acting_ids) == 1:
+        raise ConfigError(
+            f"metric = {name!r}: lines have by_module with several modules, and there is one "
+            f"alone, {agents.acting_ids[0]!r}: name a number of the run, as episode_return_mean is"
+        )
+    known = config.module_ids if table == "modules" else agents.acting_ids
+    if module_id not in known:
+        which = "module that is trained" if table == "modules" else "module"
+        raise ConfigError(
+            f"metric = {name!r}: there is no {which} {module_id!r}{instead(module_id, known)}"
+        )
 
 
 def _must_be_of_a_learner(name: str, config: RunConfig) -> None:

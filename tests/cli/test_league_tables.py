@@ -67,6 +67,11 @@ def test_columns_go_by_the_numbers_of_the_roster_so_that_long_names_make_none_wi
     ]
 
 
+def test_a_league_in_which_nobody_can_play_yet_has_a_roster_without_players() -> None:
+    (head,) = roster_lines([], Payoffs(0.5, 4))
+    assert head.split()[:3] == ["#", "player", "role"]
+
+
 def test_the_roster_says_how_many_games_a_rating_is_of() -> None:
     payoffs = Payoffs(0.5, 4)
     payoffs.book("a", "b", 1)

@@ -10,7 +10,7 @@ import pytest
 
 from juggler.driver.config import RunConfig
 from juggler.driver.record.run_directory import has_checkpoint
-from juggler.driver.result import goal_reached, goals_behind
+from juggler.driver.result import goal_reached, goals_behind, nothing_to_do
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 
 CONFIG = RunConfig.from_flat({"stop_return": 475.0, "stop_steps": 1000})
@@ -37,6 +37,23 @@ def test_a_run_with_a_goal_further_off_goes_on(tmp_path: Path) -> None:
     further = RunConfig.from_flat({"stop_return": 490.0, "stop_steps": 1000})
     assert goal_reached(_ended(tmp_path, "solved"), CONFIG, further) == ""
     assert goal_reached(_ended(tmp_path, "stop_steps"), CONFIG, further) == "stop_steps"
+
+
+def test_what_was_given_for_a_run_that_has_ended_is_told_to_have_no_effect() -> None:
+    def said(**keys: object) -> str:
+        now = RunConfig.from_flat({**CONFIG.flat(), **keys})
+        return nothing_to_do(Path("runs/mine"), "stop_steps", CONFIG, now)
+
+    assert said() == (
+        "the run in runs/mine has ended (stop_steps): nothing to go on with. To go further, give "
+        "it another stop_steps than 1000"
+    )
+    assert said(progress="off") == said()
+    assert said(lr=1e-4, env="Acrobot-v1") == (
+        "the run in runs/mine has ended (stop_steps): nothing to go on with, so that what was "
+        "given for 'env', 'lr' has no effect. To go further, give it another stop_steps than "
+        "1000, too"
+    )
 
 
 def test_a_run_that_is_resumed_for_a_goal_that_it_is_past_is_told() -> None:

@@ -53,6 +53,58 @@ def test_the_metrics_of_ones_own_algorithm_and_of_its_optimizers_are_let_through
     must_be_a_metric("modules/default/lr_value", RunConfig.from_flat({"optimizers": optimizers}))
 
 
+PREY = {"train": False, "from": "somewhere"}
+SEVERAL = {
+    "agents": {"adversary_*": "hunters", "agent_0": "prey", "*": "random"},
+    "modules": {"prey": PREY},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("by_module/huntr/updates", "module 'huntr': did you mean 'hunters'? There are 'hunters',"),
+        ("by_module/x/episodes", "there is no module 'x'; there are 'hunters', 'prey', 'random'"),
+        (
+            "modules/huntr/entropy",
+            "is trained 'huntr': did you mean 'hunters'? There are 'hunters'",
+        ),
+        ("modules/prey/entropy", "there is no module that is trained 'prey'"),
+        ("modules/hunters/entrpy", "impala has no metric 'entrpy'"),
+    ],
+)
+def test_a_module_that_the_table_agents_does_not_name_is_told(name: str, told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        must_be_a_metric(name, RunConfig.from_flat(SEVERAL))
+    assert str(error.value).startswith(f"metric = {name!r}: ")
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["by_module/hunters/updates", "by_module/prey/episodes", "by_module/random/episodes"]
+)
+def test_the_modules_of_the_table_agents_have_metrics_of_their_own(name: str) -> None:
+    must_be_a_metric(name, RunConfig.from_flat(SEVERAL))
+    with pytest.raises(
+        ConfigError, match="with several modules, and there is one alone, 'hunters'"
+    ):
+        must_be_a_metric(name, RunConfig.from_flat({"agents": {"*": "hunters"}}))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"env": "juggler:MatrixGame", "league": {"builder": "alphastar"}},
+        {"league": {"builder": "alphastar"}, "agents": {"row": ["main-0"], "column": ["main-0"]}},
+        {"env": "pettingzoo:mpe/simple_tag_v3"},
+        {"env": "my_games:tag"},
+    ],
+)
+def test_modules_that_only_the_run_settles_are_let_through(keys: dict[str, Any]) -> None:
+    for name in ("by_module/adversary/updates", "modules/adversary/entropy"):
+        must_be_a_metric(name, RunConfig.from_flat(keys))
+
+
 @pytest.mark.parametrize(
     ("algorithm", "metric", "told"),
     [

@@ -73,9 +73,9 @@ class World(WorkersWorld):
         """Commands to the learner, the oldest first."""
         return [number for number, _ in self.asked(self.learner, training_pb2.Snapshot)]
 
-    def send_weights(self, command_id: int, module_id: str = "main-0") -> None:
+    def send_weights(self, command_id: int, module_id: str = "main-0", scale: float = 1) -> None:
         header = training_pb2.StateHeader(module_id=module_id, extra="{}")
-        tree = {"default": {"scale": np.ones(300, np.float32)}}
+        tree = {"default": {"scale": np.full(300, scale, np.float32)}}
         chunks = list(encode_frame(header, tree, digest=True, chunk_bytes=1000))
         for number, chunk in enumerate(chunks):
             last = number == len(chunks) - 1

@@ -128,8 +128,15 @@ def test_a_run_goes_on_from_its_checkpoint(place: Place) -> None:
     files = {path: path.stat().st_mtime_ns for path in (place.path / "run").rglob("*")}
     ended = place.run("train", "--resume", "run")
     assert ended.status == 0, ended.output
-    assert "has ended (stop_steps): nothing to go on with" in ended.output
+    assert "has ended (stop_steps): nothing to go on with. To" in ended.output
     assert "give it another stop_steps than 200000" in ended.output
+    ended = place.run("train", "--resume", "run", "--lr", 1e-4)
+    assert ended.status == 0, ended.output
+    assert "so that what was given for 'lr' has no effect" in ended.output
+    further = ("--stop-steps", 300_000, "--env", "Acrobot-v1")
+    other = place.run("train", "--resume", "run", *further)
+    assert other.status == 2, other.output
+    assert "the observation space of its environment was Box(" in other.output
     assert files == {path: path.stat().st_mtime_ns for path in (place.path / "run").rglob("*")}
     place.assert_nothing_is_left()
 

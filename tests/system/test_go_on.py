@@ -51,4 +51,4 @@ def test_the_same_command_begins_a_run_goes_on_with_it_and_finds_it_ended(place:
 
     fourth = place.run(*reached)
     assert fourth.status == 0
-    assert "has ended (stop_steps): nothing to go on with" in fourth.output
+    assert "has ended (stop_steps): nothing to go on with. To" in fourth.output

@@ -127,14 +127,15 @@ def test_a_league_that_ships_trains_all_its_players(place: Place, name: str) -> 
 
 
 @pytest.mark.slow
-def test_copies_that_are_lost_or_damaged_are_told_and_done_without(place: Place) -> None:
+def test_copies_that_are_lost_damaged_or_exchanged_are_told_and_done_without(place: Place) -> None:
     run_dir = place.path / "run"
-    place.write("league.toml", LEAGUE.replace("max_historical = 3", "max_historical = 5"))
-    run = place.run("train", "league.toml", "--run-dir", "run", "--stop-steps", 5_000)
+    place.write("league.toml", LEAGUE.replace("max_historical = 3", "max_historical = 6"))
+    run = place.run("train", "league.toml", "--run-dir", "run", "--stop-steps", 8_000)
     assert run.status == 0, run.output
     was = players(read(run_dir))
     # One that was copied last may not have reached all EnvRunners.
-    lost, damaged = [name for name, each in was.items() if each["parent"] and each["ready"]][:2]
+    copies = [name for name, each in was.items() if each["parent"] and each["ready"]]
+    lost, damaged, one, other = copies[:4]
     shutil.rmtree(run_dir / "frozen" / lost)
     for file in (run_dir / "frozen" / damaged).rglob("*.safetensors"):
         file.write_bytes(file.read_bytes()[:-4] + b"\x00\x01\x02\x03")
@@ -143,9 +144,13 @@ def test_copies_that_are_lost_or_damaged_are_told_and_done_without(place: Place)
     assert shown.status == 0, shown.output
     assert f"{lost} is left out" in shown.output
     assert f"{damaged} is left out" in shown.output
-    again = place.run("train", "--resume", "run", "--stop-steps", 8_000)
+    frozen = run_dir / "frozen"
+    for source, target in ((one, "aside"), (other, one), ("aside", other)):
+        (frozen / source).rename(frozen / target)
+    again = place.run("train", "--resume", "run", "--stop-steps", 11_000)
     assert again.status == 0, again.output
-    for name in (lost, damaged):
+    assert again.output.count("has other weights than were copied") == 2
+    for name in (lost, damaged, one, other):
         assert f"there is no copy {name} any more, and nobody plays it" in again.output
         assert players(read(run_dir))[name]["retired"]
     assert_books_balance(run_dir)

@@ -36,6 +36,7 @@ class Beginning:
             observations; {}: nothing.
         text: for people, where all of it is from.
         warnings: for people.
+        source: names the weights in errors.
     """
 
     weights: Weights
@@ -43,6 +44,7 @@ class Beginning:
     connectors: Mapping[str, State]
     text: str
     warnings: tuple[str, ...]
+    source: str = "from_checkpoint"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.json_format import ParseDict
-
 from juggler.driver.agents_found import FoundGroup
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.record.checkpoints import write
@@ -26,9 +24,7 @@ from juggler.runtime.checkpoints.frozen import (
 )
 from juggler.runtime.connectors.mergeable_state import State, connector_branch, connector_state
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.trees import Tree
-from juggler.runtime.wire.v1 import spaces_pb2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,16 +118,13 @@ class FrozenModule:
         Raises:
             ConfigError: the spaces of an agent are not those that it knows.
         """
-        spaces = self.checkpoint.spaces_of(self.source)
-        for side, has in (("observation", group.observation), ("action", group.action)):
-            if has is None or side not in spaces:
-                continue  # one has no encoding: whether weights fit shows when it is built
-            needs = ParseDict(spaces[side], spaces_pb2.Space())
-            if needs != has:
-                raise ConfigError(
-                    f"modules.{self.module_id}: {self.where} cannot play agent {agent!r}: its "
-                    f"{side} space is {_shown(needs)}, and the agent's is {_shown(has)}"
-                )
+        other = group.other_space(self.checkpoint.spaces_of(self.source))
+        if other is not None:
+            side, needs, has = other
+            raise ConfigError(
+                f"modules.{self.module_id}: {self.where} cannot play agent {agent!r}: its {side} "
+                f"space is {needs}, and the agent's is {has}"
+            )
 
 
 def frozen_modules(config: RunConfig, run_dir: Path | None = None) -> dict[str, FrozenModule]:
@@ -153,20 +146,23 @@ def frozen_modules(config: RunConfig, run_dir: Path | None = None) -> dict[str, 
 
 
 def kept_modules(
-    run_dir: Path, copies: Sequence[str], lost: Callable[[str], None]
+    run_dir: Path, copies: Mapping[str, str], lost: Callable[[str], None]
 ) -> dict[str, FrozenModule]:
     """The copies of players that a run has kept, by id.
 
     Args:
         run_dir: of the run.
-        copies: their ids.
-        lost: is told why a copy is gone or damaged; it is left out.
+        copies: by id, the digest of what it plays with; "": nobody knows it.
+        lost: is told why a copy is gone, damaged or another one; it is left out.
     """
     found = {}
-    for copy_id in copies:
+    for copy_id, digest in copies.items():
         kept = run_dir / DIRECTORY / copy_id
         try:
-            found[copy_id] = _frozen_module(copy_id, {FROM: str(kept)}, run_dir)
+            module = _frozen_module(copy_id, {FROM: str(kept)}, run_dir)
+            if digest not in ("", module.digest):
+                raise ConfigError(f"{kept} has other weights than were copied")
+            found[copy_id] = module
         except ConfigError as error:
             why = error.__cause__ or error
             lost(f"league: there is no copy {copy_id} any more, and nobody plays it: {why}")
@@ -240,7 +236,3 @@ def _checkpoint_of(
     if settings_of != module_id:
         module["settings_of"] = settings_of
     return Checkpoint(version, tree, {module_id: module}, {}, config, dict(spaces))
-
-
-def _shown(message: spaces_pb2.Space) -> str:
-    return str(space_from_message(message))

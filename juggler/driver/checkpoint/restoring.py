@@ -178,15 +178,19 @@ def _key_of_learner(name: str, module_id: str, checkpoint: Checkpoint) -> str | 
 
 
 def begin_commands(
-    module_id: str, beginning: Beginning, source: str = "from_checkpoint"
+    module_id: str, beginning: Beginning, source: str = ""
 ) -> Iterator[training_pb2.Restore]:
     """What a learner is told to have a module begin with weights from elsewhere; `source` names
-    them in errors."""
+    them in errors in place of what the beginning says."""
     return restores(
         module_id,
         {DEFAULT_MODULE: beginning.weights[module_id]},
         {},
-        last=training_pb2.Restore(weights=True, whole=module_id in beginning.whole, source=source),
+        last=training_pb2.Restore(
+            weights=True,
+            whole=module_id in beginning.whole,
+            source=source or beginning.source,
+        ),
     )
 
 

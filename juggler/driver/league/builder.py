@@ -33,7 +33,7 @@ class LeagueBuilder:
 
     A class of one's own overrides what it wants to be different. It keeps nothing of its own: what
     it decides follows from the results, and chance is taken from `results.random`. So a league
-    that goes on from a checkpoint does what it would have done.
+    that goes on from a checkpoint does what it would have done with the same results.
 
     ```python
     @dataclass(kw_only=True)

@@ -197,4 +197,5 @@ class LeagueLearners:
 def _beginning(player_id: str, weights: Any, learned: State, source: str) -> Beginning:
     """What a player begins with: another one's arrays by name, and what its connectors learned."""
     text = f"the weights of {source}"
-    return Beginning({player_id: weights}, (player_id,), {player_id: learned}, text, ())
+    named = f"league: {player_id}, new with {text}"
+    return Beginning({player_id: weights}, (player_id,), {player_id: learned}, text, (), named)

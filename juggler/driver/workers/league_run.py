@@ -12,7 +12,7 @@ from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.league import events
 from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league_players import LEAGUE, league_of, module_of
+from juggler.driver.league_players import COPIES, LEAGUE, league_of, module_of
 from juggler.driver.record.progress import Progress
 from juggler.driver.workers.command_sender import CommandSender
 from juggler.driver.workers.frozen_parts import FrozenParts
@@ -165,7 +165,12 @@ class LeagueRun:
 
     def counters(self) -> dict[str, Any]:
         """What a checkpoint's counters have of it."""
-        return {LEAGUE: self.league.to_state()}
+        copies = [each.player_id for each in self.league.roster.present() if each.parent]
+        digests = {each.module_id: each.digest for each in self._registry.frozen.values()}
+        return {
+            LEAGUE: self.league.to_state(),
+            COPIES: {copy_id: digests[copy_id] for copy_id in copies if copy_id in digests},
+        }
 
     # What the league wants.
 

@@ -241,6 +241,7 @@ def test_a_new_player_begins_with_what_a_player_plays_with_that_does_not_learn(
     world.want(stone, AddPlayer("heir", "main", source="stone"))
     last, weights = weights_given(world)
     assert last.module_id == "heir"
+    assert last.source == "league: heir, new with the weights of stone"
     np.testing.assert_array_equal(weights, np.full(3, 7.0))
 
 

@@ -1,0 +1,57 @@
+"""Whether a resumed run can go on with the weights that it has, before its workers start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from juggler.driver.agents_found import FoundGroup
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.preflight import GoesOn
+from juggler.driver.trial_updates import Built
+from juggler.learner.core.state import StateMismatch
+from juggler.runtime.episodes.version import DEFAULT_MODULE
+
+
+def must_go_on(
+    config: RunConfig, built: Mapping[str, Built], groups: Sequence[FoundGroup], before: GoesOn
+) -> None:
+    """
+    Args:
+        config: of the run.
+        built: its modules with their learners, which stay as they are.
+        groups: the agents of the environment.
+        before: what the run goes on from.
+
+    Raises:
+        ConfigError: the weights of a module are of another network, or of other spaces.
+    """
+    for module_id, each in built.items():
+        agents = {agent for agent, ids in config.played_by.items() if module_id in ids}
+        (group,) = (group for group in groups if not agents or agents & {*group.agents})
+        which = f"module {module_id!r}: " if agents else ""
+        if why := _misfit(each, module_id, group, before):
+            raise ConfigError(
+                f"{which}the run cannot go on from {before.checkpoint}: {why}. Restore "
+                "the files and the settings that it was made with, or begin a new run with the "
+                "parameters that still fit: --from and --from-parameters"
+            )
+
+
+def _misfit(built: Built, module_id: str, group: FoundGroup, before: GoesOn) -> str:
+    """Why a module cannot go on with its weights; "": it can, or nobody knows before."""
+    layouts, learner = before.layouts.get(module_id), built.learner
+    if layouts is None:
+        return ""  # the module came later, or its core has no parameters by name
+    weights = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layouts.items()}
+    try:
+        learner.core.with_weights(learner.state, {DEFAULT_MODULE: weights}, 0, whole=True)
+    except StateMismatch as error:
+        if other := group.other_space(before.spaces[module_id]):
+            side, was, here = other
+            return f"the {side} space of its environment was {was}, and now it is {here}"
+        return str(error)
+    except ValueError:
+        return ""  # a core of somebody's own that takes over no weights, and restores its state
+    return ""

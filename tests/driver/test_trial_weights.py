@@ -1,0 +1,116 @@
+"""A run that cannot go on with its weights is told so before its workers start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from support.algorithms import action_space_of, needs_memory
+
+from juggler.driver.agents_found import FoundGroup
+from juggler.driver.checkpoint.restoring import checkpoint_tree
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.preflight import GoesOn
+from juggler.driver.rehearsal import build_one
+from juggler.driver.trial_updates import Built
+from juggler.driver.trial_weights import must_go_on
+from juggler.envrunner.multi_agent.turns import AgentGroup
+from juggler.learner.algorithms.registry import ALGORITHMS
+from juggler.runtime.checkpoints.checkpoint import Checkpoint
+from juggler.runtime.wire.spaces import space_to_message
+
+BOX = spaces.Box(-10, 10, (4,), np.float32)
+RND, SMALL = {"intrinsic": {"kind": "rnd"}}, {"hidden_sizes": [8]}
+
+
+def config_of(algorithm: str, **keys: Any) -> RunConfig:
+    needed: dict[str, Any] = {"algorithm": algorithm}
+    if needs_memory(algorithm):
+        needed["model"] = {"recurrent": "gru"}
+    if algorithm in ("bc", "iql"):
+        needed["dataset"] = "somewhere"
+    return RunConfig.from_flat({**needed, **keys})
+
+
+class World:
+    """A run as it was and as it is resumed.
+
+    Args:
+        before: its configuration.
+        sees, acts: spaces of its environment.
+    """
+
+    def __init__(self, before: RunConfig, sees: Any, acts: Any, module_id: str = "default") -> None:
+        self.module_id = module_id
+        built = build(before, sees, acts)
+        state, extra = built.learner.save()
+        module = {"version": (1, 1), "extra": extra, "spaces": as_json(sees, acts)}
+        tree = checkpoint_tree({module_id: state}, {})
+        path = Path("runs/mine/checkpoints/000000001")
+        saved = Checkpoint((1, 1), tree, {module_id: module}, {}, before.flat(), {}, path)
+        self.before = GoesOn.of(saved, Path("runs/mine"))
+
+    def go_on(self, now: RunConfig, sees: Any, acts: Any, agents: tuple[str, ...] = ()) -> None:
+        group = FoundGroup(agents, space_to_message(sees), space_to_message(acts))
+        must_go_on(now, {self.module_id: build(now, sees, acts)}, [group], self.before)
+
+
+def build(config: RunConfig, sees: Any, acts: Any) -> Built:
+    return build_one(config.of(config.module_ids[0]), AgentGroup((), sees, acts), None, None, {})
+
+
+def as_json(sees: Any, acts: Any) -> dict[str, Any]:
+    from google.protobuf.json_format import MessageToDict
+
+    both = {"observation": sees, "action": acts}
+    return {side: MessageToDict(space_to_message(space)) for side, space in both.items()}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "keys"),
+    [
+        *((algorithm, {}) for algorithm in ALGORITHMS),
+        ("ppo", RND),
+        ("impala", {"replay_share": 0.5, "weights_dtype": "bfloat16"}),
+        ("ppo", {"connectors": {"env_to_module": ["mean_std_filter"]}}),
+    ],
+)
+def test_a_run_goes_on_with_its_own_weights_and_with_no_others(
+    algorithm: str, keys: dict[str, Any]
+) -> None:
+    before, acts = config_of(algorithm, **keys), action_space_of(algorithm)
+    world = World(before, BOX, acts)
+    world.go_on(before, BOX, acts)
+    other = config_of(algorithm, **keys, model={**before.module.model, **SMALL})
+    with pytest.raises(ConfigError) as refused:
+        world.go_on(other, BOX, acts)
+    assert "the run cannot go on from runs/mine/checkpoints/000000001: weights " in str(
+        refused.value
+    )
+    assert ". Restore the files and the settings that it was made with, or" in str(refused.value)
+
+
+def test_another_environment_is_told_by_its_spaces_and_the_module_that_sees_them() -> None:
+    table = {"agents": {"adversary_0": "hunters"}}
+    config, acts = config_of("ppo", **table), spaces.Discrete(2)
+    world = World(config, BOX, acts, "hunters")
+    says = r"^module 'hunters': .*: the observation space of its environment was Box\(-10.*, \(4,\)"
+    with pytest.raises(ConfigError, match=says + r".*, and now it is Box\(-10.*, \(5,\)"):
+        world.go_on(config, spaces.Box(-10, 10, (5,)), acts, ("adversary_0",))
+    with pytest.raises(ConfigError, match=r"the action space .*Discrete\(2\).*is Discrete\(3\)"):
+        world.go_on(config, BOX, spaces.Discrete(3), ("adversary_0",))
+
+
+def test_other_spaces_that_the_same_weights_fit_are_let_through() -> None:
+    config, acts = config_of("ppo"), spaces.Discrete(2)
+    World(config, BOX, acts).go_on(config, spaces.Box(-1, 1, (4,)), acts)
+
+
+def test_a_module_that_came_later_has_no_weights_to_go_on_with() -> None:
+    config, acts = config_of("ppo"), spaces.Discrete(2)
+    world = World(config, BOX, acts)
+    world.module_id = "later"
+    world.go_on(config, spaces.Box(-1, 1, (5,)), acts)
