@@ -157,6 +157,8 @@ class WorkerRegistry:
         alone = self.processes_of(module_id) == 1 and not others
         if alone:
             return ""
+        if learner.why_alone and self.processes_of(module_id) == 1:  # another one trains alone
+            return learner.why_alone
         # One of this host began alone where it has no meeting point, and meets others at theirs.
         if not worker.local and not all([learner.meeting_point, *others]):
             return (

@@ -170,6 +170,17 @@ def test_a_learner_that_is_started_joins_the_one_that_trained_alone(make: Make) 
     assert len(world.supervisor.started) == 1
 
 
+def test_a_learner_that_cannot_train_with_others_does_not_disturb_the_first(make: Make) -> None:
+    world = make()
+    world.scale(learners=2)
+    second = world.join("learner", 1)
+    ((command_id, _),) = world.asked(second, training_pb2.AddModule)
+    why = "population has no `nothing`: it cannot train in a group of learners"
+    world.reply(second, command_id, training_pb2.ModuleReady(why_alone=why))
+    assert world.why_dismissed(second) == why
+    assert world.core.members == ("learner-0",)
+
+
 def test_a_learner_is_told_to_stop_once_it_has_trained_on_what_it_was_asked_for(make: Make) -> None:
     world = make(num_learners=2, batch_size=40, num_env_runners=1)
     second, sampled, updated = world.learners[1], set[int](), set[int]()
