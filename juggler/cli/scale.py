@@ -17,7 +17,7 @@ _ANSWER_SECONDS = 10.0
 @dataclass(kw_only=True)
 class Arguments:
     """Have another number of workers in a run, which goes on meanwhile. EnvRunners that are too
-    many finish what they do, and lose nothing."""
+    many finish what they do, and lose nothing; so do learners of `juggler train`."""
 
     run: tyro.conf.Positional[str]
     """The directory of a run of `juggler train` or `juggler launch`, on the host of its driver."""
@@ -26,7 +26,7 @@ class Arguments:
     """How many EnvRunners. none: as many as there are."""
 
     learners: int | None = None
-    """How many learners, in a run of `juggler launch`. none: as many as there are."""
+    """How many learners. none: as many as there are."""
 
     evaluators: int | None = None
     """How many evaluators, in a run of `juggler launch`. none: as many as there are."""
@@ -39,8 +39,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _scale(given: Arguments) -> int:
     from juggler.driver.record.driver_file import find_driver
-    from juggler.envrunner.program import ENVRUNNER
-    from juggler.launch.commands import OPTIONS, ROLES, Launch, LaunchError, must_allow
+    from juggler.launch.commands import ROLES, Launch, LaunchError, must_allow
     from juggler.launch.scaling import Wanted
 
     wanted = dict(zip(ROLES, (given.learners, given.env_runners, given.evaluators), strict=True))
@@ -60,20 +59,21 @@ def _scale(given: Arguments) -> int:
                 print(launched.change(role, number))
         return 0
     address = find_driver(run_dir)
-    for role, number in wanted.items():
-        if role != ENVRUNNER and number is not None:
-            raise LaunchError(
-                f"the {role}s of a run of `juggler train` stay: {OPTIONS[role]} is for "
-                "`juggler launch`"
-            )
-    assert given.env_runners is not None
-    before = _ask(run_dir, address, given.env_runners)
-    print(f"EnvRunners: {given.env_runners} are wanted now, in place of {before}")
+    if given.evaluators is not None:
+        raise LaunchError(
+            "the evaluators of a run of `juggler train` stay: --evaluators is for `juggler launch`"
+        )
+    before = _ask(run_dir, address, given.env_runners or 0, given.learners or 0)
+    for number, so_far, what in zip(
+        (given.env_runners, given.learners), before, ("EnvRunners", "learners"), strict=True
+    ):
+        if number is not None:
+            print(f"{what}: {number} are wanted now, in place of {so_far}")
     return 0
 
 
-def _ask(run_dir: Path, address: str, env_runners: int) -> int:
-    """Ask the driver for so many EnvRunners -> how many there were to be."""
+def _ask(run_dir: Path, address: str, env_runners: int, learners: int) -> tuple[int, int]:
+    """Ask the driver for so many EnvRunners and learners -> how many there were to be."""
     import grpc
 
     from juggler.driver.monitoring import SCALE_METHOD
@@ -89,10 +89,11 @@ def _ask(run_dir: Path, address: str, env_runners: int) -> int:
             response_deserializer=status_pb2.ScaleReply.FromString,
         )
         try:
-            reply = ask(status_pb2.ScaleRequest(env_runners=env_runners), timeout=_ANSWER_SECONDS)
+            wanted = status_pb2.ScaleRequest(env_runners=env_runners, learners=learners)
+            reply = ask(wanted, timeout=_ANSWER_SECONDS)
         except grpc.RpcError as error:
             answer: Any = error
             if answer.code() == grpc.StatusCode.UNAVAILABLE:
                 raise RunDirectoryError(not_running(run_dir)) from None
             raise EndpointError(f"{address}: {answer.details()}") from None
-    return int(reply.before)
+    return int(reply.before), int(reply.learners_before)

@@ -27,6 +27,7 @@ from juggler.driver.signals import signals_become
 from juggler.driver.status import StatusReader
 from juggler.driver.tracing import tracing
 from juggler.driver.upkeep import Upkeep
+from juggler.driver.workers.learners import PEER_SILENCE_SECONDS
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.worker_events import WorkerEvents
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
@@ -35,9 +36,6 @@ from juggler.runtime.actors.hub import Hub, HubSettings
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
-
-#: Of learners in a group. They wait for longer for one of theirs that hangs (COLLECTIVE_SECONDS).
-_PEER_SILENCE_SECONDS = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +120,8 @@ class Driver:
             tls=listen.tls if listen else None,
             hang_seconds=config.driver.hang_seconds,
             # In a group, others wait for a learner that hangs.
-            silence_of={LEARNER: _PEER_SILENCE_SECONDS} if most_learners > 1 else {},
-            most_of={LEARNER: most_learners},
+            silence_of={LEARNER: PEER_SILENCE_SECONDS} if most_learners > 1 else {},
+            most_of={LEARNER: most_learners} if listen else {},
             services=self._monitoring.services,
         )
         self._hub = Hub(settings, self._mailbox)

@@ -45,8 +45,8 @@ class DriverConfig:
     up to worker_timeout_seconds once the first is ready, and then begins with those that are."""
 
     max_learners: int = 64
-    """Learners that may take part at once where they dial in (`juggler driver`): beyond
-    num_learners, they may come and go at any time."""
+    """Learners that may take part at once: beyond num_learners, they may come and go at any time
+    where they dial in (`juggler driver`), and elsewhere by `juggler scale`."""
 
     devices: str = "auto"
     """Where learners compute: auto (a GPU of their host, in turn, or its CPU), cpu, cuda:0, several
@@ -208,10 +208,11 @@ class DriverConfig:
         return len(self.device_names()) if self.num_learners is None else self.num_learners
 
     def most_learners(self, *, dialled: bool) -> int:
-        """How many learners may take part at once.
+        """How many learners may take part at once in a run that begins.
 
         Args:
-            dialled: workers dial in; else the driver starts its own, and nobody else can come.
+            dialled: workers dial in; else the driver starts its own, and `juggler scale` alone has
+                it start others.
         """
         return self.max_learners if dialled else self.learners
 

@@ -103,6 +103,7 @@ class Loop:
                 if due is not None:
                     parts.happened(due)
         parts.carry_out(parts.core.issue_updates())
+        parts.leaving_learners.look()
 
     def finish_updates(self) -> None:
         """Do what follows from the updates that were answered: end the run, or begin a turn."""

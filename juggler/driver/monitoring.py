@@ -22,7 +22,7 @@ from juggler.runtime.wire.v1 import status_pb2
 
 STATUS_METHOD = "/juggler.v1.Run/Status"
 SCALE_METHOD = "/juggler.v1.Run/Scale"
-#: EnvRunners that can be asked for.
+#: Workers of a role that can be asked for.
 MOST_ENV_RUNNERS = 4096
 
 #: Time limit for the driver's loop to answer.
@@ -62,11 +62,13 @@ class StatusAsked:
 
 @dataclass(frozen=True, slots=True)
 class ScaleAsked:
-    """A request for another number of EnvRunners on this host. The driver's loop answers with the
-    number so far, or with a ValueError if it starts none."""
+    """A request for another number of workers on this host; 0: as many as there are. The driver's
+    loop answers with the numbers so far of those that were asked for, EnvRunners and learners, or
+    with a ValueError where it cannot have so many."""
 
     env_runners: int
-    answer: Future[int]
+    learners: int
+    answer: Future[tuple[int, int]]
 
 
 class MonitoringServices:
@@ -95,8 +97,8 @@ class MonitoringServices:
         self._ask(asked)
         return asked.answer
 
-    def _scale(self, env_runners: int) -> Future[int]:
-        asked = ScaleAsked(env_runners, Future())
+    def _scale(self, env_runners: int, learners: int) -> Future[tuple[int, int]]:
+        asked = ScaleAsked(env_runners, learners, Future())
         self._ask(asked)
         return asked.answer
 
@@ -139,7 +141,7 @@ class _RunService:
     def __init__(
         self,
         question: Callable[[], Future[status_pb2.RunStatus]],
-        scale: Callable[[int], Future[int]],
+        scale: Callable[[int, int], Future[tuple[int, int]]],
         token: str,
     ) -> None:
         self._question, self._ask_for = question, scale
@@ -169,19 +171,22 @@ class _RunService:
         if not context.peer().startswith("unix:"):
             reason = "a run is scaled from the driver's own host"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
-        wanted = 0
+        wanted = status_pb2.ScaleRequest()
         async for content in requests:
-            wanted = status_pb2.ScaleRequest.FromString(content).env_runners
+            wanted.MergeFromString(content)
             break
-        if not 1 <= wanted <= MOST_ENV_RUNNERS:
-            reason = f"{wanted} EnvRunners: must be from 1 to {MOST_ENV_RUNNERS}"
+        if not 1 <= max(wanted.env_runners, wanted.learners) <= MOST_ENV_RUNNERS:
+            numbers = f"{wanted.env_runners} EnvRunners and {wanted.learners} learners"
+            reason = f"{numbers}: must be from 1 to {MOST_ENV_RUNNERS}, or 0 for one of them"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
         try:
-            before = await _answered(self._ask_for(wanted), context)
+            asked = self._ask_for(wanted.env_runners, wanted.learners)
+            env_runners, learners = await _answered(asked, context)
         except ValueError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         else:
-            await context.write(status_pb2.ScaleReply(before=before))
+            reply = status_pb2.ScaleReply(before=env_runners, learners_before=learners)
+            await context.write(reply)
 
 
 async def _answered(future: Future[Any], context: Any) -> Any:

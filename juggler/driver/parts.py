@@ -29,6 +29,7 @@ from juggler.driver.workers.evaluations import Evaluations, Evaluators
 from juggler.driver.workers.frozen_parts import FrozenParts
 from juggler.driver.workers.league_run import LeagueRun
 from juggler.driver.workers.learners import Learners
+from juggler.driver.workers.leaving_learners import LeavingLearners
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.registry import WorkerRegistry
 from juggler.driver.workers.stale_runners import StaleRunners
@@ -64,6 +65,7 @@ class RunParts:
         trained: the modules that are trained, which may come and go.
         connectors: by module id, what the connectors of EnvRunners have learned.
         learners: by module id, the group that trains it.
+        leaving_learners: those that go because fewer are wanted.
         metrics: what receipts and updates said.
         snapshots: cuts of the state on their way to the disk.
         checkpointing: when such a cut is made.
@@ -134,6 +136,13 @@ class RunParts:
             progress,
             resume,
             beginning,
+        )
+        self.leaving_learners = LeavingLearners(
+            self.core,
+            self.registry,
+            self.commands,
+            local,
+            config.driver.worker_timeout_seconds,
         )
         self.league: LeagueRun | None = None
         if config.agents.league:

@@ -11,6 +11,7 @@ from juggler.driver.core.events import (
     Event,
     FormGroup,
     IssueUpdate,
+    LeftGroup,
     PeersMet,
     Request,
     SampleFailed,
@@ -52,6 +53,8 @@ class ModuleBooks:
         self.open: set[int] = set()
         self.closed: set[int] = set()
         self.leaves = False
+        self.leavers: set[WorkerKey] = set()  # learners that are to leave
+        self.ignored: set[WorkerKey] = set()  # of these, those that are in no group any more
 
     def expect(self, event: Event) -> None:
         """Book the event here, as the rules have it."""
@@ -64,7 +67,9 @@ class ModuleBooks:
                 if self.known.get(event.runner) == event.incarnation:
                     self._reported(event.batch_id, getattr(event, "live_steps", None))
             case Arrived():
-                if self.known.get(event.learner) == event.incarnation:
+                worker = WorkerKey(event.learner, event.incarnation)
+                is_known = self.known.get(event.learner) == event.incarnation
+                if is_known and worker not in self.ignored:
                     self._reported(event.batch_id, event.live_steps)
             case UpdateFinished() | UpdateFailed():
                 waiting = self.waiting.get(event.update_id, set())
@@ -85,6 +90,17 @@ class ModuleBooks:
                 self.unheard.update(self.shares[update_id][worker_id])
                 waiting.discard(worker_id)
 
+    def let_go(self, worker: WorkerKey) -> None:
+        """This learner is to leave. One that is no member yet does not become one."""
+        self.leavers.add(worker)
+        if worker.worker_id not in self.group:
+            self.ignored.add(worker)
+
+    def leaving(self) -> set[str]:
+        """Those of the group that are to leave, where others stay."""
+        found = {name for name in self.group if WorkerKey(name, self.known[name]) in self.leavers}
+        return found if found < set(self.group) else set()
+
     def updates_in_flight(self) -> int:
         return sum(map(bool, self.waiting.values()))
 
@@ -99,6 +115,13 @@ class ModuleBooks:
             self.sampled.setdefault(batch_id, live_steps)
 
     # What must hold.
+
+    def check_left(self, command: LeftGroup) -> None:
+        assert command.learner in self.leaving()
+        assert not self.updates_in_flight(), "left during an update"
+        assert not self._open_steps(command.learner), "something of it is lost"
+        self.ignored.add(WorkerKey(command.learner, self.known[command.learner]))
+        self.group = tuple(name for name in self.group if name != command.learner)
 
     def check_group(self, command: FormGroup) -> None:
         assert command.generation > self.generation
@@ -119,6 +142,7 @@ class ModuleBooks:
         under_way.add(request.batch_id)
         assert len(under_way) <= self.settings.requests_per_runner
         assert request.learner in self.group
+        assert request.learner not in self.leaving()
         assert request.generation == self.generation
         newest, at_least = self.core.weights_version, request.at_least
         if self.settings.synchronous:
@@ -142,7 +166,7 @@ class ModuleBooks:
         self.used.update(ids)
         for share in update.shares:
             held = sum(self.sampled[batch_id] for batch_id in share.batch_ids)
-            if self.settings.synchronous:
+            if self.settings.synchronous or share.learner in self.leaving():
                 assert held > 0
             else:
                 assert held * len(update.shares) >= self.settings.batch_size

@@ -13,6 +13,7 @@ from juggler.driver.core.events import (
     FormGroup,
     IssueUpdate,
     LearnerLeft,
+    PeersMet,
     Request,
     RunnerLeft,
     SampleFailed,
@@ -131,6 +132,8 @@ class Processes:
             )
             learner.versions[module_id] = Version(command.generation, newest)
             self.publish(module_id, learner.versions[module_id])
+            if worker_id == command.members[0]:
+                self.pending.append(PeersMet(command.generation, newest, module_id))
         elif isinstance(command, IssueUpdate):
             if outcome == "failed":
                 event: Event = UpdateFailed(

@@ -19,7 +19,9 @@ from juggler.driver.core.events import (
     FormGroup,
     IssueUpdate,
     LearnerJoined,
+    LearnerLeaves,
     LearnerLeft,
+    LeftGroup,
     PeersMet,
     Proceed,
     Request,
@@ -62,6 +64,7 @@ class World(Processes):
         self.rounds = RoundBooks(self.books, self.plays)
         self.newest = Version(0, 0)
         self.delivered: list[Event] = []
+        self.leavers: set[WorkerKey] = set()  # learners that are to leave
         self._events_a_turn = events_a_turn
         self._events = 0  # since the last turn
         self._incarnations = 0
@@ -83,6 +86,30 @@ class World(Processes):
         self.learners[worker.worker_id] = FakeLearner(worker, versions)
         for module_id in modules:
             self.deliver(LearnerJoined(worker.worker_id, worker.incarnation, module_id))
+
+    def let_go(self, worker_id: str) -> None:
+        """This learner is to leave. Its process ends once no group needs it."""
+        worker = self.learners[worker_id].worker
+        self.leavers.add(worker)
+        for books in self.books.values():
+            books.let_go(worker)
+        self.pending = [  # the driver hears of no further module of it
+            each
+            for each in self.pending
+            if not isinstance(each, LearnerJoined)
+            or WorkerKey(each.learner, each.incarnation) != worker
+        ]
+        self.deliver(LearnerLeaves(*worker))
+
+    def stays(self, worker_id: str) -> bool:
+        """Whether there is such a learner, which is not to leave."""
+        learner = self.learners.get(worker_id)
+        return learner is not None and learner.worker not in self.leavers
+
+    def _end_those_that_left(self) -> None:
+        for worker in [learner.worker for learner in self.learners.values()]:
+            if worker in self.leavers and worker.worker_id not in self.core.members:
+                self.kill(worker.worker_id, survivors=len(self.pending))
 
     def _trains(self, index: int, module_id: str) -> bool:
         number = index // LEARNERS_OF_A_MODULE
@@ -143,6 +170,7 @@ class World(Processes):
         """What the driver's loop does behind the events that came at once."""
         self._events = 0
         self._forget_settled()
+        self._end_those_that_left()
         return [*self._obey_all(self.core.issue_updates), *self._obey_all(self.core.top_up)]
 
     def _obey_all(self, asked: Any, *about: Event) -> list[Command]:
@@ -208,6 +236,8 @@ class World(Processes):
             case FormGroup():
                 books.check_group(command)
                 self._send(command.members, command)
+            case LeftGroup():
+                books.check_left(command)
             case IssueUpdate():
                 books.check_update(command, self.learners)
                 if books.settings.synchronous:

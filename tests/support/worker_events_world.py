@@ -36,11 +36,13 @@ SPACE = spaces_pb2.Space(discrete=spaces_pb2.DiscreteSpace(n=2, dtype=5))
 
 
 class _Hub:
-    """Sends nothing, and keeps what it should have sent, and whom it should have let go."""
+    """Sends nothing, and keeps what it should have sent, whom it should have let go, and after how
+    many seconds of silence it loses workers of a role."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[Worker, int, Message]] = []
         self.dismissed: list[tuple[Worker, str]] = []
+        self.silences: dict[str, float] = {}
 
     def send(self, worker: Worker, command_id: int, body: Message) -> bool:
         self.sent.append((worker, command_id, body))
@@ -48,6 +50,9 @@ class _Hub:
 
     def vitals(self) -> dict[str, Any]:
         return {}
+
+    def lose_after(self, role: str, silence: float) -> None:
+        self.silences[role] = silence
 
     def dismiss(self, worker: Worker, reason: str) -> None:
         self.dismissed.append((worker, reason))
@@ -86,6 +91,7 @@ class WorkersWorld:
         only_local: bool = False,
         frozen: Mapping[str, FrozenModule] | None = None,
         resume: Checkpoint | None = None,
+        local: LocalWorkers | None = None,
         **keys: Any,
     ) -> None:
         self._incarnations = itertools.count()
@@ -94,8 +100,9 @@ class WorkersWorld:
         config = RunConfig.from_flat({**SHAPE, "batch_size": 20, "num_env_runners": 1, **keys})
         clock = RunClock(0.0)
         self.snapshots = SnapshotWriter(self.written, directory, config, clock, None)
-        # No process here is local, so the local workers are asked for nothing.
-        local = cast(LocalWorkers, _NobodyIsLocal())
+        # Without any, no process here is local, so the local workers are asked for nothing.
+        self._are_local = local is not None
+        local = local or cast(LocalWorkers, _NobodyIsLocal())
         hub = cast(Hub, self._hub)
         self.told = _Told()
         self.parts = RunParts(
@@ -141,7 +148,8 @@ class WorkersWorld:
 
     def join(self, role: str, index: int = 0) -> Worker:
         incarnation = f"incarnation-{next(self._incarnations)}"
-        worker = Worker(f"{role}-{index}", incarnation, role, index, "host", 1, (), (), False)
+        name = f"{role}-{index}"
+        worker = Worker(name, incarnation, role, index, "host", 1, (), (), self._are_local)
         self.hear(Joined(worker))
         return worker
 
@@ -202,6 +210,10 @@ class WorkersWorld:
             **said,
         }
         self.reply(self.runner, command_id, training_pb2.Receipt(**receipt))
+
+    def silences(self) -> dict[str, float]:
+        """After which workers are lost, by role, where it has changed."""
+        return self._hub.silences
 
     def ask_for_a_snapshot(self) -> int:
         assert self.parts.checkpointing.begin()

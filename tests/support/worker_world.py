@@ -114,10 +114,12 @@ class World:
         outlives_failures: bool = False,
         shared: Mapping[str, list[str]] | None = None,
         synchronous: bool = False,
+        may_meet: bool = False,
         **config: Any,
     ) -> None:
         """`shared` and `synchronous` are the run's, and `config` has keys of the learner's."""
         self.driver = Driver()
+        self.ready: dict[str, training_pb2.ModuleReady] = {}  # what it said of each module
         self._make_batch = make_batch
         attachment: Any = self.driver
         program = LearnerProgram(Contact("", socket_dir=str(directory)))
@@ -126,7 +128,8 @@ class World:
         self.worker = LearnerWorker(attachment, self.driver.inbox, program, server)
         self._thread = threading.Thread(target=self.worker.run, daemon=True)
         self._thread.start()
-        self.driver.ask(_setup(outlives_failures, shared or {}, synchronous), attach_pb2.Done())
+        setup = _setup(outlives_failures, shared or {}, synchronous, may_meet)
+        self.driver.ask(setup, attach_pb2.Done())
         self._weights: dict[str, WeightsSubscription] = {}
         self.module = self.add("default", **config)
         self.module.learner.updates = BEGIN.update  # as if it had restored them
@@ -139,6 +142,7 @@ class World:
         """Have a module hosted; an envrunner subscribes to its weights."""
         ready = self.driver.ask(_module(module_id, config), training_pb2.ModuleReady())
         assert ready.module_id == module_id
+        self.ready[module_id] = ready
         (address,), metadata = self.addresses, call_metadata("", "run", "incarnation")
         self._weights[module_id] = WeightsSubscription(
             address, metadata, "envrunner-0", Limits(), module_id=module_id
@@ -216,12 +220,12 @@ class World:
 
 
 def _setup(
-    outlives_failures: bool, shared: Mapping[str, list[str]], synchronous: bool
+    outlives_failures: bool, shared: Mapping[str, list[str]], synchronous: bool, may_meet: bool
 ) -> training_pb2.Setup:
     setup = LearnerSetup(
         device="cpu",
         updates_in_flight=2,
-        may_meet=False,
+        may_meet=may_meet,
         shared=dict(shared),
         synchronous=synchronous,
         outlives_failures=outlives_failures,

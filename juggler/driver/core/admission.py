@@ -55,6 +55,9 @@ class Asynchronous:
     the run would stand. Once everything that was asked for is reported, each module either has room
     or can make an update, whatever the others do.
 
+    For learners that leave nothing more is asked. Updates take what they still hold, at most a
+    share of it each time, and wait for what was asked for them and has not come yet.
+
     Args:
         modules: by module id, in the order in which a round asks for them. They may come and go.
         runners: whom to ask.
@@ -75,7 +78,9 @@ class Asynchronous:
         if len(module.updates) >= settings.max_updates_in_flight:
             return None
         share = settings.batch_size / len(members)
-        if any(learner.held_steps < share for learner in members.values()):
+        if any(learner.held_steps < share for learner in module.group.staying):
+            return None
+        if not all(learner.held_steps for learner in module.group.leaving):
             return None
         return {worker_id: _take(learner, share) for worker_id, learner in members.items()}
 
@@ -87,7 +92,7 @@ class Asynchronous:
                 if settings.waited_for and not module.has_begun and not module.late:
                     return None
                 continue
-            learner = min(members.values(), key=_open_steps)
+            learner = min(module.group.staying, key=_open_steps)
             most = settings.max_open_updates * settings.batch_size / len(members)
             if learner.open_steps < most:
                 learners[module_id] = learner
@@ -250,10 +255,10 @@ def _runner_and_sequence(batch: Batch) -> tuple[tuple[str, int], int]:
 
 
 def _take(learner: Learner, steps: float) -> list[Batch]:
-    """The oldest batches that it holds, until they have so many steps."""
+    """The oldest batches that it holds, until they have so many steps, or it has no more."""
     share: list[Batch] = []
     taken = 0
-    while taken < steps:
+    while taken < steps and learner.held:
         batch = learner.take()
         share.append(batch)
         taken += batch.steps

@@ -51,7 +51,7 @@ class DriverCore:
         together = [tuple(ids) for ids in together]
         self._admission = _admission(self._shared, self._states, self._runners, together)
         self._learners: dict[str, WorkerKey] = {}  # whoever has an id now
-        self._gone: set[WorkerKey] = set()  # learners
+        self._gone: set[WorkerKey] = set()  # learners that are gone, or are to go
         self._forgotten: set[str] = set()  # modules
         self._stopping = False
         self.modules = {
@@ -116,7 +116,7 @@ class DriverCore:
                 return []
             case events.LearnerJoined():
                 return self._learner_joined(event)
-            case events.LearnerLeft():
+            case events.LearnerLeaves() | events.LearnerLeft():
                 self._gone.add(WorkerKey(event.learner, event.incarnation))
                 return self._book_everywhere(event)
             case events.StopRequested() | events.Finish():
@@ -131,10 +131,11 @@ class DriverCore:
 
     def issue_updates(self) -> list[events.Command]:
         """Every update that learners can make now, and the groups that are to make them."""
+        modules = self.modules.values()
         admitted = [command for group in self._together for command in _admitted(group)]
-        return admitted + [
-            command for each in self.modules.values() for command in each.issue_updates()
-        ]
+        parted = [command for each in modules for command in each.part()]
+        updates = [command for each in modules for command in each.issue_updates()]
+        return admitted + parted + updates
 
     def top_up(self) -> list[events.Request]:
         """Requests wherever there is room for more steps."""

@@ -101,6 +101,15 @@ class BeginWithFewer:
 
 
 @dataclass(frozen=True, slots=True)
+class LearnerLeaves:
+    """The process is to go, as soon as all that was asked for it has been trained on and another
+    learner has its weights: `LeftGroup` says of each module when. Asynchronous mode only."""
+
+    learner: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
 class LearnerLeft:
     """The process is gone, with all the modules that it had."""
 
@@ -238,7 +247,7 @@ class Finish:
 OfRunner = RunnerJoined | RunnerPlays | RunnerLeft
 
 #: What happens to every module of a run at once.
-OfEveryModule = LearnerLeft | StopRequested | Finish
+OfEveryModule = LearnerLeaves | LearnerLeft | StopRequested | Finish
 
 #: What happens to one module, which the event names.
 OfModule = (
@@ -294,6 +303,14 @@ class FormGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftGroup:
+    """Of a learner that was to leave: this module needs it no longer."""
+
+    learner: str
+    module_id: str = DEFAULT_MODULE
+
+
+@dataclass(frozen=True, slots=True)
 class Discard:
     """To a learner: let go of these batches, no update will name them."""
 
@@ -302,7 +319,7 @@ class Discard:
     module_id: str = DEFAULT_MODULE
 
 
-Command = Request | IssueUpdate | FormGroup | Discard
+Command = Request | IssueUpdate | FormGroup | LeftGroup | Discard
 
 
 def _check(worker: str, batch_id: int, live_steps: int, dropped: str) -> None:

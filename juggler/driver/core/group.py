@@ -15,6 +15,7 @@ class Learner:
     open_steps: int = 0  # requested for it, held by it, or in its share of an update
     held_steps: int = 0
     held: deque[Batch] = field(default_factory=deque)  # in order of arrival
+    leaves: bool = False  # as soon as it can
 
     def hold(self, batch: Batch) -> None:
         self.held.append(batch)
@@ -32,7 +33,8 @@ class Group:
 
     The first group forms when `size` learners have joined, or earlier by `begin_with_fewer`. Later
     ones are let in when no update is in flight. A group that has lost its last member has lost its
-    weights: whoever joins next brings others, from a checkpoint.
+    weights: whoever joins next brings others, from a checkpoint. So a member that is to leave does
+    all that the others do until there are others.
     """
 
     def __init__(self, size: int, generation: int) -> None:
@@ -40,6 +42,7 @@ class Group:
         self.members: dict[str, Learner] = {}  # by rank
         self.joiners: dict[str, Learner] = {}
         self._needed = size
+        self._have_met = False  # those of this generation
 
     @property
     def missing(self) -> int:
@@ -63,6 +66,43 @@ class Group:
         """Let it wait, unless it is here; `admit` lets it in. Nobody else has its id."""
         if self.find(worker) is None:
             self.joiners[worker.worker_id] = Learner(worker)
+
+    def met(self, generation: int) -> None:
+        """The members of this generation have one state."""
+        self._have_met = self._have_met or generation == self.generation
+
+    def lets_go(self, learner: Learner) -> None:
+        """Let a learner leave, by `part` if it is a member."""
+        if self.joiners.pop(learner.worker.worker_id, None) is None:
+            learner.leaves = True
+
+    @property
+    def staying(self) -> list[Learner]:
+        """The members that further steps are asked for."""
+        members = list(self.members.values())
+        return [each for each in members if not each.leaves] or members
+
+    @property
+    def leaving(self) -> list[Learner]:
+        """The members that only train on what they were asked for."""
+        found = [each for each in self.members.values() if each.leaves]
+        return found if len(found) < len(self.members) else []
+
+    def can_spare(self, worker_id: str) -> bool:
+        """Whether no weights are lost with this learner, which is to leave."""
+        return worker_id not in self.members or (self._have_met and bool(self.leaving))
+
+    @property
+    def done(self) -> list[Learner]:
+        """Those of `leaving` that have done so. The others have their weights."""
+        return [each for each in self.leaving if not each.open_steps] if self._have_met else []
+
+    def part(self) -> tuple[str, ...] | None:
+        """Leave out those that are done -> the other members, by rank. None: there are none."""
+        done = self.done
+        for learner in done:
+            del self.members[learner.worker.worker_id]
+        return self._form() if done else None
 
     @property
     def admissible(self) -> frozenset[str]:
@@ -91,6 +131,7 @@ class Group:
 
     def _form(self) -> tuple[str, ...]:
         self._needed = 1
+        self._have_met = False
         self.generation += 1
         return tuple(self.members)
 

@@ -93,6 +93,10 @@ class ModuleCore:
         """How many have yet to come before the first of them begin."""
         return self._group.missing
 
+    def can_spare(self, learner: str) -> bool:
+        """Whether no weights are lost with this learner, which is to leave."""
+        return self._group.can_spare(learner)
+
     @property
     def held_steps(self) -> int:
         """Steps that wait at learners and are in no update yet."""
@@ -118,11 +122,15 @@ class ModuleCore:
                 self._group.join(WorkerKey(event.learner, event.incarnation))
             case events.BeginWithFewer():
                 self._group.begin_with_fewer()
+            case events.LearnerLeaves():
+                if learner := self._group.find(WorkerKey(event.learner, event.incarnation)):
+                    self._group.lets_go(learner)
             case events.LearnerLeft():
                 self._learner_left(WorkerKey(event.learner, event.incarnation))
             case events.PeersMet():
                 met = Version(event.generation, event.update)
                 self.weights_version = max(self.weights_version, met)
+                self._group.met(event.generation)
                 self._unanswered.clear()  # the group has gone on without whoever had them
             case events.PeersLost():
                 self._announce(self._group.renew(event.generation))
@@ -148,6 +156,17 @@ class ModuleCore:
         self._commands = []
         if self.admissible:
             self._announce(self._group.admit())
+        return self._commands
+
+    def part(self) -> list[events.Command]:
+        """Let go of learners that leave and of which nothing is under way."""
+        self._commands = []
+        if self.idle and not self._stopping:
+            for learner in self._group.done:
+                for batch in learner.held:  # without a live step
+                    self.ledger.drop(batch, "learner_lost")
+                self._commands.append(events.LeftGroup(learner.worker.worker_id, self.module_id))
+            self._announce(self._group.part())
         return self._commands
 
     def issue_updates(self) -> list[events.Command]:

@@ -110,6 +110,8 @@ class CommandSender:
                     self.tell(share.learner, update)
             case events.FormGroup():
                 self._form_group(command)
+            case events.LeftGroup():
+                self._registry.left_group(command.learner, command.module_id)
             case events.Discard():
                 discard = training_pb2.Discard(
                     module_id=command.module_id, batch_ids=command.batch_ids

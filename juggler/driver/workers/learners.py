@@ -21,6 +21,8 @@ from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
 
+#: Of learners in a group. They wait for longer for one of theirs that hangs (COLLECTIVE_SECONDS).
+PEER_SILENCE_SECONDS = 6.0
 #: Between the report that learners lost each other and another attempt with the same ones. One that
 #: died has left by then.
 _REGROUP_SECONDS = 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container
+import math
 from typing import Any
 
 from juggler.driver.config import DriverConfig
@@ -69,29 +69,34 @@ class LocalWorkers:
         for index in range(config.num_env_runners):
             self._start(ENVRUNNER, index, _OF_ENV_RUNNERS)
 
-    def scale(self, env_runners: int, attached: Container[str]) -> tuple[int, list[str]]:
-        """Start EnvRunners, or let those with the highest numbers go, until there are so many.
-
-        Args:
-            env_runners: how many.
-            attached: ids of the workers that can be told to leave. Others are killed.
+    def scale(self, role: str, number: int) -> tuple[int, list[str]]:
+        """Start workers of a role, or let those with the highest numbers go, until there are so
+        many.
 
         Returns:
-            How many there were, and the ids of those that are to be told.
+            How many there were, and the ids of those that are to go: `end` each of them.
         """
-        here = sorted(self._up(ENVRUNNER), key=worker_order)
-        leaving = here[env_runners:]
+        here = sorted(self._up(role), key=worker_order)
+        leaving = here[number:]
         for worker_id in leaving:
             self._let_go.add(worker_id)
-            seconds = self._timeout if worker_id in attached else 0.0
-            self._supervisor.let_go(worker_id, seconds)
+            self._supervisor.let_go(worker_id, math.inf)
         # The number of one that is still leaving is not given again.
         taken = set(here) | self._let_go
-        free = (index for index in itertools.count() if f"{ENVRUNNER}-{index}" not in taken)
-        for index in itertools.islice(free, max(0, env_runners - len(here))):
-            self._down.discard(f"{ENVRUNNER}-{index}")
-            self._start(ENVRUNNER, index, _OF_ENV_RUNNERS)
-        return len(here), [worker_id for worker_id in leaving if worker_id in attached]
+        free = (index for index in itertools.count() if f"{role}-{index}" not in taken)
+        for index in itertools.islice(free, max(0, number - len(here))):
+            self._down.discard(f"{role}-{index}")
+            self._start(role, index, _OF_ENV_RUNNERS if role == ENVRUNNER else RestartPolicy())
+        return len(here), leaving
+
+    def staying(self, role: str, number: int) -> list[str]:
+        """Ids of those that `scale` to this number would not let go."""
+        return sorted(self._up(role), key=worker_order)[:number]
+
+    def end(self, worker_id: str, *, was_told: bool) -> None:
+        """See to it that the process of a worker that is to go ends: soon if it was told to leave,
+        else at once."""
+        self._supervisor.let_go(worker_id, self._timeout if was_told else 0.0)
 
     def is_let_go(self, worker_id: str) -> bool:
         """Whether it leaves because fewer are wanted."""

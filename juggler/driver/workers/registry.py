@@ -29,7 +29,7 @@ class WorkerRegistry:
     Attributes:
         config: of the run.
         first_update: that the run begins with; above 0 where it is resumed.
-        most_learners: that may take part at once.
+        most_learners: that may take part at once; one alone need not meet others.
         frozen: the modules that are not trained, by id; of a league, they come and go.
         trained: by id of each module that is trained, that of the module of the configuration whose
             settings it has; of a league, they come and go. {}: all have their own.
@@ -157,7 +157,10 @@ class WorkerRegistry:
         alone = self.processes_of(module_id) == 1 and not others
         if alone:
             return ""
-        if not all([learner.meeting_point, *others]):
+        if learner.why_alone and self.processes_of(module_id) == 1:  # another one trains alone
+            return learner.why_alone
+        # One of this host began alone where it has no meeting point, and meets others at theirs.
+        if not worker.local and not all([learner.meeting_point, *others]):
             return (
                 "several learners would add up their gradients unencrypted and unauthenticated "
                 "between hosts. Start each of them with --tls, or with --insecure if the network "
@@ -169,6 +172,10 @@ class WorkerRegistry:
                 "start all of them with --tls, and all or none with --insecure"
             )
         return ""
+
+    def left_group(self, worker_id: str, module_id: str) -> None:
+        """A learner that is here hosts this module no longer."""
+        del self.meeting_points[module_id][worker_id]
 
     def modules_of(self, index: int) -> list[str]:
         """The modules that the learner process of this index is to host."""

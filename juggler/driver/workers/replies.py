@@ -108,6 +108,7 @@ def read_module_ready(
     ready = _about_module(ready, command.module_id)
     ready.description = one_line(ready.description, _LONGEST_NAME)
     _check_name("a meeting point", ready.meeting_point)
+    ready.why_alone = one_line(ready.why_alone, _LONGEST_NOTE)
     if len(ready.last_updates) > _MOST_KEPT:
         raise ValueError(f"{len(ready.last_updates)} updates that it kept: at most {_MOST_KEPT}")
     if sum(len(update.batches) for update in ready.last_updates) > _MOST_USED:

@@ -36,7 +36,7 @@ _LOOK_SECONDS = 0.005
 
 
 class MeetingPoint:
-    """The store where the learners of a group find each other, at the group's first learner.
+    """The store where the learners of a group find each other, at one of them.
 
     Attributes:
         address: "host:port".
@@ -84,7 +84,7 @@ class GlooPeers(Peers):
         """Meets the others.
 
         Args:
-            meeting_point: the address of the meeting point of rank 0.
+            meeting_point: the address of one of theirs.
             generation: of the group.
             rank: of this learner.
             size: the number of learners.

@@ -40,6 +40,14 @@ class GroupMember(ABC):
         the optimizer is made of them -> those to use instead."""
         return grads, aux
 
+    def why_alone(self) -> str:
+        """Why no update can be made together with other learners; "": it can."""
+        try:
+            self.core.nothing(self.state)
+        except ValueError as error:
+            return str(error)
+        return ""
+
     def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
         """As `Seam`."""
         if self._peers is not None:

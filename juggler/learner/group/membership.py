@@ -112,9 +112,9 @@ class Membership:
             addresses = [point.removeprefix(_ENCRYPTED) for point in points]
             name = f"{group.module_id}/{group.generation}"
             return RingPeers(self._ring, name, rank, addresses, superseded)
-        return GlooPeers(
-            points[0], group.generation, rank, len(points), self._host, superseded, device
-        )
+        # One that began alone has none.
+        point = next(each for each in points if each)
+        return GlooPeers(point, group.generation, rank, len(points), self._host, superseded, device)
 
     def lose(self, learner: Joins, why: str) -> None:
         """Leave the group because a member is gone: no updates until the next group."""

@@ -185,6 +185,7 @@ class LearnerWorker:
             module_id=module_id,
             description=setup.device if setup.device.startswith("fake:") else self._device,
             meeting_point=membership.meeting_address() if setup.may_meet else "",
+            why_alone=module.learner.why_alone() if setup.may_meet else "",
         )
         module.take_over(self._attachment.run_id, command, ready)
         self._shared.add(module_id, module.learner)

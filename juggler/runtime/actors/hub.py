@@ -64,6 +64,7 @@ class Hub:
         self._settings = settings
         self._events = events
         self._connections: dict[str, Connection] = {}  # by worker id
+        self._silence_of = dict(settings.silence_of)
         self._strangers = Strangers(_MOST_STRANGERS)
         self._to_wake: deque[Connection] = deque()
         self._waking = False
@@ -99,6 +100,10 @@ class Hub:
             connection.over = reason
             # Not through the writer, which may be stuck in a write that nobody reads.
             self._loop.call_soon_threadsafe(connection.cancel)
+
+    def lose_after(self, role: str, silence: float) -> None:
+        """From now on, workers of a role are lost that say nothing for so many seconds."""
+        self._silence_of[role] = silence
 
     def vitals(self) -> dict[str, Vitals]:
         """The vitals of attached workers, by worker id."""
@@ -342,7 +347,7 @@ class Hub:
             for connection in list(self._connections.values()):
                 connection.last_seen = min(now, connection.last_seen + late)
                 role = connection.worker.role
-                silence = self._settings.silence_of.get(role, self._settings.silence_seconds)
+                silence = self._silence_of.get(role, self._settings.silence_seconds)
                 if connection.silent(now) > silence and not connection.over:
                     connection.over = f"no heartbeat for {silence:.0f} s"
                     connection.unheard = True

@@ -114,6 +114,11 @@ class CoreMachine(RuleBasedStateMachine):
             if again:
                 self.world.start_learner(int(worker_id[-1]))
 
+    @rule(which=_ANY)
+    def a_learner_is_to_leave(self, which: int) -> None:
+        if self.world.learners and not self.synchronous:
+            self.world.let_go(_pick(self.world.learners, which))
+
     @rule(which=_ANY, survivors=_FEW, again=st.booleans())
     def a_learner_is_cut_off(self, which: int, survivors: int, again: bool) -> None:
         if self.world.learners:
@@ -213,7 +218,7 @@ class CoreMachine(RuleBasedStateMachine):
                 world.books[key] for key, n in world.added.items() if world.first[n] == module_id
             ]
             for index in range(first, first + each.num_learners):
-                if not all(b.group for b in books) and f"learner-{index}" not in world.learners:
+                if not all(b.group for b in books) and not world.stays(f"learner-{index}"):
                     world.start_learner(index)
                     world.turn()
         staying = [key for key, books in world.books.items() if not books.leaves]
@@ -221,6 +226,7 @@ class CoreMachine(RuleBasedStateMachine):
         for module_id in list(world.added):
             world.remove_module(module_id)
         world.run(until_updates=3, modules=world.first)
+        assert not any(books.leaving() for books in world.books.values()), "it could have left"
         assert not world.added, "one that was to be let go is not settled"
         _others_go_on_without_the_first(world)
         _end(world)
@@ -322,6 +328,7 @@ def test_the_books_balance_through_a_long_storm(machine_type: type[CoreMachine],
             (machine.a_module_is_added, (few,)),
             (machine.a_module_that_was_added_is_removed, (which,)),
             (machine.a_learner_dies, (which, few, which % 2 == 0)),
+            (machine.a_learner_is_to_leave, (which,)),
             (machine.a_learner_is_cut_off, (which, few, which % 2 == 0)),
             (machine.a_learner_works_with_trouble, (which, "stale")),
             (machine.a_learner_works_with_trouble, (which, "forgotten")),

@@ -57,6 +57,18 @@ def test_each_module_has_its_versions_weights_and_books(world: World) -> None:
     assert world.module.version == (GENERATION, 11)
 
 
+def test_a_learner_says_of_each_module_whether_it_can_be_trained_with_others(
+    tmp_path: Path, make_batch: MakeBatch
+) -> None:
+    world = World(tmp_path, make_batch, may_meet=True)
+    world.add("many", algorithm="support.own_algorithms:Many")
+    assert world.ready["default"].why_alone == ""
+    told = world.ready["many"].why_alone
+    assert told.endswith("has no `nothing`: it cannot train in a group of learners")
+    assert world.ready["many"].meeting_point, "it does not say so for want of one"
+    world.close()
+
+
 def test_a_batch_is_of_the_module_that_it_was_asked_for(world: World) -> None:
     reason, explanation = world.send(1, 0, RIVAL, "stranger")
     assert (reason, explanation) == ("refused", "no module 'stranger' is here")

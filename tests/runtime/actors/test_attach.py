@@ -128,6 +128,16 @@ def test_a_worker_without_a_heartbeat_is_lost(
     assert last.reason == f"{LOST_THE_DRIVER}: no heartbeat for 0 s", "if it lives, it comes back"
 
 
+def test_workers_of_a_role_may_be_lost_sooner_from_some_moment_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("juggler.runtime.actors.attachment.Attachment._beat", lambda self: None)
+    world.start(heartbeat_seconds=0.05, silence_seconds=1000)
+    world.attach()
+    world.hub.lose_after("worker", 0.3)
+    assert "no heartbeat" in world.wait_for(Left).reason
+
+
 def test_a_main_loop_that_hangs_is_found_although_the_heart_beats(world: World) -> None:
     world.start(heartbeat_seconds=0.05, hang_seconds=0.2)
     attachment = world.attach()

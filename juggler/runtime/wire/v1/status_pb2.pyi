@@ -12,16 +12,20 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ScaleRequest(_message.Message):
-    __slots__ = ("env_runners",)
+    __slots__ = ("env_runners", "learners")
     ENV_RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    LEARNERS_FIELD_NUMBER: _ClassVar[int]
     env_runners: int
-    def __init__(self, env_runners: _Optional[int] = ...) -> None: ...
+    learners: int
+    def __init__(self, env_runners: _Optional[int] = ..., learners: _Optional[int] = ...) -> None: ...
 
 class ScaleReply(_message.Message):
-    __slots__ = ("before",)
+    __slots__ = ("before", "learners_before")
     BEFORE_FIELD_NUMBER: _ClassVar[int]
+    LEARNERS_BEFORE_FIELD_NUMBER: _ClassVar[int]
     before: int
-    def __init__(self, before: _Optional[int] = ...) -> None: ...
+    learners_before: int
+    def __init__(self, before: _Optional[int] = ..., learners_before: _Optional[int] = ...) -> None: ...
 
 class RunStatus(_message.Message):
     __slots__ = ("run_id", "run_dir", "env", "algorithm", "phase", "wall_seconds", "version", "updates", "restarts", "steps_per_second", "steps", "queues", "episodes", "staleness", "sample_request_seconds", "update_seconds", "driver", "workers", "log_messages", "modules", "agents", "league")
