@@ -104,6 +104,9 @@ def test_a_launch_has_names_of_its_own_and_the_parts_that_were_asked_for(
         for each in made
         if each["kind"] in ("Job", "StatefulSet", "Deployment")
     }
+    # The launch asks for the Job and its pods by the same labels.
+    job = by_kind["Job"]
+    assert job["metadata"]["labels"] == job["spec"]["template"]["metadata"]["labels"]
     given = driver.read_arguments(
         ["mine.toml", *pods[f"{label}-driver"]["containers"][0]["args"][2:]]
     ).arguments
