@@ -171,6 +171,10 @@ def test_pods_are_probed_where_their_commands_serve_health() -> None:
         assert pod["securityContext"]["runAsNonRoot"]
 
 
+def test_no_process_is_the_first_of_its_pod_which_signals_would_not_end() -> None:
+    assert all(pod["shareProcessNamespace"] for pod in _pods().values())
+
+
 def test_certificates_are_to_name_what_pods_dial() -> None:
     pods = _pods()
     commands = [each["containers"][0]["args"] for each in pods.values()]
