@@ -156,14 +156,14 @@ class EndlessEpisodes:
         """For people: the hint, if it is due now."""
         if parts.config.played_by and not self._config.gateway:
             return []  # EnvRunners know which agent does not end, and tell
-        if self._config.dataset:
+        environments = parts.core.num_runners * self._config.envs_per_runner
+        if self._config.dataset or not environments:
             return []  # nobody plays
         metrics = parts.metrics
-        environments = parts.core.num_runners * self._config.envs_per_runner
         trained = set(parts.config.module_ids)
         counted = [ids for ids in parts.config.played_by.values() if trained.intersection(ids)]
         agents = environments * max(1, len(counted))  # whose steps are counted
-        steps = metrics.steps_without_an_end // max(1, agents)  # of each
+        steps = metrics.steps_without_an_end // agents  # of each
         if self._told or steps < max(_MANY, _TIMES * max(metrics.lengths, default=0)):
             return []
         self._told = True

@@ -95,6 +95,13 @@ def test_a_hint_comes_once_where_no_episode_has_ended_for_long(
     assert endless.look(world.parts) == []
 
 
+def test_no_hint_comes_while_nobody_plays(tmp_path: Path) -> None:
+    world = _world(tmp_path, 4999, [])
+    endless = EndlessEpisodes(EnvRunnerConfig(envs_per_runner=ROWS))
+    world.leave(world.runner)
+    assert endless.look(world.parts) == []
+
+
 @pytest.mark.parametrize(
     ("keys", "remedy"),
     [
