@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from juggler.driver.config import ConfigError, RunConfig
@@ -101,21 +102,19 @@ def _why_not_these_learners(parts: RunParts, wanted: int) -> str:
     ):
         if has:
             return f"a run with {what} keeps its learners: resume it with more or fewer"
+    workers = parts.local.wanted(LEARNER, wanted)
+    hosts = Counter(
+        module_id
+        for worker_id in workers
+        for module_id in parts.registry.modules_of(worker_order(worker_id)[1])
+    )
     with_these = replace(config, driver=replace(config.driver, num_learners=wanted))
     try:
         with_these.validate()
-        must_be_alone(with_these)
+        must_be_alone(with_these, hosts)
     except ConfigError as error:
         return str(error)
-    staying = parts.local.staying(LEARNER, wanted)
-    if len(staying) < wanted:
-        return ""
-    hosted = {
-        module_id
-        for worker_id in staying
-        for module_id in parts.registry.modules_of(worker_order(worker_id)[1])
-    }
-    if orphans := [each for each in parts.core.modules if each not in hosted]:
+    if orphans := [each for each in parts.core.modules if each not in hosts]:
         return (
             f"nobody would train module {orphans[0]!r}: modules stay with the learner processes "
             "that they began with, so that there must be more of them"

@@ -24,6 +24,12 @@ from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 PATIENCE = 60.0  # worker_timeout_seconds
 BOTH = {"agents": {"left": "blue", "right": "red"}}
+TABLE_AS_QUEUE = {
+    "algorithm": "dqn",
+    "max_times_sampled": 2,
+    "replay_ratio": 1,
+    "batch_size": 32,
+}
 GAME = {"agents": {"row": ["main-0"], "column": ["main-0"]}}
 
 
@@ -301,9 +307,14 @@ def test_modules_stay_where_they_are_and_each_keeps_a_learner(make: Make) -> Non
         ({"max_learners": 3}, 4, "num_learners = 4: must be at most max_learners = 3"),
         ({"synchronous": True}, 2, "a synchronous run has the same workers in each turn"),
         (
-            {"algorithm": "dqn", "max_times_sampled": 2, "replay_ratio": 1, "batch_size": 32},
+            TABLE_AS_QUEUE,
             2,
             "max_times_sampled = 2 with 2 learners",
+        ),
+        (
+            {**BOTH, **TABLE_AS_QUEUE},
+            2,
+            "modules.blue: max_times_sampled = 2 with 2 learners",
         ),
         ({**GAME, "league": {"builder": "alphastar"}}, 2, "a run with a league keeps its learners"),
         ({**BOTH, "shared": {"encoder.*": ["blue", "red"]}}, 2, "modules that share parts keeps"),
