@@ -257,6 +257,18 @@ def test_a_learner_that_is_not_here_yet_is_ended_at_once(make: Make) -> None:
     assert world.supervisor.started[2:] == ["learner-3"], "the others are still leaving"
 
 
+def test_a_learner_that_ended_a_moment_before_is_said_once_to_have_left(make: Make) -> None:
+    world = make(num_learners=2)
+    world.scale(learners=1)
+    world.leave(world.learners[1])
+    before = len(world.told.messages)
+    world.end_process(Exited("learner-1", 2, "killed by SIGKILL", 0.25))  # said before it was asked
+    assert world.told.messages[before:] == []
+    world.end_process(Exited("learner-1", 0, "it was not running", None))
+    assert world.told.messages[before:] == ["learner-1 has left, as asked"]
+    assert not world.parts.end.reached
+
+
 @pytest.mark.parametrize("patience", [1e-9, PATIENCE])
 def test_the_only_learner_with_the_weights_stays_until_another_one_has_them(
     make: Make, patience: float
