@@ -73,6 +73,8 @@ def _tell(parts: RunParts, what: str, wanted: int, before: int) -> None:
 
 def _why_nobody(parts: RunParts) -> str:
     """Why no worker of this run can come or go, or ""."""
+    if parts.end.reached:
+        return "the run is ending"
     if not parts.only_local:
         return (
             "the workers of this run dial in: start or end them where they are; a run of `juggler "

@@ -345,6 +345,12 @@ def test_who_cannot_have_so_many_learners_is_told_why_and_nothing_changes(
     assert words in world.refusal(learners=wanted, env_runners=5)
 
 
+def test_a_run_that_is_ending_starts_none(make: Make) -> None:
+    world = make()
+    world.parts.end.stop("stop_steps")
+    assert world.refusal(learners=2, env_runners=3) == "the run is ending"
+
+
 def test_a_run_whose_workers_dial_in_starts_none(tmp_path: Path) -> None:
     world = WorkersWorld(tmp_path)
     asked = ScaleAsked(0, 2, Future())
