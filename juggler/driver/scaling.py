@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.core.events import BeginWithFewer, LearnerLeaves
@@ -104,16 +103,15 @@ def _why_not_these_learners(parts: RunParts, wanted: int) -> str:
     ):
         if has:
             return f"a run with {what} keeps its learners: resume it with more or fewer"
-    workers = parts.local.wanted(LEARNER, wanted)
+    if wanted > (most := config.driver.max_learners):
+        return f"{wanted} learners: must be at most max_learners = {most}"
     hosts = Counter(
         module_id
-        for worker_id in workers
+        for worker_id in parts.local.wanted(LEARNER, wanted)
         for module_id in parts.registry.modules_of(worker_order(worker_id)[1])
     )
-    with_these = replace(config, driver=replace(config.driver, num_learners=wanted))
     try:
-        with_these.validate()
-        must_be_alone(with_these, hosts)
+        must_be_alone(config, hosts)
     except ConfigError as error:
         return str(error)
     if orphans := [each for each in parts.core.modules if each not in hosts]:

@@ -316,7 +316,7 @@ def test_modules_stay_where_they_are_and_each_keeps_a_learner(make: Make) -> Non
 @pytest.mark.parametrize(
     ("keys", "wanted", "words"),
     [
-        ({"max_learners": 3}, 4, "num_learners = 4: must be at most max_learners = 3"),
+        ({"max_learners": 3}, 4, "4 learners: must be at most max_learners = 3"),
         ({"synchronous": True}, 2, "a synchronous run has the same workers in each turn"),
         (
             TABLE_AS_QUEUE,
@@ -335,7 +335,6 @@ def test_modules_stay_where_they_are_and_each_keeps_a_learner(make: Make) -> Non
             4,
             "a run with num_learners in its tables of modules keeps its learners",
         ),
-        ({"num_learners": 2, "devices": "fake:2"}, 1, "must be at least 2, for devices"),
     ],
 )
 def test_who_cannot_have_so_many_learners_is_told_why_and_nothing_changes(
@@ -343,6 +342,12 @@ def test_who_cannot_have_so_many_learners_is_told_why_and_nothing_changes(
 ) -> None:
     world = make(**keys)
     assert words in world.refusal(learners=wanted, env_runners=5)
+
+
+def test_a_device_of_the_list_can_be_left_to_others(make: Make) -> None:
+    world = make(num_learners=2, devices="fake:2")
+    assert world.scale(learners=1).result() == (0, 2)
+    assert set(world.supervisor.let_go_within) == {"learner-1"}
 
 
 def test_a_run_that_is_ending_starts_none(make: Make) -> None:
