@@ -51,7 +51,7 @@ def _misfit(built: Built, module_id: str, group: FoundGroup, before: GoesOn) -> 
         if other := group.other_space(before.spaces[module_id]):
             side, was, here = other
             return f"the {side} space of its environment was {was}, and now it is {here}"
-        return str(error)
+        return str(error).replace(f"module {DEFAULT_MODULE!r}", f"module {module_id!r}")
     except ValueError:
         return ""  # a core of somebody's own that takes over no weights, and restores its state
     return ""
