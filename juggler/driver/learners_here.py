@@ -9,15 +9,21 @@ from juggler.driver.learner_group.placement import Hosting
 from juggler.runtime.actors.cores import usable_memory
 
 
-def must_be_alone(config: RunConfig) -> None:
+def must_be_alone(config: RunConfig, num_learners: Mapping[str, int] | None = None) -> None:
     """
+    Args:
+        config: of a run.
+        num_learners: of each module, by id; None: as many as the run begins with.
+
     Raises:
         ConfigError: a module has several learners, and a key that allows one.
     """
     hosting = Hosting(config, config.module_ids)
     for module_id in config.module_ids:
         most: int = getattr(config.of(module_id).learner, "max_times_sampled", 0)
-        learners = hosting.processes_of(module_id)
+        learners = (
+            hosting.processes_of(module_id) if num_learners is None else num_learners[module_id]
+        )
         if most and learners > 1:
             where = f"modules.{module_id}: " if config.played_by else ""
             raise ConfigError(

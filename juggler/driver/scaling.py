@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.core.events import BeginWithFewer, LearnerLeaves
@@ -72,6 +72,8 @@ def _tell(parts: RunParts, what: str, wanted: int, before: int) -> None:
 
 def _why_nobody(parts: RunParts) -> str:
     """Why no worker of this run can come or go, or ""."""
+    if parts.end.reached:
+        return "the run is ending"
     if not parts.only_local:
         return (
             "the workers of this run dial in: start or end them where they are; a run of `juggler "
@@ -101,21 +103,18 @@ def _why_not_these_learners(parts: RunParts, wanted: int) -> str:
     ):
         if has:
             return f"a run with {what} keeps its learners: resume it with more or fewer"
-    with_these = replace(config, driver=replace(config.driver, num_learners=wanted))
+    if wanted > (most := config.driver.max_learners):
+        return f"{wanted} learners: must be at most max_learners = {most}"
+    hosts = Counter(
+        module_id
+        for worker_id in parts.local.wanted(LEARNER, wanted)
+        for module_id in parts.registry.modules_of(worker_order(worker_id)[1])
+    )
     try:
-        with_these.validate()
-        must_be_alone(with_these)
+        must_be_alone(config, hosts)
     except ConfigError as error:
         return str(error)
-    staying = parts.local.staying(LEARNER, wanted)
-    if len(staying) < wanted:
-        return ""
-    hosted = {
-        module_id
-        for worker_id in staying
-        for module_id in parts.registry.modules_of(worker_order(worker_id)[1])
-    }
-    if orphans := [each for each in parts.core.modules if each not in hosted]:
+    if orphans := [each for each in parts.core.modules if each not in hosts]:
         return (
             f"nobody would train module {orphans[0]!r}: modules stay with the learner processes "
             "that they began with, so that there must be more of them"

@@ -25,7 +25,8 @@ def must_go_on(
         before: what the run goes on from.
 
     Raises:
-        ConfigError: the weights of a module are of another network, or of other spaces.
+        ConfigError: the weights of a module are of another network, of other spaces, or of another
+            algorithm, such as one without an intrinsic reward.
     """
     for module_id, each in built.items():
         agents = {agent for agent, ids in config.played_by.items() if module_id in ids}
@@ -42,6 +43,9 @@ def must_go_on(
 def _misfit(built: Built, module_id: str, group: FoundGroup, before: GoesOn) -> str:
     """Why a module cannot go on with its weights; "": it can, or nobody knows before."""
     layouts, learner = before.layouts.get(module_id), built.learner
+    was, now = before.algorithms.get(module_id), learner.core.name
+    if was and was != now:
+        return f"its state is of {was!r}, and with what is given it would be of {now!r}"
     if layouts is None:
         return ""  # the module came later, or its core has no parameters by name
     weights = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layouts.items()}
@@ -51,7 +55,7 @@ def _misfit(built: Built, module_id: str, group: FoundGroup, before: GoesOn) -> 
         if other := group.other_space(before.spaces[module_id]):
             side, was, here = other
             return f"the {side} space of its environment was {was}, and now it is {here}"
-        return str(error)
+        return str(error).replace(f"module {DEFAULT_MODULE!r}", f"module {module_id!r}")
     except ValueError:
         return ""  # a core of somebody's own that takes over no weights, and restores its state
     return ""

@@ -63,7 +63,7 @@ def must_be_a_metric(name: str, config: RunConfig) -> None:
             f"metric = {name!r}: a metric of the learner is named modules/{DEFAULT_MODULE}/NAME, "
             f"such as modules/{DEFAULT_MODULE}/grad_norm"
         )
-    if slash and table in ("modules", "by_module"):
+    if slash and table in ("modules", "by_module") and is_known and not config.agents.league:
         _must_be_of_a_module(name, config)
     if slash and table == "modules":
         return _must_be_of_a_learner(name, config)
@@ -81,14 +81,13 @@ def _must_be_of_a_module(name: str, config: RunConfig) -> None:
     """
     Args:
         name: as "modules/hunter/entropy" or "by_module/hunter/updates".
-        config: of the run.
+        config: of a run whose modules are known: the environment does not settle them, and no
+            players come and go.
 
     Raises:
-        ConfigError: its table agents says who plays, and there is no such module.
+        ConfigError: there is no such module.
     """
     agents = config.agents
-    if agents.league or not agents.agents:
-        return  # players come and go, or the environment settles which modules there are
     table, module_id = name.split("/", 2)[:2]
     if table == "by_module" and len(agents.acting_ids) == 1:
         raise ConfigError(

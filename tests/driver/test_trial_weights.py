@@ -105,6 +105,26 @@ def test_another_environment_is_told_by_its_spaces_and_the_module_that_sees_them
         world.go_on(config, BOX, spaces.Discrete(3), ("adversary_0",))
 
 
+@pytest.mark.parametrize(("before", "now"), [({}, RND), (RND, {})])
+def test_an_intrinsic_reward_that_comes_or_goes_is_told(
+    before: dict[str, Any], now: dict[str, Any]
+) -> None:
+    acts = spaces.Discrete(2)
+    world = World(config_of("ppo", **before), BOX, acts)
+    named = {False: "'ppo'", True: "'ppo with rnd'"}
+    says = f"its state is of {named[before == RND]}, and .* would be of {named[now == RND]}. Restore"
+    with pytest.raises(ConfigError, match=says):
+        world.go_on(config_of("ppo", **now), BOX, acts)
+
+
+def test_another_network_is_told_by_the_module_that_has_it() -> None:
+    table = {"agents": {"adversary_0": "hunters"}}
+    before, acts = config_of("ppo", **table), spaces.Discrete(2)
+    world, other = World(before, BOX, acts, "hunters"), config_of("ppo", **table, model=SMALL)
+    with pytest.raises(ConfigError, match=r"^module 'hunters': .* of module 'hunters' have shape"):
+        world.go_on(other, BOX, acts, ("adversary_0",))
+
+
 def test_other_spaces_that_the_same_weights_fit_are_let_through() -> None:
     config, acts = config_of("ppo"), spaces.Discrete(2)
     World(config, BOX, acts).go_on(config, spaces.Box(-1, 1, (4,)), acts)

@@ -91,6 +91,11 @@ def test_the_modules_of_the_table_agents_have_metrics_of_their_own(name: str) ->
         must_be_a_metric(name, RunConfig.from_flat({"agents": {"*": "hunters"}}))
 
 
+def test_a_run_of_one_agent_has_no_metrics_by_module() -> None:
+    with pytest.raises(ConfigError, match="there is one alone, 'default': name a number of the"):
+        must_be_a_metric("by_module/default/updates", RunConfig.from_flat({"env": "CartPole-v1"}))
+
+
 @pytest.mark.parametrize(
     "keys",
     [

@@ -98,11 +98,11 @@ class Departures:
     def exited(self, event: Exited) -> None:
         """A local process has ended. If it was attached, it has also left."""
         role = event.worker_id.rpartition("-")[0]
-        let_go = self._local.was_let_go(event.worker_id)
+        let_go = self._local.is_let_go(event.worker_id)
         self._metrics.workers.exited(event, failed=not let_go)
-        if self._end.reached:
-            return None
-        if let_go:
+        if self._end.reached or (let_go and event.restart_in is not None):
+            return None  # who is let go before the restart stays down, and that is told next
+        if self._local.was_let_go(event.worker_id):
             return self._progress.message(f"{event.worker_id} has left, as asked", "info")
         if event.restart_in is not None:
             text = f"{event.worker_id} (pid {event.pid}) ended: {event.how}. Starting it again"

@@ -76,22 +76,26 @@ class LocalWorkers:
         Returns:
             How many there were, and the ids of those that are to go: `end` each of them.
         """
-        here = sorted(self._up(role), key=worker_order)
-        leaving = here[number:]
+        here, wanted = self._up(role), self.wanted(role, number)
+        leaving = sorted(here - {*wanted}, key=worker_order)
         for worker_id in leaving:
             self._let_go.add(worker_id)
             self._supervisor.let_go(worker_id, math.inf)
-        # The number of one that is still leaving is not given again.
-        taken = set(here) | self._let_go
-        free = (index for index in itertools.count() if f"{role}-{index}" not in taken)
-        for index in itertools.islice(free, max(0, number - len(here))):
-            self._down.discard(f"{role}-{index}")
-            self._start(role, index, _OF_ENV_RUNNERS if role == ENVRUNNER else RestartPolicy())
+        policy = _OF_ENV_RUNNERS if role == ENVRUNNER else RestartPolicy()
+        for worker_id in wanted:
+            if worker_id not in here:
+                self._down.discard(worker_id)
+                self._start(role, worker_order(worker_id)[1], policy)
         return len(here), leaving
 
-    def staying(self, role: str, number: int) -> list[str]:
-        """Ids of those that `scale` to this number would not let go."""
-        return sorted(self._up(role), key=worker_order)[:number]
+    def wanted(self, role: str, number: int) -> list[str]:
+        """Ids of the workers of a role that there are once `scale` has made them so many."""
+        here = sorted(self._up(role), key=worker_order)
+        # The number of one that is still leaving is not given again.
+        taken = {*here, *self._let_go}
+        ids = (f"{role}-{index}" for index in itertools.count())
+        free = (each for each in ids if each not in taken)
+        return here[:number] + list(itertools.islice(free, max(0, number - len(here))))
 
     def end(self, worker_id: str, *, was_told: bool) -> None:
         """See to it that the process of a worker that is to go ends: soon if it was told to leave,

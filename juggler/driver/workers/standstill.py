@@ -151,19 +151,25 @@ class EndlessEpisodes:
     def __init__(self, config: EnvRunnerConfig) -> None:
         self._config = config
         self._told = False
+        self._steps = 0  # at the last look, of all environments since an episode ended
+        self._runners = 0  # the most that were here since then
 
     def look(self, parts: RunParts) -> list[str]:
         """For people: the hint, if it is due now."""
         if parts.config.played_by and not self._config.gateway:
             return []  # EnvRunners know which agent does not end, and tell
-        environments = parts.core.num_runners * self._config.envs_per_runner
-        if self._config.dataset or not environments:
+        if self._config.dataset:
             return []  # nobody plays
         metrics = parts.metrics
+        steps = metrics.steps_without_an_end
+        if steps < self._steps:  # one has ended
+            self._runners = 0
+        self._steps, self._runners = steps, max(self._runners, parts.core.num_runners)
+        environments = self._runners * self._config.envs_per_runner
         trained = set(parts.config.module_ids)
         counted = [ids for ids in parts.config.played_by.values() if trained.intersection(ids)]
         agents = environments * max(1, len(counted))  # whose steps are counted
-        steps = metrics.steps_without_an_end // agents  # of each
+        steps //= max(1, agents)  # of each
         if self._told or steps < max(_MANY, _TIMES * max(metrics.lengths, default=0)):
             return []
         self._told = True

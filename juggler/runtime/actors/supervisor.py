@@ -70,6 +70,7 @@ class _WorkerSlot:
     program: WorkerProgram
     policy: RestartPolicy
     process: ForkServerProcess | None = None
+    starting: bool = False  # its process
     failures: int = 0  # since a life with enough use
     uses: int = 0  # in this life
     first_use: float = math.inf
@@ -167,9 +168,13 @@ class Supervisor:
         than so many seconds."""
         with self._lock:
             slot = self._slots[worker_id]
+            was_down = slot.down
             slot.last_life = True
             slot.down = slot.process is None
             slot.kill_at = time.monotonic() + seconds
+            has_none = slot.down and not was_down and not slot.starting
+        if has_none:  # that could end
+            self._events.put(Exited(worker_id, 0, "it was not running", None))
         self._wake()
 
     def kill(self, worker_id: str, pid: int, after: float = 0.0, abort: bool = False) -> None:
@@ -259,9 +264,11 @@ class Supervisor:
                 if slot.process is not None and slot.kill_at <= now:
                     slot.kill_at = math.inf
                     slot.process.kill()
-        for slot in slots:
-            if slot.process is None and slot.due <= now:
-                self._start(slot)
+            due = [slot for slot in slots if slot.process is None and slot.due <= now]
+            for slot in due:
+                slot.starting = True
+        for slot in due:
+            self._start(slot)
         with self._lock:
             return min(
                 (
@@ -281,7 +288,7 @@ class Supervisor:
             return self._failed(slot, 0, how)
         with self._lock:
             slot.kill_at = math.inf
-            slot.process = process
+            slot.process, slot.starting = process, False
             if self._closing.is_set() or slot.down:
                 process.kill()  # `close` or `let_go` has not seen this process
 
@@ -296,7 +303,7 @@ class Supervisor:
 
     def _failed(self, slot: _WorkerSlot, pid: int, how: str, killed: bool = False) -> None:
         with self._lock:
-            slot.process = None
+            slot.process, slot.starting = None, False
             gives_up = slot.gives_up(killed)
             if self._closing.is_set() or gives_up or not self._restarts:
                 slot.down, delay = True, None

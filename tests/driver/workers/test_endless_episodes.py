@@ -95,11 +95,23 @@ def test_a_hint_comes_once_where_no_episode_has_ended_for_long(
     assert endless.look(world.parts) == []
 
 
-def test_no_hint_comes_while_nobody_plays(tmp_path: Path) -> None:
-    world = _world(tmp_path, 4999, [])
-    endless = EndlessEpisodes(EnvRunnerConfig(envs_per_runner=ROWS))
-    world.leave(world.runner)
+@pytest.mark.parametrize("left", [0, 1])
+def test_steps_of_envrunners_that_are_gone_are_not_taken_for_those_of_one_environment(
+    tmp_path: Path, left: int
+) -> None:
+    world = _world(tmp_path, 0, [10], num_env_runners=4)
+    runners = [world.runner, *(world.join("envrunner", index) for index in (1, 2, 3))]
+    for runner in runners[1:]:
+        world.get_ready(runner)
+    endless = EndlessEpisodes(EnvRunnerConfig(env="CliffWalking-v1", envs_per_runner=ROWS))
     assert endless.look(world.parts) == []
+    world.parts.metrics.line(3.0, 1000 + 4 * 4999 * ROWS)
+    for runner in runners[left:]:
+        world.leave(runner)
+    assert endless.look(world.parts) == []
+    world.parts.metrics.line(4.0, 1000 + 4 * 5000 * ROWS)
+    (text,) = endless.look(world.parts)
+    assert "in the last 5,000 steps of each environment" in text
 
 
 @pytest.mark.parametrize(

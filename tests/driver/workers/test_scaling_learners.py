@@ -24,6 +24,12 @@ from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 PATIENCE = 60.0  # worker_timeout_seconds
 BOTH = {"agents": {"left": "blue", "right": "red"}}
+TABLE_AS_QUEUE = {
+    "algorithm": "dqn",
+    "max_times_sampled": 2,
+    "replay_ratio": 1,
+    "batch_size": 32,
+}
 GAME = {"agents": {"row": ["main-0"], "column": ["main-0"]}}
 
 
@@ -251,6 +257,18 @@ def test_a_learner_that_is_not_here_yet_is_ended_at_once(make: Make) -> None:
     assert world.supervisor.started[2:] == ["learner-3"], "the others are still leaving"
 
 
+def test_a_learner_that_ended_a_moment_before_is_said_once_to_have_left(make: Make) -> None:
+    world = make(num_learners=2)
+    world.scale(learners=1)
+    world.leave(world.learners[1])
+    before = len(world.told.messages)
+    world.end_process(Exited("learner-1", 2, "killed by SIGKILL", 0.25))  # said before it was asked
+    assert world.told.messages[before:] == []
+    world.end_process(Exited("learner-1", 0, "it was not running", None))
+    assert world.told.messages[before:] == ["learner-1 has left, as asked"]
+    assert not world.parts.end.reached
+
+
 @pytest.mark.parametrize("patience", [1e-9, PATIENCE])
 def test_the_only_learner_with_the_weights_stays_until_another_one_has_them(
     make: Make, patience: float
@@ -298,12 +316,17 @@ def test_modules_stay_where_they_are_and_each_keeps_a_learner(make: Make) -> Non
 @pytest.mark.parametrize(
     ("keys", "wanted", "words"),
     [
-        ({"max_learners": 3}, 4, "num_learners = 4: must be at most max_learners = 3"),
+        ({"max_learners": 3}, 4, "4 learners: must be at most max_learners = 3"),
         ({"synchronous": True}, 2, "a synchronous run has the same workers in each turn"),
         (
-            {"algorithm": "dqn", "max_times_sampled": 2, "replay_ratio": 1, "batch_size": 32},
+            TABLE_AS_QUEUE,
             2,
             "max_times_sampled = 2 with 2 learners",
+        ),
+        (
+            {**BOTH, **TABLE_AS_QUEUE},
+            2,
+            "modules.blue: max_times_sampled = 2 with 2 learners",
         ),
         ({**GAME, "league": {"builder": "alphastar"}}, 2, "a run with a league keeps its learners"),
         ({**BOTH, "shared": {"encoder.*": ["blue", "red"]}}, 2, "modules that share parts keeps"),
@@ -312,7 +335,6 @@ def test_modules_stay_where_they_are_and_each_keeps_a_learner(make: Make) -> Non
             4,
             "a run with num_learners in its tables of modules keeps its learners",
         ),
-        ({"num_learners": 2, "devices": "fake:2"}, 1, "must be at least 2, for devices"),
     ],
 )
 def test_who_cannot_have_so_many_learners_is_told_why_and_nothing_changes(
@@ -320,6 +342,18 @@ def test_who_cannot_have_so_many_learners_is_told_why_and_nothing_changes(
 ) -> None:
     world = make(**keys)
     assert words in world.refusal(learners=wanted, env_runners=5)
+
+
+def test_a_device_of_the_list_can_be_left_to_others(make: Make) -> None:
+    world = make(num_learners=2, devices="fake:2")
+    assert world.scale(learners=1).result() == (0, 2)
+    assert set(world.supervisor.let_go_within) == {"learner-1"}
+
+
+def test_a_run_that_is_ending_starts_none(make: Make) -> None:
+    world = make()
+    world.parts.end.stop("stop_steps")
+    assert world.refusal(learners=2, env_runners=3) == "the run is ending"
 
 
 def test_a_run_whose_workers_dial_in_starts_none(tmp_path: Path) -> None:
