@@ -3,7 +3,7 @@
 Samplers run in this process alone, without gRPC and without a learner, and act with the default
 module. All of them take turns, and time is CPU time, since other work may be going on. "Beside the
 environments" is the time that a sampler spends outside the environments' methods, as a share of the
-time inside them.
+time inside them. "Dead" is the share of the steps in batches that nobody made, which fill up rows.
 
 With the first weights of a run, poles fall after some 20 steps, and agents whose pole has fallen
 wait for the others: some 40 of 64 act in a step. With weights that balance, nearly all of them act,
@@ -73,8 +73,8 @@ class Clock:
         return timed
 
 
-#: Plays a round and returns the number of recorded steps.
-Play = Callable[[], int]
+#: Plays a round and returns how many steps were recorded, and how many their batches have.
+Play = Callable[[], tuple[int, int]]
 
 
 def module_for(spaces: tuple[Any, Any], balances: bool) -> RLModule:
@@ -99,7 +99,12 @@ def single_agents(clock: Clock, balances: bool = False) -> Play:
     connectors, to_env = build_runner_pipelines(ConnectorsConfig.parse({}), *spaces)
     policy = BehaviourPolicy(module_for(spaces, balances), 64, STEPS, 0, to_env)
     sampler = Sampler(clock.watch(env), policy, STEPS, 0, connectors)
-    return lambda: sampler.sample((0, 0)).batch.live_steps
+
+    def play() -> tuple[int, int]:
+        batch = sampler.sample((0, 0)).batch
+        return batch.live_steps, batch.live.size
+
+    return play
 
 
 def several_agents(envs: MultiAgentEnvs, modules: int, balances: bool = False) -> Play:
@@ -118,12 +123,13 @@ def several_agents(envs: MultiAgentEnvs, modules: int, balances: bool = False) -
     sampler = MultiAgentSampler(envs, players, STEPS, 0)
     versions = dict.fromkeys(names, Version(0, 0))
 
-    def play() -> int:
-        steps = 0
+    def play() -> tuple[int, int]:
+        steps, room = 0, 0
         for recorded in sampler.sample(names, versions).modules.values():
             assert isinstance(recorded, Recorded)
-            steps += 0 if recorded.batch is None else recorded.batch.live_steps
-        return steps
+            if recorded.batch is not None:
+                steps, room = steps + recorded.batch.live_steps, room + recorded.batch.live.size
+        return steps, room
 
     return play
 
@@ -153,14 +159,15 @@ CASES: dict[str, Callable[[Clock], Play]] = {
 }
 
 
-def turn(play: Play, clock: Clock, seconds: float) -> tuple[float, float]:
-    """Play for some seconds -> (steps per second, time beside the environments)."""
-    steps, clock.seconds = 0, 0.0
+def turn(play: Play, clock: Clock, seconds: float) -> tuple[float, float, float]:
+    """Play for some seconds -> (steps per second, time beside the environments, dead steps)."""
+    steps, room, clock.seconds = 0, 0, 0.0
     began, over = time.process_time(), time.perf_counter() + seconds
     while time.perf_counter() < over:
-        steps += play()
+        made, places = play()
+        steps, room = steps + made, room + places
     taken = time.process_time() - began
-    return steps / taken, taken / clock.seconds - 1
+    return steps / taken, taken / clock.seconds - 1, 1 - steps / room if room else 0.0
 
 
 def base(name: str) -> str:
@@ -183,13 +190,13 @@ def main() -> int:
     torch.manual_seed(0)
     clocks = {name: Clock() for name in CASES}
     plays = {name: make(clocks[name]) for name, make in CASES.items()}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in CASES}
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in CASES}
     for at in range(1 + given.turns):
         for name, play in plays.items():
             measured = turn(play, clocks[name], given.seconds)
             if at:  # the first turn warms up
                 found[name].append(measured)
-    rates = {name: [rate for rate, _ in each] for name, each in found.items()}
+    rates = {name: [rate for rate, *_ in each] for name, each in found.items()}
     rows = [
         [
             name,
@@ -198,12 +205,13 @@ def main() -> int:
                 [mine / other for mine, other in zip(rates[name], rates[base(name)], strict=True)],
                 ".2f",
             ),
-            spread([beside for _, beside in found[name]], ".2f"),
+            spread([beside for _, beside, _ in found[name]], ".2f"),
+            spread([dead for *_, dead in found[name]], ".2%"),
         ]
         for name in CASES
     ]
     print(machine())
-    head = ["", "steps/s", "of 64 × 1", "beside the environments"]
+    head = ["", "steps/s", "of 64 × 1", "beside the environments", "dead"]
     print(table("Several agents", head, rows))
     if given.json:
         given.json.write_text(json.dumps(found, indent=1))

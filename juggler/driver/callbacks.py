@@ -13,8 +13,9 @@ from juggler.driver.changed_values import ChangedValues
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.driver_config import ConfigError
 from juggler.driver.record.candidates import WithReturns
+from juggler.driver.record.event_file import flat
 from juggler.driver.record.progress import Progress
-from juggler.driver.record.run_directory import flat, to_json
+from juggler.driver.record.run_directory import to_json
 from juggler.driver.record.wording import Level
 from juggler.driver.run_end import OWN_REASONS, RunEnd
 from juggler.runtime.annotations import signature

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from juggler.driver.callbacks import MetricsLine
+from juggler.driver.record.event_file import flat
 from juggler.driver.record.line_file import LineFile
 from juggler.driver.record.metrics_file import parse_line
-from juggler.driver.record.run_directory import METRICS_FILE, SUMMARY_FILE, flat, has_checkpoint
+from juggler.driver.record.run_directory import METRICS_FILE, SUMMARY_FILE, has_checkpoint
 
 #: `juggler ARGUMENTS`, for a parent whose process id comes first. If the parent is killed, the run
 #: ends in order, as it does at SIGTERM.

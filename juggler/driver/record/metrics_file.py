@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from juggler.driver.record.run_directory import METRICS_FILE, RunDirectoryError, flat
+from juggler.driver.record.event_file import flat
+from juggler.driver.record.run_directory import METRICS_FILE, RunDirectoryError
 
 STEPS: Final = "env_steps_sampled"
 TIME: Final = "wall_time"

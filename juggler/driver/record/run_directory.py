@@ -7,11 +7,10 @@ import json
 import math
 import os
 import re
-import time
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import tomli_w
@@ -19,11 +18,9 @@ import tomli_w
 from juggler.driver.driver_config import TENSORBOARD, TRACKERS
 from juggler.driver.record.checkpoints import write_synced
 from juggler.driver.record.directory_lock import lock, must_be_writable
+from juggler.driver.record.event_file import EventFile
 from juggler.driver.record.wording import resuming
 from juggler.runtime.checkpoints.checkpoint import DIRECTORY, newest_first
-
-if TYPE_CHECKING:
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 CONFIG_FILE = "config.toml"
 METRICS_FILE = "metrics.jsonl"
@@ -113,7 +110,7 @@ class RunDirectory:
         self._metrics = metrics
         self._end = metrics.seek(0, os.SEEK_END)  # of the last whole line
         self._tracks = tracks  # as events of TensorBoard
-        self._events: EventFileWriter | None = None  # made for the first line
+        self._events = EventFile(self.path)
 
     @classmethod
     def create(cls, path: Path | None, config: Mapping[str, Any], name: str) -> Self:
@@ -232,9 +229,8 @@ class RunDirectory:
         self._end = end
         try:
             if self._tracks:
-                self._append_events(plain)
+                self._events.append(plain)
         except OSError as error:
-            self._close_events()  # it may end in half a record: the next line starts a new file
             raise RunDirectoryError(f"cannot write events in {self.path}: {error}") from error
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -254,56 +250,12 @@ class RunDirectory:
 
     def close(self) -> None:
         self._metrics.close()
-        self._close_events()
+        self._events.close()
 
     def _cut(self) -> None:
         """Cut off what a failed write has left after the last whole line."""
         self._metrics.seek(self._end)
         self._metrics.truncate()
-
-    def _close_events(self) -> None:
-        events, self._events = self._events, None
-        if events is not None:
-            with contextlib.suppress(OSError):  # each line was flushed
-                events.close()
-
-    def _append_events(self, line: dict[str, Any]) -> None:
-        # Imported here because it takes a tenth of a second, which would delay the start of a run.
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-        event = Event(wall_time=time.time(), step=line["env_steps_sampled"])
-        for tag, value in flat(line).items():
-            if isinstance(value, int | float):
-                event.summary.value.add(tag=tag, simple_value=float(value))
-        if self._events is None:
-            self._events = _event_file_writer(self.path)
-            # Makes TensorBoard forget what a resumed run wrote after this step.
-            start = SessionLog(status=SessionLog.START)
-            self._events.add_event(
-                Event(wall_time=event.wall_time, step=event.step, session_log=start)
-            )
-        self._events.add_event(event)
-        self._events.flush()
-
-
-def _event_file_writer(directory: Path) -> EventFileWriter:
-    """Make TensorBoard's writer, looked up by the name that trackers patch to follow it."""
-    from tensorboard.compat import tensorflow_stub
-    from tensorboard.summary.writer import event_file_writer
-
-    instead = {
-        # Otherwise the writer imports TensorFlow, if installed, to create one file.
-        "tf": tensorflow_stub,
-        # Otherwise a thread writes, and a full disk shows only as its traceback.
-        "_AsyncWriter": lambda records, *_: records,
-    }
-    names = vars(event_file_writer)
-    before = {name: names[name] for name in instead if name in names}
-    names.update(instead)
-    try:
-        return event_file_writer.EventFileWriter(str(directory))
-    finally:
-        names.update(before)
 
 
 def to_json(value: Any) -> Any:
@@ -368,15 +320,3 @@ def _cut_half_line(file: BinaryIO) -> None:
     file.seek(0)
     end = file.read().rfind(b"\n") + 1
     file.truncate(end)
-
-
-def flat(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of metrics without tables in tables: keys are joined with "/", as TensorBoard's tags
-    are."""
-    found: dict[str, Any] = {}
-    for key, value in line.items():
-        if isinstance(value, Mapping):
-            found |= {f"{key}/{name}": each for name, each in flat(value).items()}
-        else:
-            found[key] = value
-    return found

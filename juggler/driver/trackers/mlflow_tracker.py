@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from juggler.driver.record.run_directory import flat
+from juggler.driver.record.event_file import flat
 from juggler.driver.trackers.tracker import PROJECT
 
 # Limits of MLflow's.

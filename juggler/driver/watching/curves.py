@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from juggler.driver.record.event_file import flat
 from juggler.driver.record.line_file import LineFile
 from juggler.driver.record.metrics_file import STEPS, TIME, MetricsCourse, number, parse_line
-from juggler.driver.record.run_directory import METRICS_FILE, flat
+from juggler.driver.record.run_directory import METRICS_FILE
 
 #: Above that, every second point goes.
 MOST_POINTS: Final = 1200

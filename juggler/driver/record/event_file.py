@@ -1,0 +1,92 @@
+"""A run's events of TensorBoard."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+
+class EventFile:
+    """The scalars of lines of metrics, in a file `events.out.tfevents.*` that the first one makes.
+
+    Args:
+        directory: of the run.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._writer: EventFileWriter | None = None
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Append the scalars of a line. Their step is `env_steps_sampled`.
+
+        Raises:
+            OSError: the disk refuses; the next line starts a new file.
+        """
+        try:
+            self._append(line)
+        except OSError:
+            self.close()  # it may end in half a record
+            raise
+
+    def close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with contextlib.suppress(OSError):  # each line was flushed
+                writer.close()
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        # Imported here because it takes a tenth of a second, which would delay the start of a run.
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        event = Event(wall_time=time.time(), step=line["env_steps_sampled"])
+        for tag, value in flat(line).items():
+            if isinstance(value, int | float):
+                event.summary.value.add(tag=tag, simple_value=float(value))
+        if self._writer is None:
+            self._writer = _event_file_writer(self._directory)
+            # Makes TensorBoard forget what a resumed run wrote after this step.
+            start = SessionLog(status=SessionLog.START)
+            self._writer.add_event(
+                Event(wall_time=event.wall_time, step=event.step, session_log=start)
+            )
+        self._writer.add_event(event)
+        self._writer.flush()
+
+
+def flat(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of metrics without tables in tables: keys are joined with "/", as TensorBoard's tags
+    are."""
+    found: dict[str, Any] = {}
+    for key, value in line.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}/{name}": each for name, each in flat(value).items()}
+        else:
+            found[key] = value
+    return found
+
+
+def _event_file_writer(directory: Path) -> EventFileWriter:
+    """Make TensorBoard's writer, looked up by the name that trackers patch to follow it."""
+    from tensorboard.compat import tensorflow_stub
+    from tensorboard.summary.writer import event_file_writer
+
+    instead = {
+        # Otherwise the writer imports TensorFlow, if installed, to create one file.
+        "tf": tensorflow_stub,
+        # Otherwise a thread writes, and a full disk shows only as its traceback.
+        "_AsyncWriter": lambda records, *_: records,
+    }
+    names = vars(event_file_writer)
+    before = {name: names[name] for name in instead if name in names}
+    names.update(instead)
+    try:
+        return event_file_writer.EventFileWriter(str(directory))
+    finally:
+        names.update(before)
