@@ -65,12 +65,14 @@ class GoesOn:
         layouts: by module id, the shape and dtype of each of its parameters and buffers. Modules
             that keep none by name are missing.
         spaces: by module id, those of its agents, as a checkpoint has them.
+        algorithms: by module id, the name of the core whose state it is; "": nobody knows it.
     """
 
     run_dir: Path
     checkpoint: Path | None
     layouts: Mapping[str, Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]]
     spaces: Mapping[str, Mapping[str, Any]]
+    algorithms: Mapping[str, str]
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, run_dir: Path) -> GoesOn:
@@ -79,7 +81,11 @@ class GoesOn:
             for module_id, arrays in weights_in(checkpoint.tree).items()
         }
         spaces = {module_id: checkpoint.spaces_of(module_id) for module_id in layouts}
-        return cls(run_dir, checkpoint.path, layouts, spaces)
+        algorithms = {
+            module_id: str(module.get("extra", {}).get("algorithm", ""))
+            for module_id, module in checkpoint.modules.items()
+        }
+        return cls(run_dir, checkpoint.path, layouts, spaces, algorithms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ def must_go_on(
         before: what the run goes on from.
 
     Raises:
-        ConfigError: the weights of a module are of another network, or of other spaces.
+        ConfigError: the weights of a module are of another network, of other spaces, or of another
+            algorithm, such as one without an intrinsic reward.
     """
     for module_id, each in built.items():
         agents = {agent for agent, ids in config.played_by.items() if module_id in ids}
@@ -42,6 +43,9 @@ def must_go_on(
 def _misfit(built: Built, module_id: str, group: FoundGroup, before: GoesOn) -> str:
     """Why a module cannot go on with its weights; "": it can, or nobody knows before."""
     layouts, learner = before.layouts.get(module_id), built.learner
+    was, now = before.algorithms.get(module_id), learner.core.name
+    if was and was != now:
+        return f"its state is of {was!r}, and with what is given it would be of {now!r}"
     if layouts is None:
         return ""  # the module came later, or its core has no parameters by name
     weights = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layouts.items()}

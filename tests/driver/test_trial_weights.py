@@ -104,6 +104,22 @@ def test_another_environment_is_told_by_its_spaces_and_the_module_that_sees_them
         world.go_on(config, BOX, spaces.Discrete(3), ("adversary_0",))
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        ({}, RND, "its state is of 'ppo', and with what is given it would be of 'ppo with rnd'. R"),
+        (RND, {}, "its state is of 'ppo with rnd', and with what is given it would be of 'ppo'. R"),
+    ],
+)
+def test_an_intrinsic_reward_that_comes_or_goes_is_told(
+    before: dict[str, Any], now: dict[str, Any], told: str
+) -> None:
+    acts = spaces.Discrete(2)
+    world = World(config_of("ppo", **before), BOX, acts)
+    with pytest.raises(ConfigError, match=told):
+        world.go_on(config_of("ppo", **now), BOX, acts)
+
+
 def test_another_network_is_told_by_the_module_that_has_it() -> None:
     table = {"agents": {"adversary_0": "hunters"}}
     before, acts = config_of("ppo", **table), spaces.Discrete(2)
