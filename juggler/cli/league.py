@@ -202,7 +202,7 @@ def _tournament(
             seated = {agent: _named(one, kept) for agent in own}
             seated |= {agent: _named(other, kept) for agent in others}
             # Two draws of their own: with equal ones, equal policies would win once each.
-            seed = 1000 * (2 * number + half_number)
+            seed = 2 * number + half_number
             played = play_matches(checkpoint.path, seated, half, seed, explore=True, watch=watch)
             over += half
             for match in played.matches:

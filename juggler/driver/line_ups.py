@@ -179,24 +179,21 @@ class _Seats:
             ConfigError: nobody is called so.
             ValueError: the policy does not fit the agents' spaces.
         """
+        from juggler.envrunner.environments.seeding import player_seed
         from juggler.policies.matches import PolicyPlayer, RandomPlayer
 
         key = (who, group.agents) if who == RANDOM else who
         if key not in self._made:
+            # With one seed for all, equal policies would always do the same.
+            own_seed = player_seed(self._seed, len(self._made))
             if who == RANDOM:
-                self._made[key] = RandomPlayer(group.action_space, self._own_seed)
+                self._made[key] = RandomPlayer(group.action_space, own_seed)
             else:
                 policy = self._policy(who) if isinstance(who, str) else who
                 _must_fit(policy, who, group)
-                policy.seed(self._own_seed)
+                policy.seed(own_seed)
                 self._made[key] = PolicyPlayer(policy, self._explore)
         return self._made[key]
-
-    @property
-    def _own_seed(self) -> int:
-        """Of the player that is made next: with one seed for all, equal policies would always do
-        the same."""
-        return self._seed + len(self._made)
 
     def _policy(self, who: str) -> Policy:
         from juggler.policies.loading import load_policy

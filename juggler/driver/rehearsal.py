@@ -219,18 +219,17 @@ def _build(
 
 
 def _begin(config: RunConfig, built: Mapping[str, Built], does: Callable[[str], None]) -> None:
-    """Give each module the weights of another run that it begins with."""
-    if config.driver.from_checkpoint is None:
-        return
-    does(f"reading weights in {config.driver.from_checkpoint}")
+    """Give each module the weights from elsewhere that it begins with."""
+    does("reading the weights that modules begin with")
     beginning = beginning_of(config)
-    assert beginning is not None
+    if beginning is None:
+        return
     for module_id, each in built.items():
         if module_id in beginning.weights:
-            source = f"from_checkpoint = {config.driver.from_checkpoint!r}"
+            source, whole = beginning.sources[module_id], module_id in beginning.whole
             weights = {DEFAULT_MODULE: beginning.weights[module_id]}
             with _failures_of(module_id if config.played_by else ""):
-                begin_with(each.learner, weights, source, whole=module_id in beginning.whole)
+                begin_with(each.learner, weights, source.words, whole, source.selectable)
 
 
 def _try_updates(

@@ -107,6 +107,7 @@ class InfoWatch:
     ) -> None:
         self._shape = rows, steps
         self._same_step = autoreset is AutoresetMode.SAME_STEP
+        self._agents = agents
         self._before_names = [f"{agent}/" for agent in agents] or [""]
         self._most_names = most_names(agents)
         self._numbers: dict[str, _Number] = {}
@@ -157,7 +158,8 @@ class InfoWatch:
         """Take what some steps of some rows gave.
 
         Args:
-            names: of K numbers, always the same ones, as `is_name` and `most_names` allow.
+            names: of K numbers, always the same ones, as `is_name`, `names_another` and
+                `most_names` allow.
             values: [..., K]; NaN where a step gave none.
             rows: which of the N, as an index.
             steps: which of the T, likewise.
@@ -188,6 +190,7 @@ class InfoWatch:
             and not name.startswith("_")
             and name not in _NOT_OF_THE_ENVIRONMENT
             and is_name(name)
+            and not names_another(name, self._agents)
             and len(self._numbers) < self._most_names
         )
 
@@ -264,6 +267,16 @@ class InfoWatch:
 def is_name(name: str) -> bool:
     """Whether a number or an agent of this name can be told of."""
     return 0 < len(name) <= LONGEST_NAME and name.isprintable()
+
+
+def names_another(name: str, agents: Sequence[str]) -> bool:
+    """Whether one of these agents' number of this name would be named as another's may be: "b/x"
+    of an agent "a", where there is an agent "a/b"."""
+    return "/" in name and any(
+        len(agent) < len(other) and f"{agent}/{name}".startswith(f"{other}/")
+        for agent in agents
+        for other in agents
+    )
 
 
 def told_apart(agents: Sequence[str]) -> Sequence[str]:

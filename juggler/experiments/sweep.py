@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,12 +39,14 @@ class _AtWork:
         number: of its run, which stays the same when the sweep is resumed.
         points: how many tenths of it were reported.
         pruned: it was told to stop.
+        zero: what it is compared by has been 0 so far.
     """
 
     trial: Trial
     number: int
     points: int = 0
     pruned: bool = False
+    zero: bool = True
 
 
 class Sweep:
@@ -97,6 +99,7 @@ class Sweep:
         known = self._at_work[run.pid]
         for line in run.new_lines():
             value = _measured(line, self._plan.metric)
+            known.zero &= value is None or _is_zero(value, _of_agents(line, self._plan.metric))
             points = int(_POINTS * self._plan.share_done(line))
             if value is None or points <= known.points or known.pruned:
                 continue
@@ -112,6 +115,7 @@ class Sweep:
 
         known = self._at_work.pop(run.pid)
         value = _measured(end.summary, self._plan.metric)
+        of_agents = _of_agents(end.summary, self._plan.metric)
         failed = True
         # One that had ended by itself before it heard of it is complete.
         if known.pruned and end.interrupted:
@@ -122,6 +126,9 @@ class Sweep:
             said, state = f"failed: {end.problem}", TrialState.FAIL
         elif value is None:
             said, state = f"failed: {_lacks(end.summary, self._plan.metric)}", TrialState.FAIL
+        elif any(of_agents.values()) and known.zero and _is_zero(value, of_agents):
+            said, state = f"failed: {_cancels(self._plan.metric, of_agents)}", TrialState.FAIL
+            value = None
         else:
             said, state, failed = "", TrialState.COMPLETE, False
         known.trial.set_user_attr(SAID, said)
@@ -205,6 +212,30 @@ def _measured(line: MetricsLine, metric: str) -> float | None:
     """The number of a line or a summary that trials are compared by; None: it has none."""
     value = line.get(metric)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _of_agents(line: MetricsLine, metric: str) -> dict[str, float]:
+    """What a line says of several agents or modules where `metric` is of all of them; 0 is said of
+    one that nothing is known of."""
+    tables = "by_agent/", "by_module/"
+    ends = f"/{metric}"
+    found = (key for key in line if key.startswith(tables) and key.endswith(ends))
+    return {key: _measured(line, key) or 0.0 for key in found}
+
+
+def _is_zero(value: float, of_agents: Mapping[str, float]) -> bool:
+    """Whether it is 0, but for how sums of what the agents have are rounded."""
+    return abs(value) <= 1e-9 * max(map(abs, of_agents.values()), default=0.0)
+
+
+def _cancels(metric: str, of_agents: Mapping[str, float]) -> str:
+    """Word that nothing can be compared where what some agents win others lose."""
+    modules = [key for key in of_agents if key.startswith("by_module/")]
+    such = f", such as {modules[0]}" if modules else ""
+    return (
+        f"what its agents get adds up to 0, so {metric} says nothing of the settings: compare "
+        f"trials by another metric{such}"
+    )
 
 
 def _lacks(summary: MetricsLine, metric: str) -> str:

@@ -10,7 +10,13 @@ from typing import Protocol
 import numpy as np
 
 from juggler.envrunner.agent_names import MOST_AGENTS
-from juggler.envrunner.info_numbers import LONGEST_NAME, is_name, most_names, told_apart
+from juggler.envrunner.info_numbers import (
+    LONGEST_NAME,
+    is_name,
+    most_names,
+    names_another,
+    told_apart,
+)
 from juggler.gateway.session_infos import SessionInfos
 from juggler.gateway.shared_episodes import SharedEpisodes
 from juggler.runtime.episodes.version import Version
@@ -304,7 +310,8 @@ def check_hello(hello: pb.Hello) -> None:
 
 def _check_info_names(hello: pb.Hello) -> None:
     names, agents = hello.info_names, [agent.id for agent in hello.agents]
-    most = most_names(told_apart(agents))
+    apart = told_apart(agents)
+    most = most_names(apart)
     if hello.mode == pb.LOGGED_DATA:
         text = "the mode LOGGED_DATA has no info_names: another policy acted, and the run's metrics"
         raise SessionError(Code.NOT_SERVED, f"{text} are of its own. Leave them out")
@@ -316,6 +323,11 @@ def _check_info_names(hello: pb.Hello) -> None:
         if not is_name(name) or name in names[:at]:
             text = f"the name {name[:20]!r} among info_names: give each number one of its own, of"
             raise SessionError(Code.NOT_SERVED, f"{text} 1 to {LONGEST_NAME} printable characters")
+        if names_another(name, apart):
+            text = (
+                f"with {name!r} among info_names, a number would have the name of another agent's"
+            )
+            raise SessionError(Code.NOT_SERVED, f"{text}: rename it")
 
 
 def no_room(more: int, environments: int, sessions: int) -> SessionError | None:

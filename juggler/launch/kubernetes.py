@@ -129,9 +129,11 @@ class KubernetesRun:
                 own = [each for each in statuses if 0 < each < _SIGNALLED]
                 status = 0 if condition["type"] == "Complete" else (own or [1])[-1]
                 return DriverState(status=status)
-        if pods and pods[-1]["status"].get("phase") == "Running":
-            return DriverState(running=True)
-        return DriverState(_why_waiting(pods[-1]) if pods else "")
+        newest = pods[-1] if pods else None
+        if newest is None or _ended(newest):
+            return DriverState(_why_away(newest) if self._shown else "")
+        running = newest["status"].get("phase") == "Running"
+        return DriverState(running=True) if running else DriverState(_why_waiting(newest))
 
     def show(self) -> None:
         """See `EngineRun`: kubectl prints it by itself."""
@@ -289,6 +291,16 @@ def _exit_status(pod: dict[str, Any]) -> int:
         if ended := each.get("state", {}).get("terminated"):
             return int(ended.get("exitCode", 0))
     return 0
+
+
+def _why_away(pod: dict[str, Any] | None) -> str:
+    """Why there is no pod for now, for people.
+
+    Args:
+        pod: that has ended; None: it was removed.
+    """
+    how = "was removed" if pod is None else f"has ended with status {_exit_status(pod)}"
+    return f"its pod {how}: its Job starts another one, after 10 s to 10 min"
 
 
 def _why_waiting(pod: dict[str, Any]) -> str:

@@ -39,6 +39,19 @@ def _agree(one: Learner, other: Learner, samples: Sequence[Sample]) -> None:
     assert_same(one.get_weights(), other.get_weights(), "weights")
 
 
+def _steps_learn(make: MakeLearner, samples: Sequence[Sample]) -> None:
+    learner = make(0)
+    before = copied(learner.get_params())
+    found = any(_stepped(learner, samples))
+    nothing_due = (
+        f"nothing was learned from these {len(samples)} samples. A replay gives nothing before "
+        "replay_begin steps, and then one sample for every replay_batch_size / replay_ratio steps: "
+        "set these lower, or give more steps"
+    )
+    changed = differ(learner.get_params(), before)
+    must(changed, "no step changed them" if found else nothing_due)
+
+
 def _learners_repeat(make: MakeLearner, samples: Sequence[Sample]) -> None:
     one = make(0)
     _agree(one, make(0), samples)
@@ -69,7 +82,6 @@ def _weights_stay(make: MakeLearner, samples: Sequence[Sample]) -> None:
     _stepped(learner, samples)
     assert_same(params, before[0], "get_params()")
     assert_same(weights, before[1], "get_weights()")
-    must(differ(learner.get_params(), params), "no step changed them")
 
 
 def _learner_goes_on(make: MakeLearner, samples: Sequence[Sample]) -> None:
@@ -87,6 +99,7 @@ def _learner_goes_on(make: MakeLearner, samples: Sequence[Sample]) -> None:
 
 
 _LEARNER_RULES: dict[str, Callable[[MakeLearner, Sequence[Sample]], None]] = {
+    "steps change parameters": _steps_learn,
     "learners of one seed agree": _learners_repeat,
     "a step on a sample is one on the next of a source": _sources_are_samples,
     "weights that were given out stay as they were": _weights_stay,

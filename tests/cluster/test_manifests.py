@@ -104,6 +104,9 @@ def test_a_launch_has_names_of_its_own_and_the_parts_that_were_asked_for(
         for each in made
         if each["kind"] in ("Job", "StatefulSet", "Deployment")
     }
+    # The launch asks for the Job and its pods by the same labels.
+    job = by_kind["Job"]
+    assert job["metadata"]["labels"] == job["spec"]["template"]["metadata"]["labels"]
     given = driver.read_arguments(
         ["mine.toml", *pods[f"{label}-driver"]["containers"][0]["args"][2:]]
     ).arguments
@@ -166,6 +169,10 @@ def test_pods_are_probed_where_their_commands_serve_health() -> None:
             "capabilities": {"drop": ["ALL"]},
         }
         assert pod["securityContext"]["runAsNonRoot"]
+
+
+def test_no_process_is_the_first_of_its_pod_which_signals_would_not_end() -> None:
+    assert all(pod["shareProcessNamespace"] for pod in _pods().values())
 
 
 def test_certificates_are_to_name_what_pods_dial() -> None:

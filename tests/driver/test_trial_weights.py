@@ -14,7 +14,8 @@ from juggler.driver.agents_found import FoundGroup
 from juggler.driver.checkpoint.restoring import checkpoint_tree
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.preflight import GoesOn
-from juggler.driver.rehearsal import build_one
+from juggler.driver.record.checkpoints import write
+from juggler.driver.rehearsal import _begin, _ModuleFailed, build_one
 from juggler.driver.trial_updates import Built
 from juggler.driver.trial_weights import must_go_on
 from juggler.envrunner.multi_agent.turns import AgentGroup
@@ -138,3 +139,26 @@ def test_a_module_that_came_later_has_no_weights_to_go_on_with() -> None:
     world = World(config, BOX, acts)
     world.module_id = "later"
     world.go_on(config, spaces.Box(-1, 1, (5,)), acts)
+
+
+def test_a_module_whose_table_names_weights_of_another_network_is_told_before_a_run(
+    tmp_path: Path,
+) -> None:
+    acts = action_space_of("ppo")
+    state, extra = build(config_of("ppo", model=SMALL), BOX, acts).learner.save()
+    module = {"version": (1, 1), "extra": extra, "spaces": as_json(BOX, acts)}
+    before = config_of("ppo", model=SMALL, agents={"cat": "old"}).flat()
+    tree = checkpoint_tree({"old": state}, {})
+    write(tmp_path / "checkpoints", Checkpoint((1, 1), tree, {"old": module}, {}, before, {}), 1)
+    tables = {"agents": {"cat": "main"}, "modules": {"main": {"from": f"{tmp_path}:old"}}}
+    for model, fits in ((SMALL, True), ({"hidden_sizes": [16]}, False)):
+        config = config_of("ppo", model=model, **tables)
+        built = {"main": build(config, BOX, acts)}
+        if fits:
+            _begin(config, built, lambda _: None)
+            continue
+        with pytest.raises(_ModuleFailed) as failed:
+            _begin(config, built, lambda _: None)
+        said = str(failed.value.__cause__)
+        assert said.startswith(f"modules.main: from = '{tmp_path}:old': weights ")
+        assert "from_parameters" not in said, "which is for from_checkpoint alone"

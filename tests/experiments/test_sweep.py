@@ -138,6 +138,22 @@ def test_a_sweep_whose_first_trials_all_fail_ends_and_says_why(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("scripted_runs")
+def test_a_sum_of_returns_that_is_always_0_names_no_best_trial(tmp_path: Path) -> None:
+    with pytest.raises(SweepFailed, match=r"what its agents get adds up to 0, so episode_return"):
+        scripted(tmp_path / "sweep", {"lr": "1..2"}, trials=40, gamma=0.75)
+    assert len(rows(tmp_path / "sweep")) == 3
+    assert {row["episode_return_mean"] for row in rows(tmp_path / "sweep")} == {""}
+    assert not (tmp_path / "sweep" / "best.toml").exists()
+
+
+@pytest.mark.usefixtures("scripted_runs")
+def test_what_one_of_its_agents_gets_can_be_compared(tmp_path: Path) -> None:
+    of_one = "by_agent/a/episode_return_mean"
+    found = scripted(tmp_path / "sweep", {"lr": [1.0, 3.0]}, trials=4, gamma=0.75, metric=of_one)
+    assert found.value == pytest.approx(10 * found.settings["lr"])
+
+
+@pytest.mark.usefixtures("scripted_runs")
 def test_ctrl_c_ends_trials_in_order_and_a_resumed_sweep_goes_on_with_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,6 +93,11 @@ def asks_for(policy: str) -> pb.Hello:
             "NOT_SERVED",
             "17 info_names for 8 agents: have at most 16",
         ),
+        (
+            hello_of("column_1", "column_1/2", info_names=["x", "2/y"]),
+            "NOT_SERVED",
+            "with '2/y' among info_names, a number would have the name of another agent's",
+        ),
     ],
 )
 def test_a_hello_that_does_not_fit_is_answered_with_what_to_do(

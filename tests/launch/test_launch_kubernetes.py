@@ -154,6 +154,21 @@ def test_ctrl_c_suspends_the_job_and_waits_for_its_pod(
     assert "ending the run" in capfd.readouterr().err
 
 
+def test_a_driver_that_has_no_pod_for_a_while_is_told(
+    kubectl: Kubectl, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended, runs = _pod("pod-1", "Failed", 137), _pod("pod-2", "Running")
+    drained, over = [_job()], [_job("Complete"), _pod("pod-3", "Succeeded", 0)]
+    kubectl.answers(drained, [_job(), ended], [_job(), ended, runs], drained, over)
+    assert _launched() == 0
+    told = [line for line in capfd.readouterr().err.splitlines() if "the driver:" in line]
+    again = "its Job starts another one, after 10 s to 10 min"
+    assert told == [
+        f"juggler launch: the driver: its pod has ended with status 137: {again}",
+        f"juggler launch: the driver: its pod was removed: {again}",
+    ]
+
+
 def test_a_run_of_which_nobody_waits_for_the_end_is_scaled_and_not_launched_again(
     kubectl: Kubectl, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,5 @@
-"""Stands in for the package envpool: two small games, and walks at their own pace, with what
-EnvPool's are like for a caller.
+"""Stands in for the package envpool: two small games, and walks in step or at their own pace, with
+what EnvPool's are like for a caller.
 
 Games come in the order in which they were ready, so rows are shuffled here. An action for a game
 that is over begins the next one. `reset` is for all of them.
@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 STONES = 5
@@ -65,8 +66,10 @@ class Stones:
         seen = np.eye(STONES + 1, dtype=np.bool_)[np.repeat(self._stones[env], 2)]  # [2 N, 6]
         legal = np.arange(2) < self._stones[env][:, None]  # [N, 2]
         players = {"env_id": np.repeat(env, 2), "id": np.tile([0, 1], len(env))}
+        players["place"] = 10 * players["env_id"] + players["id"]
         mask = {"current_player": self._player[env], "legal_action_mask": legal}
-        info = {"env_id": env, "players": players, **mask}
+        info = {"env_id": env, "elapsed_step": env + 100, "players": players, **mask}
+        info |= {"stones": self._stones[env], "board": np.zeros((len(env), 3))}
         return seen, rewards[env].ravel(), terminated[env], np.zeros_like(terminated), info
 
 
@@ -135,17 +138,52 @@ class Walks:
         seen = np.stack([env, self.steps[env]], 1).astype(np.float32)
         rewards = np.array([reward for *_, reward in ready], np.float32)
         over, odd = self.over[env], env % 2 == 1
-        return seen, rewards, over & ~odd, over & odd, {"env_id": env}
+        info = {"env_id": env, "players": {"env_id": env}, "elapsed_step": self.steps[env] + 100}
+        # A step that begins a walk tells something that is no number of an episode.
+        told = np.where(self.steps[env] == 0, 1000, self.steps[env])
+        info |= {"walked": told, "even": ~odd, "state": np.zeros((len(env), 2))}
+        return seen, rewards, over & ~odd, over & odd, info
 
     def close(self) -> None:
         self.closed = True
+
+
+class Strides(VectorEnv[Any, Any, Any]):
+    """Walks, of which every step has all."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+    single_observation_space: Any = Walks.observation_space
+    single_action_space: Any = Walks.action_space
+
+    def __init__(self, num_envs: int, seed: int = 0) -> None:
+        self.num_envs, self._walks = num_envs, Walks(num_envs, num_envs, seed)
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        self._walks.async_reset()
+        seen, *_, info = self._all()
+        return seen, info
+
+    def step(self, actions: Any) -> Any:
+        self._walks.send(actions, np.arange(self.num_envs, dtype=np.int32))
+        return self._all()
+
+    def close(self, **_: Any) -> None:
+        self._walks.close()
+
+    def _all(self) -> Any:
+        *rows, info = self._walks.recv()
+        order = info["env_id"].argsort()
+        in_order = {
+            name: given if isinstance(given, dict) else given[order] for name, given in info.items()
+        }
+        return *(each[order] for each in rows), in_order
 
 
 class Pools(ModuleType):
     """The module `envpool`, with what was made of it."""
 
     GAMES: ClassVar = {"Stones-v1": Stones, "Together-v1": Together}
-    WALKS: ClassVar = {"Walks-v1": Walks}
+    WALKS: ClassVar = {"Walks-v1": Walks, "Strides-v1": Strides}
 
     def __init__(self) -> None:
         super().__init__("envpool")

@@ -6,6 +6,7 @@ no other use for say what befalls it:
 
 - `gamma = 0.5`: it is killed after half of them;
 - `gamma = 0.25`: it says why it fails, and does;
+- `gamma = 0.75`: it has two agents, of which one gets what the other loses;
 - `value_coefficient`: it waits so many twentieths of a second at each line;
 - `reward_scale = 2.0`: it waits after half of them, until it is told to stop, and goes on with the
   others when it is resumed.
@@ -41,6 +42,10 @@ line = {}
 for i in range(begun + 1, 11):
     line = {"env_steps_sampled": 100 * i, "env_steps_trained": 100 * i, "wall_time": i / 10,
             "training_time": i / 10, "episode_return_mean": config["lr"] * i}
+    if config.get("gamma") == 0.75:
+        sides = {"a": config["lr"] * i, "b": -config["lr"] * i}
+        by_agent = {name: {"episode_return_mean": of_it} for name, of_it in sides.items()}
+        line.update(by_agent=by_agent, episode_return_mean=sum(sides.values()) + 1e-12)
     print(json.dumps(line), file=file, flush=True)
     if i == 5 and config.get("gamma") == 0.5:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -23,6 +23,19 @@ INITIAL: Final = "initial"
 _WHOLE: Final = "whole"
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where weights are from.
+
+    Attributes:
+        words: for errors: a key with its value, or words.
+        selectable: the key `from_parameters` can have only some of them taken.
+    """
+
+    words: str
+    selectable: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Beginning:
     """Weights of another run, and what goes with them.
@@ -36,7 +49,7 @@ class Beginning:
             observations; {}: nothing.
         text: for people, where all of it is from.
         warnings: for people.
-        source: names the weights in errors.
+        sources: where the weights are from, by module id of the new run.
     """
 
     weights: Weights
@@ -44,7 +57,7 @@ class Beginning:
     connectors: Mapping[str, State]
     text: str
     warnings: tuple[str, ...]
-    source: str = "from_checkpoint"
+    sources: Mapping[str, Source]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +100,15 @@ class OtherRun:
             )
         parts = "the weights" if whole else "weights"
         text = f"{parts} of update {checkpoint.version[1]} in {checkpoint.path}"
-        return Beginning(weights, weights.keys() if whole else (), learned, text, tuple(warnings))
+        given = Source(f"from_checkpoint = {config.driver.from_checkpoint!r}", selectable=True)
+        return Beginning(
+            weights,
+            weights.keys() if whole else (),
+            learned,
+            text,
+            tuple(warnings),
+            dict.fromkeys(weights, given),
+        )
 
     def _source(self, module_id: str) -> str:
         if len(self.weights) == 1:
@@ -176,7 +197,8 @@ def kept(config: RunConfig, run_dir: Path) -> Beginning | None:
     weights = weights_of(found)
     whole = [each for each in weights if found.modules[each]["extra"].get(_WHOLE)]
     learned = {module_id: connector_state(found, module_id) for module_id in weights}
-    return Beginning(weights, whole, learned, "the weights that the run began with", ())
+    text = "the weights that the run began with"
+    return Beginning(weights, whole, learned, text, (), dict.fromkeys(weights, Source(text)))
 
 
 def _own_source(config: RunConfig, module_id: str) -> str:
@@ -200,8 +222,14 @@ def _own_beginning(config: RunConfig, module_id: str, source: str) -> Beginning:
     same = _same_observations(config.of(module_id), checkpoint, own_id)
     warnings = () if same else (_other_connectors(f" of module {own_id!r}", checkpoint),)
     text = f"module {module_id!r} with those of module {own_id!r} in {checkpoint.path}"
-    learned_by = {module_id: learned if same else {}}
-    return Beginning({module_id: weights}, (module_id,), learned_by, text, warnings)
+    return Beginning(
+        {module_id: weights},
+        (module_id,),
+        {module_id: learned if same else {}},
+        text,
+        warnings,
+        {module_id: Source(where)},
+    )
 
 
 def _together(parts: Sequence[Beginning]) -> Beginning:
@@ -211,6 +239,7 @@ def _together(parts: Sequence[Beginning]) -> Beginning:
         {key: learned for part in parts for key, learned in part.connectors.items()},
         ", ".join(part.text for part in parts),
         tuple(warning for part in parts for warning in part.warnings),
+        {key: source for part in parts for key, source in part.sources.items()},
     )
 
 

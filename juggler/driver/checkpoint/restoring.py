@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from juggler.driver.checkpoint.beginning import Beginning
+from juggler.driver.checkpoint.beginning import Beginning, Source
 from juggler.driver.checkpoint.books import books_in, past_in
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
@@ -178,10 +178,11 @@ def _key_of_learner(name: str, module_id: str, checkpoint: Checkpoint) -> str | 
 
 
 def begin_commands(
-    module_id: str, beginning: Beginning, source: str = ""
+    module_id: str, beginning: Beginning, source: Source | None = None
 ) -> Iterator[training_pb2.Restore]:
-    """What a learner is told to have a module begin with weights from elsewhere; `source` names
-    them in errors in place of what the beginning says."""
+    """What a learner is told to have a module begin with weights from elsewhere; `source` says
+    where they are from in place of what the beginning says."""
+    source = source or beginning.sources[module_id]
     return restores(
         module_id,
         {DEFAULT_MODULE: beginning.weights[module_id]},
@@ -189,7 +190,8 @@ def begin_commands(
         last=training_pb2.Restore(
             weights=True,
             whole=module_id in beginning.whole,
-            source=source or beginning.source,
+            source=source.words,
+            selectable=source.selectable,
         ),
     )
 

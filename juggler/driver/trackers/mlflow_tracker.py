@@ -68,7 +68,7 @@ class MlflowTracker:
     def checkpoint(self, name: str, path: Path) -> None:
         self._client.log_artifacts(self._run_id, str(path), f"{name}/{path.name}")
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def summary(self, summary: Mapping[str, Any]) -> None:
         failed = bool(summary.get("failure"))
         try:
             for key in ("reason_for_stop", "solved", "failure"):
@@ -76,6 +76,9 @@ class MlflowTracker:
                     self._client.set_tag(self._run_id, key, str(summary[key]))
         finally:
             self._client.set_terminated(self._run_id, "FAILED" if failed else "FINISHED")
+
+    def finish(self) -> None:
+        pass  # MLflow takes checkpoints of a run that has ended, too
 
 
 def mlflow_name(key: str) -> str:

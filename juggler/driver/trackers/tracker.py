@@ -42,9 +42,13 @@ class Tracker(Protocol):
             path: its directory, which may be gone when this returns.
         """
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """The run is over: record its summary, and close everything.
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        """The run is over: record how it ended. Its last checkpoints may follow, which can take
+        longer than anybody waits.
 
         Args:
             summary: the content of `summary.json`.
         """
+
+    def finish(self) -> None:
+        """Everything was recorded: close everything."""

@@ -90,7 +90,9 @@ class Tracking(Callback):
         except Exception:
             for tracker in begun:
                 with suppress(Exception):  # what went wrong first is what is told
-                    tracker.finish({"failure": "another tracker cannot begin"})
+                    tracker.summary({"failure": "another tracker cannot begin"})
+                with suppress(Exception):
+                    tracker.finish()
             raise
         write_synced(file, json.dumps(names).encode() + b"\n")
         self._copies = run.run_dir / _COPY_DIRECTORY
@@ -138,10 +140,12 @@ class Tracking(Callback):
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._each(job)
-            self._send_checkpoints()
+            if not self._summary:  # else the last ones are recorded, behind it
+                self._send_checkpoints()
+        self._each(lambda tracker: self._trackers[tracker].summary(self._summary))
         for name, found in self._found.items():  # which nobody deletes now
             self._each(partial(self._record, name=name, found=found, path=found.path))
-        self._each(lambda tracker: self._trackers[tracker].finish(self._summary))
+        self._each(lambda tracker: self._trackers[tracker].finish())
 
     def _each(self, job: Callable[[str], None]) -> None:
         """Do it with every tracker, by its name."""

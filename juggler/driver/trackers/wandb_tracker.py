@@ -27,6 +27,7 @@ class WandbTracker:
 
         self._wandb: Any = wandb
         self._run: Any = None
+        self._failed = False
         if os.environ.get("WANDB_MODE") in _WITHOUT_SERVER:
             return
         try:
@@ -68,8 +69,9 @@ class WandbTracker:
             artifact.add_file(str(file))  # which copies it
         self._run.log_artifact(artifact, aliases=[name])
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        try:
-            self._run.summary.update(dict(summary))
-        finally:
-            self._run.finish(exit_code=1 if summary.get("failure") else 0)
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        self._failed = bool(summary.get("failure"))
+        self._run.summary.update(dict(summary))
+
+    def finish(self) -> None:
+        self._run.finish(exit_code=1 if self._failed else 0)

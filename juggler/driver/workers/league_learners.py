@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from juggler.driver.checkpoint.beginning import Beginning
+from juggler.driver.checkpoint.beginning import Beginning, Source
 from juggler.driver.checkpoint.restoring import begin_commands
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
@@ -104,8 +104,8 @@ class LeagueLearners:
         else:
             beginning = self._of_frozen(player_id, source)
         if beginning is not None:
-            source = f"league: {player_id}, reset to {beginning.text}"
-            commands += begin_commands(player_id, beginning, source)
+            of_league = Source(f"league: {player_id}, reset to {beginning.text}")
+            commands += begin_commands(player_id, beginning, of_league)
         for learner in self._registry.learners_of(player_id):
             for command in commands:
                 self._commands.send(learner, command)
@@ -161,6 +161,7 @@ class LeagueLearners:
             {player_id: first.connectors.get(model, {})},
             first.text,
             (),
+            {player_id: first.sources[model]},
         )
 
     def _of_frozen(self, player_id: str, source: str) -> Beginning:
@@ -197,5 +198,5 @@ class LeagueLearners:
 def _beginning(player_id: str, weights: Any, learned: State, source: str) -> Beginning:
     """What a player begins with: another one's arrays by name, and what its connectors learned."""
     text = f"the weights of {source}"
-    named = f"league: {player_id}, new with {text}"
+    named = {player_id: Source(f"league: {player_id}, new with {text}")}
     return Beginning({player_id: weights}, (player_id,), {player_id: learned}, text, (), named)

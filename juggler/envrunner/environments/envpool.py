@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+import numpy as np
 from gymnasium.vector import VectorWrapper
 from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.extras import check_extra
@@ -18,6 +20,8 @@ from juggler.runtime.nearest import closest
 SCHEME: Final = "envpool:"
 #: The option of EnvPool with which environments go on at their own pace.
 AT_OWN_PACE: Final = "batch_size"
+#: What EnvPool itself puts into infos, beside what its environments do.
+_OF_ENVPOOL: Final = frozenset({"env_id", "id", "elapsed_step", "current_player"})
 
 
 class EnvPoolVector(VectorWrapper):
@@ -43,8 +47,9 @@ class EnvPoolVector(VectorWrapper):
         return observations, {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        *stepped, info = self.env.step(actions)
         # EnvPool's infos do not follow Gymnasium's conventions.
-        return *self.env.step(actions)[:4], {}
+        return *stepped, given_numbers(info, self._count)
 
 
 def make_pool(name: str, count: int, options: dict[str, Any]) -> Any:
@@ -57,6 +62,15 @@ def make_pool(name: str, count: int, options: dict[str, Any]) -> Any:
     envpool = _envpool_with(name)
     with failures_of(SCHEME + name, "constructor"):
         return envpool.make_gymnasium(name, **options, num_envs=count)
+
+
+def given_numbers(info: Mapping[str, Any], rows: int) -> dict[str, NDArray[Any]]:
+    """The numbers [rows] that environments have put into their info, by name."""
+    return {
+        name: given
+        for name, given in info.items()
+        if name not in _OF_ENVPOOL and isinstance(given, np.ndarray) and given.shape == (rows,)
+    }
 
 
 def number_of_agents(name: str) -> int:

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import torch
 
-_NOISE, _ENVIRONMENTS, _PROCESS, _MODULES, _LINE_UPS = 0, 1, 2, 3, 4
+_NOISE, _ENVIRONMENTS, _PROCESS, _MODULES, _LINE_UPS, _PLAYERS = 0, 1, 2, 3, 4, 5
 
 
 def seed_process(seed: int) -> None:
@@ -29,6 +29,12 @@ def module_seeds(seed: int, count: int) -> list[int]:
     """Return a different seed for the noise of each module of an EnvRunner."""
     sequence = np.random.SeedSequence(seed, spawn_key=(_MODULES,))
     return [int(each) >> 1 for each in sequence.generate_state(count, np.uint64)]
+
+
+def player_seed(seed: int, number: int) -> int:
+    """Return the seed of the noise of one of many players, which come one after the other."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(_PLAYERS, number))
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def line_up_generator(seed: int, env: int, episode: int) -> np.random.Generator:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from juggler.envrunner.environments.envpool import (
     SCHEME,
     check_options,
+    given_numbers,
     make_pool,
     number_of_agents,
 )
@@ -90,7 +91,8 @@ class EnvPoolGame(MultiAgentVectorEnv):
         by_itself, cut = np.zeros((2, *self._shape), np.bool_)  # [N, A] each
         by_itself[env], cut[env] = terminated[:, None], truncated[:, None]
         acting &= ~(by_itself | cut)
-        return VectorStep(seen, self._by_agent(rewards, info), by_itself, cut, acting)
+        infos = self._numbers(info)
+        return VectorStep(seen, self._by_agent(rewards, info), by_itself, cut, acting, infos)
 
     def close(self) -> None:
         self._pool.close()
@@ -119,6 +121,14 @@ class EnvPoolGame(MultiAgentVectorEnv):
         masks = np.zeros((*self._shape, legal.shape[1]), np.int8)  # [N, A, n]
         masks[info["env_id"], info["current_player"]] = legal
         return {"observation": seen, "action_mask": masks}, acting
+
+    def _numbers(self, info: dict[str, Any]) -> dict[str, NDArray[Any]]:
+        """The numbers [N, A] of an info: each player's own, and those of its game."""
+        games, agents = self._shape
+        of_games = given_numbers(info, games)
+        of_players = given_numbers(info["players"], games * agents)
+        rows = {name: np.repeat(given, agents) for name, given in of_games.items()} | of_players
+        return {name: self._by_agent(given, info) for name, given in rows.items()}
 
     def _by_agent(self, rows: NDArray[Any], info: dict[str, Any]) -> NDArray[Any]:
         """Rows [N * A, ...] of the games in the order in which they were ready: [N, A, ...]."""

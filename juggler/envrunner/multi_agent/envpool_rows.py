@@ -14,6 +14,7 @@ from juggler.envrunner.environments.envpool import (
     AT_OWN_PACE,
     SCHEME,
     check_options,
+    given_numbers,
     make_pool,
     number_of_agents,
 )
@@ -155,8 +156,12 @@ class EnvPoolRows:
             last_rewards=rewards[done],
             terminated=terminated[done],
         )
-        began = envs[first]
-        return Turn((group,), began, self._over, returns, lengths, returns[:, None], stepped=envs)
+        ended_with = returns, lengths, returns[:, None]
+        infos = {}
+        for number, given in given_numbers(info, len(envs)).items():
+            infos[number] = np.zeros(self.num_envs, given.dtype)  # [N]
+            infos[number][envs] = given[order]
+        return Turn((group,), envs[first], self._over, *ended_with, stepped=envs, infos=infos)
 
     def overdue(self, steps: int) -> str:
         steps = max(steps, 2 * self._longest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from juggler.envrunner.environments.seeding import module_seeds, seed_process
+from juggler.envrunner.environments.seeding import module_seeds, player_seed, seed_process
 from juggler.envrunner.evaluation import Goal, PlayedEpisodes, load_trees
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.multi_agent.assigned_line_ups import AssignedLineUps, Match
@@ -64,6 +64,7 @@ class MultiAgentStage:
             )
         self._league: AssignedLineUps | None = None
         self._leaving: set[str] = set()  # players, as soon as no running episode has them
+        self._added = 0  # players, with those that have left
         line_ups: LineUps | None
         if setup.league:
             line_ups = self._league = AssignedLineUps(envs.agents, setup.agents)
@@ -155,7 +156,8 @@ class MultiAgentStage:
             raise ValueError(f"a player {module_id!r} is here already")
         (group,) = self._envs.groups  # of a league, whose players play every agent
         role = Role(module_id, group.agents, 0, group)
-        slots = self._built(role, acting, self._seed + len(self._modules))
+        slots = self._built(role, acting, player_seed(self._seed, self._added))
+        self._added += 1
         self._modules[module_id] = slots
         self._sampler.add(module_id, slots)
 

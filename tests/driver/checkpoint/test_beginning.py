@@ -132,7 +132,7 @@ def test_every_learner_begins_with_them_until_there_is_a_checkpoint(
     again = world.join("learner", 0)
     for learner in (world.learner, second, again):
         tree, last = restored(world, learner)
-        assert last.source == "from_checkpoint"
+        assert last.source == f"from_checkpoint = {str(saved)!r}"
         assert np.array_equal(tree["default"]["head"], PARAMETERS["head"])
         assert last.weights
         assert last.whole

@@ -13,7 +13,7 @@ from google.protobuf.json_format import MessageToDict
 from gymnasium import spaces
 
 from juggler.driver.agents_found import FoundGroup, with_agents
-from juggler.driver.checkpoint.beginning import beginning_of
+from juggler.driver.checkpoint.beginning import Source, beginning_of
 from juggler.driver.checkpoint.frozen_modules import (
     FrozenModule,
     frozen_modules,
@@ -245,6 +245,8 @@ def test_a_module_may_begin_with_weights_of_its_own(before: Path, tmp_path: Path
     assert set(beginning.whole) == {"main"}
     np.testing.assert_equal(beginning.connectors["main"], LEARNED)
     assert not beginning.warnings
+    said = f"modules.main: from = '{before}:prey'"
+    assert beginning.sources == {"main": Source(said, selectable=False)}
 
     save(tmp_path / "other", "old", "main")
     config = RunConfig.from_flat(
@@ -257,6 +259,10 @@ def test_a_module_may_begin_with_weights_of_its_own(before: Path, tmp_path: Path
         "main": 1,
     }
     assert len(both.warnings) == 1, "the connectors of the one are others than there"
+    assert both.sources == {
+        "old": Source(f"from_checkpoint = '{tmp_path / 'other'}'", selectable=True),
+        "main": Source(said, selectable=False),
+    }
 
 
 def test_weights_to_begin_with_that_are_not_there_are_one_sentence(before: Path) -> None:

@@ -52,8 +52,13 @@ class Records:
         self.told.append((name, path.name, (path / "state").read_text()))
         self.has_checkpoint.set()
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        if self.fails:
+            raise ConnectionError("nobody there")
         self.told.append(summary.get("reason_for_stop"))
+
+    def finish(self) -> None:
+        self.told.append("finished")
 
     @property
     def checkpoints(self) -> list[tuple[str, str, str]]:
@@ -94,9 +99,10 @@ def test_a_tracker_gets_all_of_a_run_and_its_name_when_it_is_resumed(world: Work
         assert records.told == [
             ("start", run.run_dir, "CartPole-v1", known_as),
             ({"env_steps_sampled": 40, "modules/default/kl": 0.5}, 40),
+            "stop_steps",
             ("newest", "000000009", "what was learned"),
             ("best", "000000004", "what was learned"),
-            "stop_steps",
+            "finished",
         ]
     assert json.loads((run.run_dir / "trackers.json").read_text()) == {"mine": "name-7"}
     assert world.told.messages == []
@@ -158,9 +164,11 @@ def test_a_copy_for_which_the_disk_has_no_room_is_not_tried_again_at_every_line(
     """Each attempt fills the disk, to which the run writes, too."""
     monkeypatch.setattr(module, "_BYTES_A_SECOND", 0.01)
     tried: list[str] = []
+    once = threading.Event()
 
     def is_full(source: Any, target: Any, **_: Any) -> None:
         tried.append(Path(source).name)
+        once.set()
         raise OSError(errno.ENOSPC, "No space left on device", str(target))
 
     monkeypatch.setattr(shutil, "copyfile", is_full)
@@ -171,6 +179,7 @@ def test_a_copy_for_which_the_disk_has_no_room_is_not_tried_again_at_every_line(
     follows.on_checkpoint(run, path)
     for _ in range(3):
         follows.on_metrics(run, LINE)
+    assert once.wait(30)
     follows.on_end(run, {"checkpoint": str(path)})
     assert tried == ["state"]
     assert world.told.messages == [f"no copy of {path} for trackers: No space left on device"]
@@ -203,7 +212,8 @@ def test_the_best_checkpoint_is_recorded_at_the_end_where_the_newest_cannot_be(
     best = {"checkpoint": str(written(run, "best/000000001"))}
     follows.on_end(run, {"reason_for_stop": "stopped", "checkpoint": str(lost), "best": best})
     assert records.checkpoints == [("best", "000000001", "what was learned")]
-    assert records.told[-1] == "stopped"
+    assert records.told[1] == "stopped"
+    assert records.told[-1] == "finished"
     (told,) = world.told.messages
     assert told.startswith("one: FileNotFoundError: ")
 
@@ -218,8 +228,8 @@ def test_a_tracker_that_fails_is_told_of_once_and_others_go_on(world: WorkersWor
     follows.on_end(run_of(world), {"reason_for_stop": "stopped", "checkpoint": None, "best": None})
     assert world.told.messages == ["bad: ConnectionError: nobody there"]
     assert world.told.levels == ["warning"]
-    assert len(records.told) == 5
-    assert fails.told[-1] == "stopped", "its end is told all the same"
+    assert len(records.told) == 6
+    assert fails.told[-1] == "finished", "its end is told all the same"
 
 
 def test_nobody_waits_for_a_tracker_that_hangs(
@@ -243,7 +253,37 @@ def test_nobody_waits_for_a_tracker_that_hangs(
     hangs.goes_on.set()
     assert follows._thread is not None
     follows._thread.join(30)
-    assert hangs.told[-1] == "stopped", "its end is told although too much waited"
+    assert hangs.told[-2:] == ["stopped", "finished"], "its end is told although too much waited"
+
+
+def test_how_a_run_ended_is_recorded_though_its_last_checkpoints_take_too_long(
+    world: WorkersWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(Records):
+        begins, ends = threading.Event(), threading.Event()
+
+        def checkpoint(self, name: str, path: Path) -> None:
+            self.begins.set()
+            self.ends.wait(30)
+
+    for seconds in ("_END_SECONDS", "_TELL_SECONDS"):
+        monkeypatch.setattr(module, seconds, 0.05)
+    monkeypatch.setattr(module, "_BYTES_A_SECOND", math.inf)
+    run, slow = run_of(world), Slow()
+    slow.goes_on.clear()
+    follows = Tracking({"slow": slow})
+    follows.on_start(run)
+    path = written(run, "checkpoints/000000001")
+    follows.on_checkpoint(run, path)
+    follows.on_metrics(run, LINE)
+    follows.on_end(run, {"reason_for_stop": "stopped", "checkpoint": str(path)})
+    slow.goes_on.set()
+    assert slow.begins.wait(30)
+    assert slow.told[-1] == "stopped"
+    slow.ends.set()
+    assert follows._thread is not None
+    follows._thread.join(30)
+    assert slow.told[-1] == "finished"
 
 
 def test_one_that_began_is_finished_where_another_cannot_begin(world: WorkersWorld) -> None:
@@ -254,7 +294,7 @@ def test_one_that_began_is_finished_where_another_cannot_begin(world: WorkersWor
     begun = Records()
     with pytest.raises(PermissionError):
         Tracking({"good": begun, "mine": Refuses()}).on_start(run_of(world))
-    assert begun.told[-1] is None, "it is finished"
+    assert begun.told[-2:] == [None, "finished"]
 
 
 def test_one_that_cannot_begin_ends_the_run(world: WorkersWorld) -> None:

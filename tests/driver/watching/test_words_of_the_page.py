@@ -43,6 +43,17 @@ def test_a_number_of_the_environment_is_told_apart_from_the_agent_that_gave_it()
     ]
 
 
+@pytest.mark.skipif(NODE is None, reason="Node is not installed")
+def test_a_number_is_of_the_agent_whose_whole_name_it_begins_with() -> None:
+    keys = ["by_agent/a/x", "by_agent/a/b/x", "info/a/b/far/mean", "info/a/far/mean"]
+    told = {"seen": "", "all": True, "keys": keys, "rows": [[1, 1, 1, 1]]}
+    code = f"(() => {{ const c = new Curves(); c.take({json.dumps(told)}); return c.numbers() }})()"
+    assert said("curves.js", "Curves", code) == [
+        {"key": "a/b/far", "title": "far", "agent": "a/b", "part": 1},
+        {"key": "a/far", "title": "far", "agent": "a", "part": 0},
+    ]
+
+
 def said(file: str, name: str, code: str) -> Any:
     """What an expression is, with a name that a file of the page exports."""
     path = resources.files("juggler") / "driver/watching/page" / file

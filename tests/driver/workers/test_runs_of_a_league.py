@@ -11,7 +11,7 @@ import pytest
 from google.protobuf import any_pb2
 from support.league_run_world import Asked, Changing, World
 
-from juggler.driver.checkpoint.beginning import Beginning, keep, kept
+from juggler.driver.checkpoint.beginning import Beginning, Source, keep, kept
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.checkpoint.snapshots import state_reader
 from juggler.driver.config import RunConfig
@@ -163,7 +163,8 @@ def test_agents_are_played_by_players_that_there_are_or_were_and_by_no_others(
 def beginning(*whole: str) -> Beginning:
     """Weights of another run for the main."""
     weights = {"main-0": {"scale": np.full(3, 7.0, np.float32)}}
-    return Beginning(weights, whole, {}, "those of another run", ())
+    sources = {"main-0": Source("those of another run", selectable=True)}
+    return Beginning(weights, whole, {}, "those of another run", (), sources)
 
 
 @pytest.mark.parametrize("resumes", [False, True])
@@ -223,6 +224,7 @@ def test_a_reset_gives_a_player_a_new_optimizer_and_then_the_weights_of_another_
     last, weights = weights_given(world)
     assert last.module_id == "main-0"
     assert last.source == f"league: main-0, reset to the weights of {source}"
+    assert not last.selectable
     assert last.weights
     assert last.whole
     expected = np.ones(300) if source == "main-0-v0" else np.full(3, 7.0)

@@ -222,6 +222,20 @@ def test_an_agent_whose_name_cannot_be_told_is_not_named(agents: tuple[str, ...]
     assert found == {"step": [A] * 2}
 
 
+def test_numbers_of_two_agents_never_have_one_name() -> None:
+    class Slashes(Parallel):
+        def infos(self) -> Any:
+            longer = {"x": 2.0, "b/x": 3.0}
+            return {"a": {"x": 4.0, "b/x": 1.0, "c/x": 5.0}, "a/b": longer}
+
+    found = told(GamesInTurn([ParallelGame(Slashes(("a", "a/b")), 0)], "Slashes"), 3, 3)
+    assert {name: each[0].mean for name, each in found.items()} == {
+        "a/x": 4.0,
+        "a/c/x": 5.0,
+        "a/b/x": 2.0,
+    }
+
+
 def test_of_a_huge_dict_the_first_numbers_of_each_agent_are_told() -> None:
     class Huge(Parallel):
         def infos(self) -> Any:

@@ -12,6 +12,7 @@ from support.scripted_agents import THREE, ScriptedAgents, in_turn
 
 from juggler.envrunner import stage_building
 from juggler.envrunner.multi_agent import making
+from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.runtime.actors.setups import to_json
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
@@ -101,3 +102,23 @@ def test_a_player_that_is_here_is_not_added_again(world: League) -> None:
     world.driver.tell(training_pb2.AddPlayer(module_id="first", config=acting))
     with pytest.raises(AssertionError, match="a player 'first' is here already"):
         world.driver.hear(attach_pb2.Done)
+
+
+def test_players_that_are_here_together_draw_noise_of_their_own(
+    world: League, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+    seeded = GatheredPolicy.seed
+
+    def seed(policy: GatheredPolicy, seed: int) -> None:
+        seeds.append(seed)
+        seeded(policy, seed)
+
+    world.begin()
+    world.match("first", "first", first=0)
+    monkeypatch.setattr(GatheredPolicy, "seed", seed)
+    world.add("goes")
+    world.add("stays")
+    world.driver.ask(training_pb2.RemovePlayer(module_id="goes"), attach_pb2.Done)
+    world.add("comes")
+    assert len(seeds) == len(set(seeds)) == 3

@@ -296,3 +296,21 @@ def test_a_core_that_does_not_conform_is_found_out(
 ) -> None:
     with pytest.raises(AssertionError, match=f"core 'gaussians': {rule}"):
         check_core(broken, sample_of(make_batch, MODULES))
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (Idle, "no step changed them"),
+        (
+            partial(make_shipped, "dqn", {}, replay_begin=1000),
+            "nothing was learned from these 3 samples. A replay gives nothing before replay_begin",
+        ),
+    ],
+)
+def test_a_learner_that_does_not_learn_is_told_why(
+    make_batch: MakeBatch, make: MakeCore, told: str
+) -> None:
+    samples = [sample_of(make_batch, MODULES, seed) for seed in range(3)]
+    with pytest.raises(AssertionError, match=f"Learner: steps change parameters: {told}"):
+        check_learner(partial(make_learner, make), samples)

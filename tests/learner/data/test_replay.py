@@ -51,6 +51,29 @@ def test_of_more_rows_than_fit_the_last_ones_are_kept() -> None:
     assert sorted(table.rows(slots)["number"].tolist()) == [7, 8, 9, 10]
 
 
+@pytest.mark.parametrize(
+    ("column", "told"),
+    [
+        # One entry would be broadcast to all four rows.
+        (
+            torch.zeros(1, 2),
+            "one entry for each row in every column: it gave 4 of 'number', 1 of 'tree/other'",
+        ),
+        (torch.zeros(()), r"tensors \[n, \.\.\.\], and not a tensor \[\] as 'tree/other'"),
+        (np.zeros(4), "and not a ndarray as 'tree/other'"),
+    ],
+)
+def test_what_is_not_a_column_of_rows_is_refused_before_anything_is_kept(
+    column: Any, told: str
+) -> None:
+    replay, sample = make(), {"default": {"number": torch.zeros(4), "tree": {"other": column}}}
+    with pytest.raises(ValueError, match=told):
+        replay.expect(sample)
+    with pytest.raises(ValueError, match=told):
+        list(replay.add(sample))
+    assert drawn(replay.add(numbered(0, 4)))
+
+
 def test_rows_unlike_the_first_ones_are_refused() -> None:
     table = Table(4)
     table.put({"x": torch.zeros(2, 3)})

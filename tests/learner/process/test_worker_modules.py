@@ -175,14 +175,15 @@ def test_a_module_that_was_handed_its_state_takes_the_weights_of_a_later_reset(
         np.testing.assert_array_equal(taken[name], weights)
 
 
-@pytest.mark.parametrize("source", ["from_checkpoint", "league: rival, reset to the weights of x"])
+@pytest.mark.parametrize("selectable", [False, True])
 def test_weights_of_another_network_are_refused_and_keys_are_named_where_they_help(
-    world: World, source: str
+    world: World, selectable: bool
 ) -> None:
+    source = "from_checkpoint = 'runs/other'"
     weights = {"default": {"encoder.0.weight": np.ones((3, 3), np.float32)}}
-    last = training_pb2.Restore(weights=True, whole=True, source=source)
+    last = training_pb2.Restore(weights=True, whole=True, source=source, selectable=selectable)
     (part,) = restores("rival", weights, {}, last)
     said = failed(world, part)
     assert said.startswith(f"{source}: weights ")
     assert "of another network" in said
-    assert ("name them in from_parameters" in said) == (source == "from_checkpoint")
+    assert ("name them in from_parameters" in said) == selectable

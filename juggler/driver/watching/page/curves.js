@@ -72,7 +72,8 @@ export class Curves {
   numbers() {
     const agents = Object.keys(this.tables("by_agent")).sort(inOrder);
     return Object.keys(this.tables("info")).map((key) => {
-      const part = agents.findIndex((agent) => key.startsWith(`${agent}/`));
+      // The longest one: of the agents "a" and "a/b", a/b/x is of "a/b".
+      const part = agents.findLastIndex((agent) => key.startsWith(`${agent}/`));
       return part < 0 ? { key, title: key } : { key, title: key.slice(agents[part].length + 1), agent: agents[part], part };
     });
   }

@@ -107,6 +107,26 @@ def any_leaf(rows: Mapping[str, Any]) -> Tensor:
     return found
 
 
+def must_be_rows(rows: Mapping[str, Any]) -> None:
+    """Raises:
+    ValueError: these are not tensors [n, ...], or trees of them, of one n. A tensor with one entry
+        would be broadcast to all rows.
+    """
+    leaves = {"/".join(path): x for path, x in tree_leaves(rows)}
+    for name, x in leaves.items():
+        if not isinstance(x, Tensor) or not x.ndim:
+            found = "a tensor []" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+            raise ValueError(
+                f"`rows` of a replay gives tensors [n, ...], and not {found} as {name!r}"
+            )
+    counts = {name: len(x) for name, x in leaves.items()}
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{count} of {name!r}" for name, count in counts.items())
+        raise ValueError(
+            f"`rows` of a replay gives one entry for each row in every column: it gave {told}"
+        )
+
+
 class _Column(Protocol):
     shape: torch.Size
     dtype: torch.dtype

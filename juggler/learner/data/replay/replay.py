@@ -12,7 +12,7 @@ from torch import Tensor
 
 from juggler.learner.data.replay.frame_table import FrameTable
 from juggler.learner.data.replay.generators import draw_apart, go_on_from, words_of
-from juggler.learner.data.replay.memory_columns import any_leaf
+from juggler.learner.data.replay.memory_columns import any_leaf, must_be_rows
 from juggler.learner.data.replay.room import Room, bytes_of_step, steps_of_row
 from juggler.learner.data.replay.rules import Remover, Rules, Selector
 from juggler.learner.data.replay.selection import Drawn, Selection
@@ -213,11 +213,10 @@ class Replay(DataSource):
 
     def _rows_of(self, columns: Columns) -> dict[str, Any]:
         """What is kept of columns; frames that come once stay as they are."""
-        if FRAMES not in columns:
-            return self._rows(columns)
         rest = {name: column for name, column in columns.items() if name != FRAMES}
         rows = self._rows(rest)
-        return {**rows, FRAMES: columns[FRAMES]} if rows else {}
+        must_be_rows(rows)
+        return {**rows, FRAMES: columns[FRAMES]} if rows and FRAMES in columns else rows
 
     def _begin(self, kept: _Kept, step_bytes: float, frames: bool, row_steps: int = 1) -> None:
         """Give a module an empty table for rows whose steps take so many bytes, perhaps with

@@ -478,7 +478,7 @@ class HandoverHeader(_message.Message):
     def __init__(self, module_id: _Optional[str] = ..., run_id: _Optional[str] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., extra: _Optional[str] = ..., last_updates: _Optional[_Iterable[_Union[UpdateDone, _Mapping]]] = ...) -> None: ...
 
 class Restore(_message.Message):
-    __slots__ = ("module_id", "chunk", "last", "state_bytes", "weights", "whole", "source")
+    __slots__ = ("module_id", "chunk", "last", "state_bytes", "weights", "whole", "source", "selectable")
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
@@ -486,6 +486,7 @@ class Restore(_message.Message):
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SELECTABLE_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     chunk: bytes
     last: bool
@@ -493,7 +494,8 @@ class Restore(_message.Message):
     weights: bool
     whole: bool
     source: str
-    def __init__(self, module_id: _Optional[str] = ..., chunk: _Optional[bytes] = ..., last: bool = ..., state_bytes: _Optional[int] = ..., weights: bool = ..., whole: bool = ..., source: _Optional[str] = ...) -> None: ...
+    selectable: bool
+    def __init__(self, module_id: _Optional[str] = ..., chunk: _Optional[bytes] = ..., last: bool = ..., state_bytes: _Optional[int] = ..., weights: bool = ..., whole: bool = ..., source: _Optional[str] = ..., selectable: bool = ...) -> None: ...
 
 class Evaluate(_message.Message):
     __slots__ = ("episodes", "seed", "connector_state", "checkpoint", "version", "most_steps", "goal", "video")
