@@ -79,6 +79,7 @@ def _ask(run_dir: Path, address: str, env_runners: int, learners: int) -> tuple[
     from juggler.driver.monitoring import SCALE_METHOD
     from juggler.driver.record.driver_file import not_running
     from juggler.driver.record.run_directory import RunDirectoryError
+    from juggler.driver.record.wording import here
     from juggler.runtime.actors.endpoints import EndpointError, dial
     from juggler.runtime.wire.v1 import status_pb2
 
@@ -95,5 +96,5 @@ def _ask(run_dir: Path, address: str, env_runners: int, learners: int) -> tuple[
             answer: Any = error
             if answer.code() == grpc.StatusCode.UNAVAILABLE:
                 raise RunDirectoryError(not_running(run_dir)) from None
-            raise EndpointError(f"{address}: {answer.details()}") from None
+            raise EndpointError(f"{here(run_dir)}: {answer.details()}") from None
     return int(reply.before), int(reply.learners_before)

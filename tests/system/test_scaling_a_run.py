@@ -66,7 +66,8 @@ def test_a_second_learner_joins_a_run_and_leaves_it_again_and_loses_nothing(plac
         _trains_with(1, run_dir, run)
         eventually(lambda: len(workers_in(place.path, "learner")) == 1, 30)
     refused = place.run("scale", "run", "--learners", "65", "--env-runners", "1")
-    assert "must be at most max_learners = 64" in refused.output
+    told = "juggler scale: run: 65 learners: must be at most max_learners = 64\n"
+    assert refused.output == told, "it names the run, and no socket"
     run.interrupt()
     assert run.wait(30) == 130
     assert run.output.count("learner-1 has left, as asked") == 2

@@ -28,7 +28,7 @@ class Exited:
     """A worker's process has ended. `restart_in` is None if it stays down."""
 
     worker_id: str
-    pid: int  # 0: the process could not be started
+    pid: int  # 0: there was no process, as where none could be started
     how: str  # "exit code 1", "killed by SIGKILL"; and its error message, if any
     restart_in: float | None
 
