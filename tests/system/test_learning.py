@@ -15,7 +15,7 @@ from support.place import (
     summary,
     trained_steps,
 )
-from support.seeds import first_of, seeds
+from support.seeds import seeds
 
 pytestmark = pytest.mark.slow
 
@@ -83,10 +83,9 @@ def test_old_steps_beside_new_ones_are_learned_from(place: Place, seed: int) -> 
     assert_books_balance(place.path / "run")
 
 
+@pytest.mark.long
 @seeds
-@pytest.mark.parametrize(
-    ("name", "threshold"), first_of([("acrobot", -100.0), ("pendulum", -300.0)])
-)
+@pytest.mark.parametrize(("name", "threshold"), [("acrobot", -100.0), ("pendulum", -300.0)])
 def test_a_shipped_configuration_reaches_its_threshold(
     place: Place, name: str, threshold: float, seed: int
 ) -> None:
