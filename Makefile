@@ -17,6 +17,8 @@ SHORTLY := sed -un -e 's/^Collecting \([^ ]*\).*/  \1/p' \
 
 # One thread per process: workers share the cores as processes.
 export OMP_NUM_THREADS := 1
+# Tests start hundreds of processes: what they import is compiled once, whatever the machine says.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Two tests at a time: many of them wait for processes to start and to end.
 PYTEST := $(BIN)/python -m pytest

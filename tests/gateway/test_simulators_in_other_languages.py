@@ -17,6 +17,7 @@ import pytest
 from support.agents_world import AgentsWorld
 from support.gateway_world import GatewayWorld, eventually
 from support.network import free_address
+from support.seeds import first_of
 
 from juggler.gateway import runner
 from juggler.runtime.actors.certificates import make_certificates
@@ -103,7 +104,7 @@ def test_a_simulator_in_javascript_is_learned_from(place: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("play", ["node nim.js", "build/nim/nim"])
+@pytest.mark.parametrize("play", first_of(["build/nim/nim", "node nim.js"]))
 def test_a_game_for_two_is_learned_from_over_tls(
     place: Path, play: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

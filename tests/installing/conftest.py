@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.alone import copy_of_the_checkout, link_what_juggler_needs
+from support.alone import copy_of_the_checkout, install_juggler
 
 
 @pytest.fixture(scope="session")
@@ -20,8 +20,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def needed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All that Juggler needs, without any extra."""
-    directory = tmp_path_factory.mktemp("needed")
-    link_what_juggler_needs(directory)
+def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
+    """Juggler and all that it needs, without any extra."""
+    directory = tmp_path_factory.mktemp("installed")
+    install_juggler(wheel, directory)
     return directory

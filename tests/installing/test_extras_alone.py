@@ -34,14 +34,14 @@ ENVIRONMENTS = {"box2d": "lunarlander", "atari": "pong", "mujoco": "hopper"}
 
 
 @pytest.fixture
-def alone(tmp_path: Path, needed: Path, wheel: Path) -> Alone:
-    return Alone(tmp_path, needed, wheel)
+def alone(tmp_path: Path, installed: Path) -> Alone:
+    return Alone(tmp_path, installed)
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory, needed: Path, wheel: Path) -> Alone:
+def plain(tmp_path_factory: pytest.TempPathFactory, installed: Path) -> Alone:
     """Without any extra."""
-    return Alone(tmp_path_factory.mktemp("plain"), needed, wheel)
+    return Alone(tmp_path_factory.mktemp("plain"), installed)
 
 
 @pytest.fixture(scope="module")

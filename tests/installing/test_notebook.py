@@ -30,10 +30,8 @@ print(json.dumps([cell.outputs for cell in notebook.cells]))
 """
 
 
-def test_a_notebook_shows_progress_pictures_and_results(
-    tmp_path: Path, needed: Path, wheel: Path
-) -> None:
-    alone = Alone(tmp_path, needed, wheel)
+def test_a_notebook_shows_progress_pictures_and_results(tmp_path: Path, installed: Path) -> None:
+    alone = Alone(tmp_path, installed)
     alone.run("-m", "pip", "install", "-q", "--no-compile", "nbclient", "ipykernel", "nbformat")
     cells = json.loads(alone.run("-c", EXECUTE).splitlines()[-1])
     started, picture, updated, result, trained = cells

@@ -29,8 +29,8 @@ assert list((pruned / "checkpoints").iterdir()), "it ended in order"
 """
 
 
-def test_its_python_runs_as_one_script(tmp_path: Path, needed: Path, wheel: Path) -> None:
-    alone = Alone(tmp_path, needed, wheel)
+def test_its_python_runs_as_one_script(tmp_path: Path, installed: Path) -> None:
+    alone = Alone(tmp_path, installed)
     alone.run("-m", "pip", "install", "-q", "--no-compile", "optuna", "pandas")
     page = script("docs/python.md", tmp_path, BEFORE)
     page.write_text(page.read_text() + PRUNED)

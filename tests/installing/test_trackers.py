@@ -30,10 +30,10 @@ juggler.resume("run", stop_steps=result.summary["env_steps_trained"] + 30_000, s
 
 
 @pytest.fixture
-def alone(tmp_path: Path, needed: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> Alone:
+def alone(tmp_path: Path, installed: Path, monkeypatch: pytest.MonkeyPatch) -> Alone:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    return Alone(tmp_path, needed, wheel)
+    return Alone(tmp_path, installed)
 
 
 def record(alone: Alone, tracker: str, recorded: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import venv
 from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, distribution
@@ -39,11 +40,14 @@ def copy_of_the_checkout(to: Path) -> Path:
     return to
 
 
-def link_what_juggler_needs(directory: Path) -> None:
-    """Links to all that a plain `pip install` of Juggler brings, as it is installed here, and pip.
+def install_juggler(wheel: Path, directory: Path) -> None:
+    """What a plain `pip install` of this wheel brings, and pip itself.
 
-    Torch by itself is most of a gigabyte: nothing of it is copied.
+    All but Juggler are links to what is installed here: torch by itself is most of a gigabyte.
     """
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    only = ["--no-deps", "--no-compile", "--target", directory]
+    subprocess.run([*pip, "install", *only, wheel], check=True, timeout=300)
     for each in {found.name: found for found in _needed(["juggler", "pip"])}.values():
         if each.name == "juggler":
             continue
@@ -78,17 +82,15 @@ class Alone:
 
     Args:
         path: where it is made.
-        needed: what `link_what_juggler_needs` has filled.
-        wheel: Juggler's.
+        installed: what `install_juggler` has filled.
     """
 
-    def __init__(self, path: Path, needed: Path, wheel: Path) -> None:
+    def __init__(self, path: Path, installed: Path) -> None:
         self.path = path
         self.python = path / "venv" / "bin" / "python"
         venv.create(path / "venv", symlinks=True)
         (site,) = (path / "venv" / "lib").glob("python*/site-packages")
-        (site / "needed.pth").write_text(f"{needed}\n")
-        self.run("-m", "pip", "install", "-q", "--no-deps", "--no-compile", wheel)
+        (site / "installed.pth").write_text(f"{installed}\n")
 
     def variables(self) -> dict[str, str]:
         """Of the programs that run in it."""

@@ -1,6 +1,9 @@
 """Do PPO, APPO, PQN, DQN, SAC and TD3 learn, as IMPALA does in test_learning.py? The shipped
 settings, seed by seed, against thresholds; and stretches of training with memories, masks and
-maps."""
+maps.
+
+What IMPALA learns of these in test_learning_spaces.py is left to the long tests here.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,6 @@ from juggler.runtime.checkpoints.checkpoint import read
 pytestmark = pytest.mark.slow
 
 algorithms = pytest.mark.parametrize("algorithm", ["appo", "ppo"])
-with_pqn = pytest.mark.parametrize("algorithm", ["appo", "ppo", "pqn"])
 
 #: For the environments in toys.py.
 TOYS: dict[str, dict[str, Any]] = {
@@ -41,15 +43,16 @@ def train(place: Place, *options: object) -> dict[str, Any]:
     return summary(place.path / "run")
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "seed"), first_of((name, seed) for seed in range(3) for name in ("appo", "ppo"))
-)
+@pytest.mark.long
+@algorithms
+@pytest.mark.parametrize("seed", range(3))
 def test_acrobot_is_solved(place: Place, algorithm: str, seed: int) -> None:
     limits = ("--stop-return", -100, "--stop-steps", 1_000_000)
     end = train(place, "acrobot", "--algorithm", algorithm, "--seed", seed, *limits)
     assert end["solved"], metrics(place.path / "run")
 
 
+@pytest.mark.long  # mountaincar-continuous, which ships, has them, too
 @seeds
 def test_continuous_actions_are_learned_by_ppo(place: Place, seed: int) -> None:
     limits = ("--stop-return", -300, "--stop-steps", 1_500_000)
@@ -65,7 +68,7 @@ def test_ppo_learns_synchronously_too(place: Place, seed: int) -> None:
     assert end["staleness_max"] == 0
 
 
-@with_pqn
+@pytest.mark.parametrize("algorithm", ["appo", left_to_long("ppo"), "pqn"])
 @pytest.mark.parametrize("seed", first_of([1, 2]))
 def test_cartpole_is_solved(place: Place, algorithm: str, seed: int) -> None:
     limits = ("--stop-return", 475, "--stop-steps", 500_000)
@@ -182,16 +185,9 @@ TASKS: dict[str, tuple[str, float, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("task", "algorithm"),
-    [
-        *[("masks", "ppo"), ("dict", "appo"), ("several choices", "ppo"), ("memory", "appo")],
-        *map(
-            left_to_long,
-            [("masks", "appo"), ("dict", "ppo"), ("several choices", "appo"), ("memory", "ppo")],
-        ),
-    ],
-)
+@pytest.mark.long
+@algorithms
+@pytest.mark.parametrize("task", TASKS)
 def test_masks_maps_choices_and_memories_are_learned_with(
     place: Place, task: str, algorithm: str
 ) -> None:

@@ -6,12 +6,13 @@ import sys
 
 import pytest
 from support.place import REPOSITORY, Place, assert_books_balance, summary
+from support.seeds import first_of
 
 EXAMPLES = REPOSITORY / "examples"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["custom_module", "custom_connector"])
+@pytest.mark.parametrize("name", first_of(["custom_module", "custom_connector"]))
 def test_a_part_of_ones_own_works_on_workers_that_dial_in(place: Place, name: str) -> None:
     path = {"PYTHONPATH": f"{REPOSITORY}:{EXAMPLES}"}
     options = ["--bind", "127.0.0.1:0", "--run-dir", "run", "--stop-steps", 20_000]

@@ -72,6 +72,7 @@ def test_ten_episodes_of_cartpole_are_imitated_in_place_of_rewards(place: Place,
     place.assert_nothing_is_left()
 
 
+@pytest.mark.long
 @seeds
 def test_dqn_imitates_ten_episodes_of_cartpole_from_kept_steps(place: Place, seed: int) -> None:
     """In training, the mean of 100 episodes is 475 only some 50,000 steps later."""
@@ -108,6 +109,7 @@ def test_iql_finds_the_better_actions_of_a_data_set_and_bc_the_usual_ones(
     place.assert_nothing_is_left()
 
 
+@pytest.mark.long
 @seeds
 def test_iql_swings_up_as_the_best_fifth_of_a_data_set_does(place: Place, seed: int) -> None:
     """Box actions: 20 episodes of a rule beside 80 of random actions."""

@@ -78,7 +78,7 @@ CASES = {
 QUICK = ("plain",)
 
 #: Those that only the long tests try: what each of them adds is tested in its own room, too.
-LONG = ("continuous", "masks and permutations", "reused batches")
+LONG = ("recurrent", "continuous", "masks and permutations", "reused batches")
 
 #: Those that are tried with shared memory and without.
 SHARED = first_of(["recurrent", "plain", "masks and permutations"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.place import Place, assert_books_balance, checkpoints, metrics, summary
+from support.seeds import left_to_long
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         place.close()
 
 
-@pytest.mark.parametrize("algorithm", ["impala", "ppo", "appo"])
+@pytest.mark.parametrize("algorithm", ["impala", left_to_long("ppo"), "appo"])
 def test_its_first_episodes_are_good_whatever_the_algorithm(
     place: Place, trained: Path, algorithm: str
 ) -> None:

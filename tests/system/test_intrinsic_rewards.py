@@ -49,7 +49,14 @@ def test_a_treasure_in_the_deep_sea_is_found_by_what_is_new_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [("impala",), ("ppo", "--num-learners", 2), ("dqn",)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("impala",), marks=pytest.mark.long),
+        ("ppo", "--num-learners", 2),
+        ("dqn",),
+    ],
+)
 def test_a_run_goes_on_with_what_it_knows(place: Place, options: tuple[object, ...]) -> None:
     table = json.dumps({"kind": "rnd", "model": {"hidden_sizes": [16]}, "features": 8})
     begin = (*SEA, "--run-dir", "run", "--algorithm", *options, "--intrinsic", table)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.place import Place, assert_books_balance, eventually, metrics, summary, trained_steps
-from support.seeds import seeds
+from support.seeds import first_of, seeds
 
 #: Two learners with a batch of the runner each make up the batch of one.
 HALVES = ["--envs-per-runner", 32, "--num-learners", 2, "--devices", "fake:2"]
@@ -50,7 +50,7 @@ def test_a_run_goes_on_with_any_number_of_learners(place: Place) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", first_of([0, 1]))
 def test_a_group_goes_on_without_a_member_that_is_killed_until_it_is_back(
     place: Place, rank: int
 ) -> None:
@@ -74,7 +74,7 @@ def test_a_group_goes_on_without_a_member_that_is_killed_until_it_is_back(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", first_of([2, 0]))
 def test_a_member_that_hangs_is_replaced_within_15_seconds(place: Place, rank: int) -> None:
     directory = place.path / "run"
     options = ["--num-learners", 3, "--stop-return", 501, "--run-dir", "run"]
@@ -106,6 +106,7 @@ def test_two_learners_learn_what_one_does_from_the_same_batches(place: Place, se
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_training_gets_there_while_somebody_is_killed_every_five_seconds(place: Place) -> None:
     directory, draws = place.path / "run", random.Random(7)
     options = ["--run-dir", "run", "--stop-return", 501, "--checkpoint-seconds", 5]

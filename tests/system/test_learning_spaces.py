@@ -15,7 +15,7 @@ from support.seeds import first_of, seeds
 
 pytestmark = pytest.mark.slow
 
-MEMORIES = first_of([("lstm", 0), ("gru", 0), ("lstm", 1), ("lstm", 2)])
+MEMORIES = [("lstm", 0), ("gru", 0), ("lstm", 1), ("lstm", 2)]
 
 FAST = {
     "num_env_runners": 1,
@@ -99,6 +99,7 @@ def test_cartpole_without_velocities_is_not_solved_without_one(place: Place) -> 
     assert_failed(place, CARTPOLE, 100.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "seed"), MEMORIES)
 def test_a_sign_at_the_start_of_a_maze_is_remembered_to_its_end(
     place: Place, kind: str, seed: int
@@ -106,6 +107,7 @@ def test_a_sign_at_the_start_of_a_maze_is_remembered_to_its_end(
     assert_learned(place, seed, MAZE | {"model": {"recurrent": kind}}, 0.85)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "seed"), MEMORIES)
 def test_a_sign_is_remembered_for_twenty_steps(place: Place, kind: str, seed: int) -> None:
     assert_learned(place, seed, LONG_MAZE | {"model": {"recurrent": kind}}, 0.85)
@@ -147,7 +149,7 @@ def test_every_part_of_a_dict_is_read(place: Place, seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("mask_in", "seed"),
-    [("info", 0), *first_of([("observation", 0), ("observation", 1), ("observation", 2)])],
+    first_of([("info", 0), ("observation", 0), ("observation", 1), ("observation", 2)]),
 )
 def test_only_legal_actions_are_chosen_and_the_best_of_them_learned(
     place: Place, mask_in: str, seed: int

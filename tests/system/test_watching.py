@@ -15,7 +15,15 @@ from typing import Any
 import psutil
 import pytest
 from support.network import free_address
-from support.place import REPOSITORY, Command, Place, eventually
+from support.place import (
+    REPOSITORY,
+    Command,
+    Place,
+    env_runners,
+    eventually,
+    status,
+    trained_steps,
+)
 
 PAGE = "docs/operations.md"
 WORKERS = ("driver", "learner", "envrunner")
@@ -101,7 +109,7 @@ def test_every_command_of_the_page_does_what_it_says(place: Place) -> None:
     eventually(_ends(page, *ready), 60, lambda: learner.output)
     ready = ("juggler", "healthcheck", "127.0.0.1:5007")
     eventually(_ends(page, *ready), 60, lambda: runner.output)
-    eventually(lambda: page.status()["steps"]["trained"] > 0, 60, lambda: driver.output)
+    eventually(lambda: trained_steps(place.path / "runs/watched") > 0, 60, lambda: driver.output)
 
     live = page.command("juggler", "status", "runs/watched")
     status = page.status()
@@ -164,22 +172,19 @@ def test_status_tells_of_a_worker_that_was_killed(place: Place) -> None:
     run_dir = place.path / "run"
     options = ["--run-dir", "run", "--stop-return", 501, "--num-env-runners", 2]
     train = place.start("train", "cartpole", *options, "--progress", "json")
-    status = ("status", "run", "--once", "--json")
 
-    def killed() -> dict[str, Any] | None:
-        shown = place.run(*status)
-        if shown.status != 0:
-            return None
-        workers = {each["worker_id"]: each for each in json.loads(shown.output)["workers"]}
-        return dict(workers.get("envrunner-1", {}))
+    def told(workers: list[dict[str, Any]]) -> dict[str, Any]:
+        (found,) = (each for each in workers if each["worker_id"] == "envrunner-1")
+        return found
 
-    eventually(lambda: (killed() or {}).get("state") == "ready", 60, lambda: train.output)
+    eventually(lambda: env_runners(run_dir) == 2, 60, lambda: train.output)
     victim: psutil.Process = place.worker("envrunner 1")
     victim.kill()
-    eventually(lambda: (killed() or {}).get("restarts") == 1, 60, lambda: train.output)
-    found = killed()
-    assert found is not None
-    assert found["last_error"] == "killed by SIGKILL"
+    eventually(lambda: told(status(run_dir)["workers"])["restarts"] == 1, 60, lambda: train.output)
+    shown = place.run("status", "run", "--once", "--json")
+    assert shown.status == 0, shown.output
+    found = told(json.loads(shown.output)["workers"])
+    assert (found["restarts"], found["last_error"]) == (1, "killed by SIGKILL")
     assert found["pid"] != victim.pid
     table = place.run("status", "run", "--once", COLUMNS="200")
     assert "killed by SIGKILL" in table.output
