@@ -76,7 +76,7 @@ class KubernetesRun:
         self._label = f"juggler/run={launch.label}"
         self._wanted = Wanted(launch.directory)
         self._tail: Tail | None = None
-        self._shown = ""  # the pod whose output is shown
+        self._shown: list[str] = []  # the pods whose output was or is shown, in order
 
     def manifests(self) -> str:
         """Everything that is applied; the Secret holds no secrets yet."""
@@ -240,15 +240,19 @@ class KubernetesRun:
         if not begun:
             return
         name = str(begun[-1]["metadata"]["name"])
-        if self._tail is not None and (name != self._shown or self._tail.ended):
+        if name in self._shown[:-1]:
+            return  # the one after it was removed
+        again = name in self._shown
+        if self._tail is not None:
+            if again and not self._tail.ended:
+                return
             self._tail.close()
-        elif self._tail is not None:
-            return
-        again = ["--tail=0"] if name == self._shown else []
         if again and _ended(begun[-1]):
             return
-        self._shown = name
-        self._tail = Tail("kubectl", "logs", "-n", self._namespace, "--follow", *again, name)
+        if not again:
+            self._shown.append(name)
+        more = ["--tail=0"] if again else []
+        self._tail = Tail("kubectl", "logs", "-n", self._namespace, "--follow", *more, name)
 
 
 def _image(image: str) -> dict[str, str]:

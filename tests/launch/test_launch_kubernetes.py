@@ -169,6 +169,16 @@ def test_a_driver_that_has_no_pod_for_a_while_is_told(
     ]
 
 
+def test_what_a_driver_has_printed_is_shown_once_though_the_pod_after_it_is_removed(
+    kubectl: Kubectl, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = [_job(), _pod("pod-1", "Failed", 137)]
+    over = [_job("Failed"), _pod("pod-1", "Failed", 137)]
+    kubectl.answers(before, [*before, _pod("pod-2", "Running")], before, over)
+    assert _launched() == 1
+    assert capfd.readouterr().out == "a line of pod-1\na line of pod-2\n"
+
+
 def test_a_run_of_which_nobody_waits_for_the_end_is_scaled_and_not_launched_again(
     kubectl: Kubectl, capfd: pytest.CaptureFixture[str]
 ) -> None:
