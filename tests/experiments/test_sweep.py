@@ -22,7 +22,8 @@ from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import load_config
 from juggler.driver.record.run_directory import RunDirectoryError
 from juggler.experiments import sweeping
-from juggler.experiments.sweep import SweepFailed
+from juggler.experiments.run_process import RunProcess
+from juggler.experiments.sweep import Sweep, SweepFailed
 
 #: SQLite waits for the disk, and Optuna writes often: on a busy machine this takes its time.
 
@@ -87,10 +88,21 @@ def test_the_least_may_be_the_best(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("scripted_runs")
-def test_trials_that_fall_behind_are_ended_and_told(tmp_path: Path) -> None:
+def test_trials_that_fall_behind_are_ended_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those with the least return are below the median from the third tenth on."""
-    slowly = {"value_coefficient": 3.0}
-    scripted(tmp_path / "sweep", {"lr": [1.0, 2.0, 51.0, 52.0]}, trials=12, jobs=4, **slowly)
+    hears = Sweep.heard
+
+    def heard(sweep: Sweep, run: RunProcess) -> None:
+        hears(sweep, run)
+        known = sweep._at_work[run.pid]
+        if known.points >= 5 and not known.pruned:
+            (tmp_path / "sweep" / "trials" / f"{known.number:03}" / "heard").touch()
+
+    monkeypatch.setattr(Sweep, "heard", heard)
+    waiting = {"value_coefficient": 1.0}
+    scripted(tmp_path / "sweep", {"lr": [1.0, 2.0, 51.0, 52.0]}, trials=12, jobs=4, **waiting)
     pruned = [row for row in rows(tmp_path / "sweep") if row["ended"].startswith("pruned after")]
     assert pruned
     assert states(tmp_path / "sweep").count("PRUNED") == len(pruned)

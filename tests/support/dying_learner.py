@@ -1,7 +1,8 @@
 """A program: a learner of rank 1 in a group of two, which is killed in their second update.
 
 Its arguments are the address of the meeting point, the configuration as JSON, and where it dies: at
-the "arrival" of its sample, before the other hears of it, or in the "step" that follows.
+the "arrival" of its sample, before the other hears of it, or in the "step" that follows. It says
+"ready" before it goes to the meeting point, where the other does not wait for long.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def main(address: str, config: str, dies_at: str) -> None:
     observations, actions = spaces.Box(-10, 10, (4,), np.float32), spaces.Discrete(2)
     model = {"hidden_sizes": [8]}
     learner = build_learner(json.loads(config), None, observations, actions, model)
+    print("ready", flush=True)
     learner.join(GlooPeers(address, GENERATION, 1, 2, "127.0.0.1", lambda: False))
     learner.update_from_episodes([make_batch(4, 8, seed=101)])
     if dies_at == "arrival":

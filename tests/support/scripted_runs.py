@@ -7,7 +7,8 @@ no other use for say what befalls it:
 - `gamma = 0.5`: it is killed after half of them;
 - `gamma = 0.25`: it says why it fails, and does;
 - `gamma = 0.75`: it has two agents, of which one gets what the other loses;
-- `value_coefficient`: it waits so many twentieths of a second at each line;
+- `value_coefficient` above 0: it waits after half of them until it is told to stop, or its file
+  `heard` is there, for which the test sees;
 - `reward_scale = 2.0`: it waits after half of them, until it is told to stop, and goes on with the
   others when it is resumed.
 """
@@ -51,7 +52,10 @@ for i in range(begun + 1, 11):
         os.kill(os.getpid(), signal.SIGKILL)
     while i == 5 and config.get("reward_scale") == 2.0 and not stopped:
         time.sleep(0.01)
-    time.sleep(config.get("value_coefficient", 0.0) / 20)
+    while i == 5 and config.get("value_coefficient", 0.0) and not stopped:
+        if (directory / "heard").exists():
+            break
+        time.sleep(0.01)
     if stopped:
         break
 checkpoint = directory / "checkpoints" / f"{i:09}"

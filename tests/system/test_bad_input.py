@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -213,23 +214,51 @@ def test_what_raises_in_a_module_or_an_environment_is_named_with_its_place(place
     place.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--env", "Acrobot-v1", "--env-kwargs", '{"x": 1}'), "unexpected keyword argument 'x'"),
-        (("cartpole", "--devices", "cuda:99"), "devices = 'cuda:99': this host has "),
-        (("cartpole", "--module", "json:Policy"), "the Python module 'json' has no 'Policy'"),
-        (("--env", "broken:Env"), "module 'broken' failed in import: NameError: name 'oops'"),
-        (("--env", "broken"), "no environment is registered as 'broken'"),
-    ],
-)
-def test_what_cannot_be_made_is_told_before_there_is_a_run_directory(
-    place: Place, arguments: tuple[str, ...], words: str
-) -> None:
+#: Commands one after the other, with one forkserver: what each would import takes seconds.
+_COMMANDS = """
+import contextlib, io, json, sys
+from juggler.cli import main
+from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
+
+share_forkserver()
+for arguments in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        status = main(arguments)
+    print(json.dumps([status, said.getvalue()]))
+let_go_of_forkserver()
+"""
+
+
+def test_what_cannot_be_made_is_told_before_there_is_a_run_directory(place: Place) -> None:
     place.write("broken.py", "oops\n")
-    run = place.run("train", *arguments)
-    assert run.status == 2, run.output
-    assert words in run.output.splitlines()[-1]
+    place.write(
+        "spaces.py",
+        "import gymnasium\n"
+        "class Talk(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Text(10)\n"
+        "    action_space = gymnasium.spaces.Discrete(2)\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        return 'hello', {}\n"
+        "    def step(self, action):\n"
+        "        return 'bye', 0.0, True, False, {}\n",
+    )
+    told = {
+        ("--env", "Acrobot-v1", "--env-kwargs", '{"x": 1}'): "unexpected keyword argument 'x'",
+        ("cartpole", "--devices", "cuda:99"): "devices = 'cuda:99': this host has ",
+        ("cartpole", "--module", "json:Policy"): "the Python module 'json' has no 'Policy'",
+        ("--env", "broken:Env"): "module 'broken' failed in import: NameError: name 'oops'",
+        ("--env", "broken"): "no environment is registered as 'broken'",
+        ("--env", "spaces:Talk", "--envs-per-runner", "2"): "Text(",
+    }
+    commands = [["train", *arguments] for arguments in told]
+    script = place.write("script.py", _COMMANDS)
+    run = place.start_program([sys.executable, str(script), json.dumps(commands)])
+    assert run.wait(120) == 0, run.output
+    answers = [json.loads(line) for line in run.output.splitlines() if line.startswith("[")]
+    for (arguments, words), (status, said) in zip(told.items(), answers, strict=True):
+        assert status == 2, (arguments, said)
+        assert words in said.splitlines()[-1], arguments
+    assert "Traceback" not in said, "of the last one, which nothing raised"
     assert not (place.path / "runs").exists()
     place.assert_nothing_is_left()
 
@@ -250,23 +279,4 @@ def test_a_script_gets_the_error_of_its_environment_and_no_run_directory(place: 
     assert run.wait(120) == 0, run.output
     assert "told: environment 0 (Mine) failed in constructor: TypeError" in run.output
     assert not (place.path / "runs").exists()
-    place.assert_nothing_is_left()
-
-
-def test_a_space_that_nothing_serves_yet_is_named(place: Place) -> None:
-    place.write(
-        "spaces.py",
-        "import gymnasium\n"
-        "class Talk(gymnasium.Env):\n"
-        "    observation_space = gymnasium.spaces.Text(10)\n"
-        "    action_space = gymnasium.spaces.Discrete(2)\n"
-        "    def reset(self, *, seed=None, options=None):\n"
-        "        return 'hello', {}\n"
-        "    def step(self, action):\n"
-        "        return 'bye', 0.0, True, False, {}\n",
-    )
-    run = place.run("train", "--env", "spaces:Talk", "--envs-per-runner", 2)
-    assert run.status == 2
-    assert "Text(" in run.output.splitlines()[-1]
-    assert "Traceback" not in run.output
     place.assert_nothing_is_left()

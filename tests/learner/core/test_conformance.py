@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import runpy
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,6 +31,7 @@ from juggler.learner.core.learner_core import (
     StepOutput,
 )
 from juggler.learner.core.population import Population
+from juggler.learner.core.recordings import Recordings
 from juggler.learner.core.state import arrays_like, tensors_like
 from juggler.learner.data.collate import collate
 from juggler.learner.intrinsic_config import IntrinsicConfig
@@ -41,6 +43,8 @@ from juggler.runtime.wire.trees import Tree
 from juggler.testing import MakeCore, MakeLearner, check_core, check_learner, sample_for
 
 MakeBatch = Callable[..., EpisodeBatch]
+#: Of PPO: as many steps of its optimizer as show that it makes several of them.
+FEW_PASSES = {"epochs": 2, "minibatches": 2}
 EXAMPLES = Path(__file__).parents[3] / "examples"
 VECTOR = spaces.Box(-10, 10, (4,), np.float32)
 TWO = spaces.Discrete(2)
@@ -100,13 +104,24 @@ def make_shipped(name: str, model: dict[str, Any], **config: Any) -> GradientCor
     make = partial(build_module, module, VECTOR, action_space_of(name), model)
     kind = getattr(importlib.import_module(package), attribute)
     if keeps_steps(name):
-        config = {"replay_begin": 0, "replay_batch_size": 8, "replay_ratio": 4.0, **config}
+        # Few updates; a row of what needs a memory has several steps, so that fewer come to one.
+        ratio = 4.0 if needs_memory(name) else 1.0
+        config = {"replay_begin": 0, "replay_batch_size": 8, "replay_ratio": ratio, **config}
+    elif name == "ppo":
+        config = {**FEW_PASSES, **config}
     core: GradientCore = kind(dict.fromkeys(MODULES, make), ALGORITHMS[name].config(**config))
     return core
 
 
 def make_population(name: str) -> Population:
     return Population(make_shipped(name, {}), hyperparameters={"lr": [1e-3, 1e-2]})
+
+
+def make_recording() -> GradientCore:
+    """Makes the operations of recorded calls again as soon as a core may."""
+    core = make_shipped("ppo", {})
+    core._recordings = Recordings(often=2, slow=math.inf)
+    return core
 
 
 def make_curious() -> LearnerCore[Any]:
@@ -129,6 +144,7 @@ CORES: dict[str, MakeCore] = {
         for name in ALGORITHMS
         if takes_memory(name)
     },
+    "ppo of recorded operations": make_recording,
     "dqn with atoms": partial(make_shipped, "dqn", {"atoms": 11}, priority_exponent=0.6),
     "population of dqn with atoms": lambda: Population(make_shipped("dqn", {"atoms": 11}), size=2),
     "impala with rmsprop": partial(make_shipped, "impala", {}, optimizer="rmsprop"),

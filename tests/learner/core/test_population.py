@@ -61,7 +61,7 @@ def test_sixteen_members_are_sixteen_runs(
         for lr, entropy in zip(RATES, entropies, strict=True)
     ]
     states = [run.init(seed=3 + index) for index, run in enumerate(runs)]
-    for update in range(50):
+    for update in range(20):
         sample = in_float64(make_batch, seed=update % 7)
         output = population.step(state, sample)
         state = output.state
@@ -88,6 +88,8 @@ def test_a_member_is_a_lone_learner_with_its_number(
     package, _, attribute = ALGORITHMS[algorithm].core.partition(":")
     kind = getattr(importlib.import_module(package), attribute)
     base: dict[str, Any] = {"lr": 0.01}
+    if algorithm == "ppo":
+        base |= {"epochs": 2, "minibatches": 2}
     if key in ("value_clip", "target_kl", "kl_coefficient"):
         base |= {key: values[0]} | ({"target_kl": 0.01} if key == "kl_coefficient" else {})
 

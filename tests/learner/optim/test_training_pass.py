@@ -11,8 +11,6 @@ import pytest
 import torch
 from gymnasium import spaces
 from support.states import copied
-from torch._inductor import cpp_builder
-from torch._inductor.exc import InvalidCxxCompiler
 
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
@@ -149,6 +147,10 @@ def test_a_population_is_not_compiled() -> None:
 
 
 def test_without_a_compiler_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It takes seconds to import, and only where something is compiled.
+    from torch._inductor import cpp_builder
+    from torch._inductor.exc import InvalidCxxCompiler
+
     def no_compiler() -> str:
         raise InvalidCxxCompiler
 

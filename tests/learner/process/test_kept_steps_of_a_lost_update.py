@@ -48,8 +48,12 @@ def test_a_step_is_trained_if_it_is_kept_and_else_lost(
     process = subprocess.Popen(
         [sys.executable, "-m", "support.dying_learner", point, json.dumps(config), dies_at],
         env={**os.environ, "PYTHONPATH": f"{tests.parent}:{tests}"},
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
         group = training_pb2.Group(
             module_id="default",
             generation=dying_learner.GENERATION,
@@ -75,5 +79,5 @@ def test_a_step_is_trained_if_it_is_kept_and_else_lost(
         assert told["replay_rows"] == world.steps(*kept)
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
         world.close()
