@@ -205,7 +205,7 @@ def test_core(make_batch: MakeBatch, name: str) -> None:
 @pytest.mark.parametrize("name", LEARNERS)
 def test_learner(make_batch: MakeBatch, name: str) -> None:
     modules = ("default",) if LEARNERS[name] is make_external else MODULES
-    check_learner(LEARNERS[name], [sample_of(make_batch, modules, seed) for seed in range(3)])
+    check_learner(LEARNERS[name], [sample_of(make_batch, modules, seed) for seed in range(2)])
 
 
 def test_an_algorithm_of_ones_own_conforms_on_what_its_module_samples() -> None:
