@@ -101,6 +101,7 @@ def test_the_last_learner_stays_until_another_one_has_its_weights() -> None:
         if batch.learner.worker_id == "learner-0":
             step(core, SampleFailed(batch.batch_id, *batch.runner))
     assert core.members == ("learner-0", "learner-1"), "they have not met"
+    assert step(core, PeersMet(1, 0)) == [], "another group met"
     told = step(core, PeersMet(2, 1))
     assert only(LeftGroup, told) == [LeftGroup("learner-0")]
     assert only(FormGroup, told) == [FormGroup(3, ("learner-1",))]
