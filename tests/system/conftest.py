@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from support.place import Place
 
+from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
+
 
 @pytest.fixture
 def place() -> Iterator[Place]:
@@ -47,6 +49,14 @@ def two_hosts() -> Iterator[tuple[list[str], list[str], str]]:
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
+
+
+@pytest.fixture(scope="module")
+def one_forkserver() -> Iterator[None]:
+    """For runs that this process begins: what a forkserver imports takes seconds."""
+    share_forkserver()
+    yield
+    let_go_of_forkserver()
 
 
 @pytest.fixture

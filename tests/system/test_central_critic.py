@@ -12,6 +12,8 @@ import juggler
 from juggler.driver.config import ConfigError
 from juggler.runtime.checkpoints.checkpoint import read
 
+pytestmark = pytest.mark.usefixtures("one_forkserver")
+
 RUN: dict[str, Any] = {
     "env": "support.hidden_bits:HiddenBits",
     "algorithm": "ppo",
