@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import status_of
 from support.league_runs import LEAGUE, players
 from support.place import REPOSITORY, Place, assert_books_balance, eventually, metrics, summary
 
@@ -280,22 +281,28 @@ def test_a_league_goes_on_while_workers_are_killed(place: Place) -> None:
         ('teams = [["red"]]', "no agent is called 'red'"),
     ],
 )
-def test_a_wrong_table_is_one_sentence(place: Place, line: str, says: str) -> None:
-    place.write("league.toml", f'env = "juggler:MatrixGame"\nalgorithm = "ppo"\n[league]\n{line}\n')
-    run = place.run("train", "league.toml", "--run-dir", "run")
-    assert run.status == 2
-    assert says in run.output
-    assert "Traceback" not in run.output
-    assert not (place.path / "run").exists()
+@pytest.mark.usefixtures("one_forkserver")
+def test_a_wrong_table_is_one_sentence(
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str], line: str, says: str
+) -> None:
+    table = f'env = "juggler:MatrixGame"\nalgorithm = "ppo"\n[league]\n{line}\n'
+    Path("league.toml").write_text(table)
+    assert status_of("train", "league.toml", "--run-dir", "run") == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert "Traceback" not in said
+    assert not Path("run").exists()
 
 
-def test_what_does_not_go_with_a_league_is_told(place: Place) -> None:
+@pytest.mark.usefixtures("one_forkserver")
+def test_what_does_not_go_with_a_league_is_told(
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     league = json.dumps({"builder": "self_play"})
     for options, says in (
         (("--env", "CartPole-v1"), "has one agent, and nobody to play against"),
         (("--env", "juggler:MatrixGame", "--synchronous"), "synchronous = true with a league"),
         (("--env", "juggler:MatrixGame", "--gateway", "127.0.0.1:0"), "league with gateway"),
     ):
-        run = place.run("train", *options, "--league", league, "--run-dir", "run")
-        assert run.status == 2, run.output
-        assert says in run.output, run.output
+        assert status_of("train", *options, "--league", league, "--run-dir", "run") == 2
+        assert says in capsys.readouterr().err
