@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from support.commands import status_of
 from support.place import Place, assert_books_balance, summary
 
 from juggler.runtime.checkpoints.checkpoint import STATE_FILE, read
@@ -121,26 +122,29 @@ def test_a_script_may_use_classes_of_its_own(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
-def test_a_connector_that_is_none_is_said_before_anything_starts(place: Place) -> None:
-    wrong = '{"env_to_module": ["frame_stak"]}'
-    run = place.run("train", "cartpole", "--connectors", wrong, "--run-dir", "run")
-    assert run.status == 2
-    assert "there is no connector 'frame_stak': did you mean 'frame_stack'?" in run.output
-    assert not (place.path / "run").exists()
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ('"frame_stak"', "there is no connector 'frame_stak': did you mean 'frame_stack'?"),
+        ('{"use": "frame_stack", "k": 1}', "connector 'frame_stack': k = 1 frames to stack"),
+    ],
+)
+@pytest.mark.usefixtures("one_forkserver")
+def test_a_connector_that_is_none_or_cannot_be_built_is_told_before_a_run_begins(
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str], wrong: str, words: str
+) -> None:
+    pieces = f'{{"env_to_module": [{wrong}]}}'
+    assert status_of("train", "cartpole", "--connectors", pieces, "--run-dir", "run") == 2
+    assert words in capsys.readouterr().err
+    assert not Path("run").exists()
 
 
-def test_a_connector_that_cannot_be_built_ends_the_run_with_its_reason(place: Place) -> None:
-    wrong = '{"env_to_module": [{"use": "frame_stack", "k": 1}]}'
-    run = place.run("train", "cartpole", "--connectors", wrong, "--run-dir", "run")
-    assert run.status == 2
-    assert "connector 'frame_stack': k = 1 frames to stack" in run.output
-    assert not (place.path / "run").exists()
-    place.assert_nothing_is_left()
-
-
-def test_rewards_that_are_scaled_twice_are_a_warning_when_a_run_starts(place: Place) -> None:
+@pytest.mark.usefixtures("one_forkserver")
+def test_rewards_that_are_scaled_twice_are_a_warning_when_a_run_starts(
+    in_a_directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     pieces = '{"learner": ["normalize_rewards"]}'
-    run = place.run("train", "pendulum", "--connectors", pieces, "--stop-steps", 1)
-    assert run.status == 0, run.output
+    assert status_of("train", "pendulum", "--connectors", pieces, "--stop-steps", 1) == 0
     warning = "warning: rewards are scaled twice: reward_scale = 0.02 multiplies what"
-    assert f"{warning} normalize_rewards in connectors.learner makes" in run.output
+    said = "".join(capfd.readouterr())
+    assert f"{warning} normalize_rewards in connectors.learner makes" in said
