@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
+from support.commands import status_of
 from support.place import REPOSITORY, Place, assert_books_balance, summary
 from support.seeds import first_of
 
@@ -77,9 +79,15 @@ def test_a_module_that_hides_how_probable_its_actions_are_is_refused_at_once(pla
     place.assert_nothing_is_left()
 
 
-def test_a_part_that_is_not_here_is_named(place: Place) -> None:
-    run = place.run("train", EXAMPLES / "custom_encoder.toml", "--run-dir", "run")
-    assert run.status == 2
-    assert "encoder 'custom_encoder:Waves' cannot be imported" in run.output
-    assert "put its directory on PYTHONPATH" in run.output
-    place.assert_nothing_is_left()
+def test_a_part_that_is_not_here_is_named(
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The forkserver begins to import torch meanwhile, and would outlive this test.
+    monkeypatch.setattr("juggler.runtime.actors.processes.warm_up", lambda: None)
+    monkeypatch.delitem(sys.modules, "custom_encoder", raising=False)  # of another test
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if Path(each) != EXAMPLES])
+    assert status_of("train", EXAMPLES / "custom_encoder.toml", "--run-dir", "run") == 2
+    said = capsys.readouterr().err
+    assert "encoder 'custom_encoder:Waves' cannot be imported" in said
+    assert "put its directory on PYTHONPATH" in said
+    assert list(in_a_directory.iterdir()) == []

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from support.commands import status_of
 from support.place import Place, assert_books_balance, eventually, metrics, summary
 
 import juggler
@@ -167,15 +169,16 @@ def test_a_module_of_two_learners_goes_on_while_one_of_them_is_killed(place: Pla
     place.assert_nothing_is_left()
 
 
+@pytest.mark.usefixtures("one_forkserver")
 def test_an_agent_that_no_pattern_fits_is_named_before_the_run_has_a_directory(
-    place: Place,
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place.write("two.toml", TWO_MODULES.replace('"*_1"', '"*_7"'))
-    run = place.run("train", "two.toml", "--run-dir", "run")
-    assert run.status == 2, run.output
-    assert "Traceback" not in run.output
-    assert "_1" in run.output.splitlines()[-1]
-    assert not (place.path / "run").exists()
+    Path("two.toml").write_text(TWO_MODULES.replace('"*_1"', '"*_7"'))
+    assert status_of("train", "two.toml", "--run-dir", "run") == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert "_1" in said.splitlines()[-1]
+    assert not Path("run").exists()
 
 
 @pytest.mark.slow
