@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from support.commands import status_of
 from support.network import free_address
 from support.place import (
     REPOSITORY,
@@ -30,8 +31,7 @@ def _address(driver: Command) -> str:
 
 
 def _certs(place: Place, name: str = "tls") -> Path:
-    made = place.run("certs", name)
-    assert made.status == 0, made.output
+    assert status_of("certs", place.path / name) == 0
     return place.path / name
 
 

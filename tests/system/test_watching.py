@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from support.commands import status_of
 from support.network import free_address
 from support.place import (
     REPOSITORY,
@@ -199,16 +200,15 @@ def _events(run_dir: Path) -> list[str]:
     return (run_dir / "events.jsonl").read_text().splitlines()
 
 
-def test_status_over_tcp_wants_the_token(place: Place) -> None:
+def test_status_over_tcp_wants_the_token(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     address = Ports().of("driver")
     token = place.write("token", "a secret\n")
     driver = place.start("driver", "cartpole", "--bind", address, "--token-file", token)
     driver.wait_for("waiting for workers at")
-    stranger = place.run("status", address, "--once")
-    assert stranger.status == 1
-    assert "the token is missing or wrong" in stranger.output
-    assert place.run("status", address, "--once", "--token-file", token).status == 0
-    assert place.run("healthcheck", address, "--service", "readiness").status == 0
+    assert status_of("status", address, "--once") == 1
+    assert "the token is missing or wrong" in capsys.readouterr().err
+    assert status_of("status", address, "--once", "--token-file", token) == 0
+    assert status_of("healthcheck", address, "--service", "readiness") == 0
     driver.interrupt()
 
 
@@ -220,22 +220,25 @@ def test_status_over_tcp_wants_the_token(place: Place) -> None:
         ("127.0.0.1:1", "no status from 127.0.0.1:1"),
     ],
 )
-def test_where_there_is_no_run_status_says_so(place: Place, where: str, words: str) -> None:
-    shown = place.run("status", where)
-    assert shown.status == 1
-    assert words in shown.output
-    assert "Traceback" not in shown.output
+def test_where_there_is_no_run_status_says_so(
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str], where: str, words: str
+) -> None:
+    assert status_of("status", where) == 1
+    said = capsys.readouterr().err
+    assert words in said
+    assert "Traceback" not in said
 
 
+@pytest.mark.usefixtures("one_forkserver")
 def test_an_address_for_metrics_that_is_taken_ends_the_command_and_leaves_nothing(
-    place: Place,
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        train = place.run("train", "cartpole", "--run-dir", "run", "--metrics-bind", address)
-    assert train.status == 1
-    assert f"cannot serve metrics on {address}: Address already in use" in train.output
-    assert not (place.path / "run").exists()
+        assert status_of("train", "cartpole", "--run-dir", "run", "--metrics-bind", address) == 1
+    said = capsys.readouterr().err
+    assert f"cannot serve metrics on {address}: Address already in use" in said
+    assert not Path("run").exists()
 
 
 def test_reflection_lists_what_a_driver_has_when_asked(place: Place) -> None:
