@@ -7,6 +7,7 @@ import sys
 import tomllib
 
 import pytest
+from support.commands import status_of
 from support.place import REPOSITORY, Place, assert_books_balance, summary
 
 EXAMPLES = REPOSITORY / "examples"
@@ -82,15 +83,23 @@ def test_an_action_space_that_it_cannot_act_in_is_told_with_the_algorithms_that_
     assert "Traceback" not in said
 
 
-def test_help_names_how_to_see_the_options_of_an_algorithm_of_ones_own(place: Place) -> None:
-    shown = place.run("train", "--help", **PATH)
-    assert "`juggler train --algorithm my_file:MyAlgorithm --help`" in shown.output
+def test_help_names_how_to_see_the_options_of_an_algorithm_of_ones_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", PATH["COLUMNS"])
+    assert status_of("train", "--help") == 0
+    shown = capsys.readouterr().out
+    assert "`juggler train --algorithm my_file:MyAlgorithm --help`" in shown
 
 
-def test_help_shows_its_keys_with_their_defaults_and_no_others(place: Place) -> None:
-    shown = place.run("train", "--algorithm", NAME, "--help", **PATH)
-    assert shown.status == 0, shown.output
-    words = " ".join(shown.output.replace("│", " ").split())  # lines may end anywhere
+def test_help_shows_its_keys_with_their_defaults_and_no_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", PATH["COLUMNS"])
+    monkeypatch.syspath_prepend(EXAMPLES)
+    assert status_of("train", "--algorithm", NAME, "--help") == 0
+    shown = capsys.readouterr().out
+    words = " ".join(shown.replace("│", " ").split())  # lines may end anywhere
     assert "Share of actions that are drawn at random" in words
     assert "(default: 0 1.0 50000 0.05)" in words
     assert "--grad-clip FLOAT" in words
