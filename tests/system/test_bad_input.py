@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 
@@ -214,21 +213,6 @@ def test_what_raises_in_a_module_or_an_environment_is_named_with_its_place(place
     place.assert_nothing_is_left()
 
 
-#: Commands one after the other, with one forkserver: what each would import takes seconds.
-_COMMANDS = """
-import contextlib, io, json, sys
-from juggler.cli import main
-from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
-
-share_forkserver()
-for arguments in json.loads(sys.argv[1]):
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        status = main(arguments)
-    print(json.dumps([status, said.getvalue()]))
-let_go_of_forkserver()
-"""
-
-
 def test_what_cannot_be_made_is_told_before_there_is_a_run_directory(place: Place) -> None:
     place.write("broken.py", "oops\n")
     place.write(
@@ -250,11 +234,7 @@ def test_what_cannot_be_made_is_told_before_there_is_a_run_directory(place: Plac
         ("--env", "broken"): "no environment is registered as 'broken'",
         ("--env", "spaces:Talk", "--envs-per-runner", "2"): "Text(",
     }
-    commands = [["train", *arguments] for arguments in told]
-    script = place.write("script.py", _COMMANDS)
-    run = place.start_program([sys.executable, str(script), json.dumps(commands)])
-    assert run.wait(120) == 0, run.output
-    answers = [json.loads(line) for line in run.output.splitlines() if line.startswith("[")]
+    answers = place.run_in_turn(*(["train", *arguments] for arguments in told))
     for (arguments, words), (status, said) in zip(told.items(), answers, strict=True):
         assert status == 2, (arguments, said)
         assert words in said.splitlines()[-1], arguments
