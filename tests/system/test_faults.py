@@ -197,18 +197,17 @@ def test_a_run_whose_only_learner_is_killed_goes_on_from_its_checkpoint(place: P
     assert versions == sorted(versions), "weights never go backwards"
 
 
-@pytest.mark.parametrize(
-    ("where", "words"),
-    [("constructor", "no robot is plugged in"), ("reset", "the robot does not stand up")],
-)
 def test_an_environment_that_cannot_start_ends_the_run_with_its_own_traceback(
-    place: Place, where: str, words: str
+    place: Place,
 ) -> None:
-    run = place.run("train", *_robot(place, where), "--num-env-runners", 1)
-    assert run.status == 2
+    told = {"constructor": "no robot is plugged in", "reset": "the robot does not stand up"}
+    one = ("--num-env-runners", 1)
+    answers = place.run_in_turn(*(["train", *_robot(place, where), *one] for where in told))
+    for (where, words), (status, said) in zip(told.items(), answers, strict=True):
+        assert status == 2, said
+        assert f'raise OSError("{words}")' in said
+        assert f"failed in {where}: OSError: {words}" in said.splitlines()[-1]
     assert not (place.path / "run").exists()
-    assert f'raise OSError("{words}")' in run.output
-    assert f"failed in {where}: OSError: {words}" in run.output.splitlines()[-1]
     place.assert_nothing_is_left()
 
 
