@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
+from support.commands import status_of
 from support.place import REPOSITORY, Place, assert_books_balance, eventually, metrics, summary
 
 from juggler.driver.record.wording import clock
@@ -41,7 +43,7 @@ MODULE_KEYS = {
 
 
 def test_a_run_writes_what_happened_and_leaves_nothing_behind(place: Place) -> None:
-    options = ["--run-dir", "run", "--stop-steps", 300_000, "--stop-return", 501, "--seed", 3]
+    options = ["--run-dir", "run", "--stop-steps", 80_000, "--stop-return", 501, "--seed", 3]
     run = place.run("train", "cartpole", *options)
     assert run.status == 0, run.output
     place.assert_nothing_is_left()
@@ -60,18 +62,19 @@ def test_a_run_writes_what_happened_and_leaves_nothing_behind(place: Place) -> N
     assert lines[-1]["modules"]["default"].keys() >= MODULE_KEYS
     assert end.keys() >= LINE_KEYS
     assert end["reason_for_stop"] == "stop_steps"
-    assert end["env_steps_trained"] >= 300_000
+    assert end["env_steps_trained"] >= 80_000
     assert end["solved"] is False
     assert 0 < end["wall_seconds_to_first_update"] < end["wall_time"]
     assert end["wall_seconds_to_solved"] is None
     assert end["weights_version"] == [1, end["updates"]]
     config = tomllib.loads((directory / "config.toml").read_text())
-    assert (config["env"], config["seed"], config["stop_steps"]) == ("CartPole-v1", 3, 300_000)
+    assert (config["env"], config["seed"], config["stop_steps"]) == ("CartPole-v1", 3, 80_000)
     assert (directory / "checkpoints" / f"{end['updates']:09d}" / "state.safetensors").exists()
     assert "steps" in run.output
     assert "\x1b" not in run.output, "no escape sequences where there is no terminal"
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_the_public_api_of_grpc(place: Place) -> None:
     options = ["--run-dir", "run", "--stop-steps", 20_000, "--stop-return", 501]
     run = place.run("train", "cartpole", *options, JUGGLER_GRPC="public")
@@ -109,36 +112,36 @@ def test_the_driver_does_without_torch(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
-def test_a_run_goes_on_from_its_checkpoint(place: Place) -> None:
-    first = place.run("train", "cartpole", "--run-dir", "run", "--stop-steps", 100_000)
-    assert first.status == 0, first.output
-    before = summary(place.path / "run")
-    again = place.run("train", "--resume", "run", "--stop-steps", 200_000)
-    assert again.status == 0, again.output
-    after = summary(place.path / "run")
-    assert_books_balance(place.path / "run")
-    assert after["env_steps_trained"] >= 200_000
+@pytest.mark.usefixtures("one_forkserver")
+def test_a_run_goes_on_from_its_checkpoint(
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = in_a_directory / "run"
+    assert status_of("train", "cartpole", "--run-dir", "run", "--stop-steps", 20_000) == 0
+    before = summary(directory)
+    assert status_of("train", "--resume", "run", "--stop-steps", 40_000) == 0
+    after = summary(directory)
+    assert_books_balance(directory)
+    assert after["env_steps_trained"] >= 40_000
     assert after["updates"] > before["updates"]
     assert after["weights_version"] > before["weights_version"]
     assert after["weights_version"][0] == before["weights_version"][0] + 1
     assert after["episodes"] > before["episodes"]
-    versions = [line["weights_version"] for line in metrics(place.path / "run")]
+    versions = [line["weights_version"] for line in metrics(directory)]
     assert versions == sorted(versions), "weights never go backwards"
 
-    files = {path: path.stat().st_mtime_ns for path in (place.path / "run").rglob("*")}
-    ended = place.run("train", "--resume", "run")
-    assert ended.status == 0, ended.output
-    assert "has ended (stop_steps): nothing to go on with. To" in ended.output
-    assert "give it another stop_steps than 200000" in ended.output
-    ended = place.run("train", "--resume", "run", "--lr", 1e-4)
-    assert ended.status == 0, ended.output
-    assert "so that what was given for 'lr' has no effect" in ended.output
-    further = ("--stop-steps", 300_000, "--env", "Acrobot-v1")
-    other = place.run("train", "--resume", "run", *further)
-    assert other.status == 2, other.output
-    assert "the observation space of its environment was Box(" in other.output
-    assert files == {path: path.stat().st_mtime_ns for path in (place.path / "run").rglob("*")}
-    place.assert_nothing_is_left()
+    files = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+    capsys.readouterr()
+    assert status_of("train", "--resume", "run") == 0
+    said = capsys.readouterr().out
+    assert "has ended (stop_steps): nothing to go on with. To" in said
+    assert "give it another stop_steps than 40000" in said
+    assert status_of("train", "--resume", "run", "--lr", 1e-4) == 0
+    assert "so that what was given for 'lr' has no effect" in capsys.readouterr().out
+    further = ("--stop-steps", 60_000, "--env", "Acrobot-v1")
+    assert status_of("train", "--resume", "run", *further) == 2
+    assert "the observation space of its environment was Box(" in capsys.readouterr().err
+    assert files == {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
 
 
 @pytest.mark.slow
