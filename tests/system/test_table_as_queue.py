@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 from safetensors.numpy import load_file
-from support.place import REPOSITORY, Place, assert_books_balance
+from support.place import Place, assert_books_balance
 
 SETTINGS = """
 env = "CartPole-v1"
@@ -50,12 +50,14 @@ class ImpalaOnTable(ImpalaAlgorithm):
 def test_impala_on_a_table_equals_impala_on_its_queue_bit_for_bit(place: Place) -> None:
     place.write("mine.py", ON_TABLE)
     place.write("run.toml", SETTINGS)
-    path = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/tests:{place.path}"}
     # Both are an algorithm of one's own, so that a run chooses the same settings for both.
-    for name, kind in (("queue", "ImpalaOnQueue"), ("table", "ImpalaOnTable")):
-        options = ("--algorithm", f"mine:{kind}", "--run-dir", name)
-        command = place.start("train", "run.toml", *options, **path)
-        assert command.wait(110) == 0, command.output
+    kinds = {"queue": "ImpalaOnQueue", "table": "ImpalaOnTable"}
+    begin = ("train", "run.toml", "--algorithm")
+    answers = place.run_in_turn(
+        *((*begin, f"mine:{kind}", "--run-dir", name) for name, kind in kinds.items())
+    )
+    assert [status for status, _ in answers] == [0, 0], answers
+    for name in kinds:
         assert_books_balance(place.path / name)
     of = [place.path / name / "checkpoints" / "000000008" for name in ("queue", "table")]
     one, other = (load_file(each / "state.safetensors") for each in of)
