@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from support.place import Place, metrics, summary
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -76,18 +75,21 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("game", ["Told", "ToldArrays"])
-def test_numbers_of_each_agent_are_in_metrics_and_the_summary(place: Place, game: str) -> None:
+def test_numbers_of_each_agent_are_in_metrics_and_the_summary(place: Place) -> None:
     place.write("told.py", GAMES)
-    options = ["--env", f"told:{game}", "--agents", '{"left": "one", "right": "two"}']
-    options += ["--stop-steps", 3000, "--num-env-runners", 2, "--run-dir", "run"]
-    run = place.run("train", *options)
-    assert run.status == 0, run.output
-    lines = [*metrics(place.path / "run"), summary(place.path / "run")]
-    assert lines[-1]["info"] == EXPECTED
-    assert all(line["info"] == EXPECTED for line in lines if line["episodes"])
-    events = EventAccumulator(str(next((place.path / "run").rglob("*tfevents*")).parent))
-    events.Reload()
-    tags = {f"info/{name}/{key}" for name, means in EXPECTED.items() for key in means}
-    assert tags <= set(events.Tags()["scalars"])
+    games = ("Told", "ToldArrays")
+    options = ["--agents", '{"left": "one", "right": "two"}', "--stop-steps", 3000]
+    options += ["--num-env-runners", 2]
+    answers = place.run_in_turn(
+        *(["train", "--env", f"told:{game}", "--run-dir", game, *options] for game in games)
+    )
+    assert [status for status, _ in answers] == [0, 0], answers
+    for game in games:
+        lines = [*metrics(place.path / game), summary(place.path / game)]
+        assert lines[-1]["info"] == EXPECTED, game
+        assert all(line["info"] == EXPECTED for line in lines if line["episodes"])
+        events = EventAccumulator(str(next((place.path / game).rglob("*tfevents*")).parent))
+        events.Reload()
+        tags = {f"info/{name}/{key}" for name, means in EXPECTED.items() for key in means}
+        assert tags <= set(events.Tags()["scalars"])
     place.assert_nothing_is_left()
