@@ -15,12 +15,10 @@ KEPT = Path(__file__).parents[1] / "support" / "run_of_protocol_2"
 def test_an_older_checkpoint_resumes_and_plays(place: Place) -> None:
     before = summary(KEPT)
     shutil.copytree(KEPT, place.path / "run")
-    played = place.run("evaluate", "run", "--episodes", 3)
-    assert played.status == 0, played.output
-    assert "3 episodes" in played.output
-
-    resumed = place.run("train", "--resume", "run", "--stop-steps", 9000)
-    assert resumed.status == 0, resumed.output
+    evaluate = ("evaluate", "run", "--episodes", 3)
+    answers = place.run_in_turn(evaluate, ("train", "--resume", "run", "--stop-steps", 9000))
+    assert [status for status, _ in answers] == [0, 0], answers
+    assert "3 episodes" in answers[0][1]
     after = summary(place.path / "run")
     assert_books_balance(place.path / "run")
     assert after["updates"] > before["updates"]
