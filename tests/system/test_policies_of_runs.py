@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
-from support.place import Place
 
 import juggler
 
@@ -19,13 +18,19 @@ import juggler
         ("FrozenLake-v1", {"env_to_module": ["one_hot"]}),
     ],
 )
+@pytest.mark.usefixtures("one_forkserver")
 def test_a_loaded_policy_has_the_spaces_of_the_environment(
-    place: Place, env: str, connectors: dict[str, list[str]]
+    tmp_path: Path, env: str, connectors: dict[str, list[str]]
 ) -> None:
-    options = ["--env", env, "--connectors", json.dumps(connectors), "--stop-steps", 2000]
-    run = place.run("train", *options, "--run-dir", "run", "--num-env-runners", 1)
-    assert run.status == 0, run.output
-    policy = juggler.load_policy(place.path / "run")
+    run = juggler.train(
+        env=env,
+        connectors=connectors,
+        stop_steps=2000,
+        num_env_runners=1,
+        run_dir=str(tmp_path / "run"),
+        progress="off",
+    )
+    policy = juggler.load_policy(run.run_dir)
     made = gymnasium.make(env)
     assert policy.observation_space == made.observation_space
     assert policy.action_space == made.action_space
