@@ -46,8 +46,13 @@ def test_players_are_copied_reset_and_go_on_when_the_run_is_resumed(place: Place
     assert line["learning"]["main-0"]["copies"] == was["main-0"]["copies"]
     assert line["players"] == 3 + line["historical"]
 
-    again = place.run("train", "--resume", "run", "--stop-steps", 11_000)
-    assert again.status == 0, again.output
+    matches = ["--play", "row=main-0", "--play", f"column=run/frozen/{present[-1]}"]
+    answers = place.run_in_turn(
+        ("train", "--resume", "run", "--stop-steps", 11_000),
+        ("league", "run", "--picture", "league.png"),
+        ("evaluate", "run", *matches, "--episodes", 4, "--explore"),
+    )
+    assert [status for status, _ in answers] == [0, 0, 0], answers
     now = players(read(run_dir))
     assert now["main-0"]["steps"] > was["main-0"]["steps"]
     assert {name: digest(run_dir, name) for name in digests} == digests
@@ -57,14 +62,10 @@ def test_players_are_copied_reset_and_go_on_when_the_run_is_resumed(place: Place
         > before.counters["league"]["next_match_id"]
     )
 
-    shown = place.run("league", "run", "--picture", "league.png")
-    assert shown.status == 0, shown.output
-    assert re.search(r" at \d+ steps", shown.output), "copies say where they come from"
-    assert "wins of" in shown.output
+    shown = answers[1][1]
+    assert re.search(r" at \d+ steps", shown), "copies say where they come from"
+    assert "wins of" in shown
     assert (place.path / "league.png").stat().st_size > 10_000
-    matches = ["--play", "row=main-0", "--play", f"column=run/frozen/{present[-1]}"]
-    played = place.run("evaluate", "run", *matches, "--episodes", 4, "--explore")
-    assert played.status == 0, played.output
     place.assert_nothing_is_left()
 
 
