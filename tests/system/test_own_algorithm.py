@@ -212,7 +212,9 @@ def test_that_of_a_script_trains_is_asked_for_again_and_its_run_needs_it_not_to_
     script = place.write(
         "script.py",
         f"{source}\n"
+        "from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver\n"
         "if __name__ == '__main__':\n"
+        "    share_forkserver()  # of two runs: each of its own would import torch anew\n"
         "    run = dict(run_dir='run', progress='off')\n"
         "    juggler.train(env='CartPole-v1', algorithm=MyAlgorithm, stop_steps=2000, **run)\n"
         "    try:\n"
@@ -224,7 +226,8 @@ def test_that_of_a_script_trains_is_asked_for_again_and_its_run_needs_it_not_to_
         "    try:\n"
         "        juggler.train(algorithm=MyCore)\n"
         "    except juggler.ConfigError as error:\n"
-        "        print(error)\n",
+        "        print(error)\n"
+        "    let_go_of_forkserver()\n",
     )
     run = place.start_program([sys.executable, str(script)], **PATH)
     assert run.wait(110) == 0, run.output
