@@ -130,7 +130,7 @@ def test_rows_are_drawn_and_leave_as_one_by_one(rules: Rules, remover: Any, capa
     table, selection = selection_of(capacity, **rules._asdict())
     model, rng = Model(capacity, rules), np.random.default_rng(1)
     asked = 0
-    for _ in range(300):
+    for _ in range(100):
         count = int(rng.integers(0, 6 if rng.random() < 0.9 else 30))
         if count:
             selection.put(numbered(model.came, count))
@@ -160,7 +160,7 @@ def test_draws_that_are_limited_follow_the_chances_of_one_draw_after_the_other()
         if a != b
     }
     counts: Counter[tuple[int, ...]] = Counter()
-    rng, trials = np.random.default_rng(0), 6000
+    rng, trials = np.random.default_rng(0), 2000
     for _ in range(trials):
         table = Table(3)
         selection = Selection(table, Rules(max_times_sampled=1, priority_exponent=1.0), rng)
