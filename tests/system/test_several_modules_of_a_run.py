@@ -11,6 +11,8 @@ import pytest
 import juggler
 from juggler.runtime.checkpoints.checkpoint import read
 
+pytestmark = pytest.mark.usefixtures("one_forkserver")
+
 RUN: dict[str, Any] = {
     "env": "support.tag_game:Tag",
     "modules": {"runner": {"algorithm": "ppo", "batch_size": 64, "minibatches": 1}},
