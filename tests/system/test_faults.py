@@ -91,7 +91,11 @@ def test_a_signal_ends_a_run_in_order(place: Place, number: int, reason: str) ->
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)]
+    ("number", "status"),
+    [
+        (signal.SIGINT, -signal.SIGINT),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_ends_a_script_and_not_only_the_run_that_is_under_way(
     place: Place, number: int, status: int
@@ -295,8 +299,8 @@ def test_a_step_that_hangs_is_named_and_its_envrunner_replaced(place: Place) -> 
 def test_a_run_all_of_whose_environments_hang_when_its_time_is_up_has_failed(
     place: Place,
 ) -> None:
-    options = ["--num-env-runners", 2, "--stop-seconds", 12]
-    run = place.run("train", *_robot(place, "hang", at=100), *options)
+    options = ["--num-env-runners", 2, "--stop-seconds", 9]
+    run = place.run("train", *_robot(place, "hang", at=60), *options)
     assert run.status == 1, run.output
     last = run.output.splitlines()[-2]
     assert "it got to stop_seconds, but robots:Robot hung in every EnvRunner: envrunner-" in last
