@@ -125,15 +125,15 @@ def test_a_player_is_reset_to_another_one_with_a_new_optimizer_and_schedules_tha
     """The learning rate changes no weights, so that they show where they are from."""
     still = ["--lr", 1e-12, "--stop-steps"]
     place.write("rock.toml", LEAGUE.partition("[league]")[0])
-    run = place.run("train", "rock.toml", "--run-dir", "rock", "--seed", 7, *still, 500)
-    assert run.status == 0, run.output
     place.write("hunter.py", HUNTER)
     league = LEAGUE.partition("[league]")[0] + '[league]\nbuilder = "hunter:Hunt"\n'
     place.write("league.toml", league + '[modules.rock]\ntrain = false\nfrom = "rock"\n')
-    path = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{place.path}"}
-    run = place.run("train", "league.toml", "--run-dir", "run", *still, 6_000, **path)
-    assert run.status == 0, run.output
-    assert "cannot" not in run.output
+    answers = place.run_in_turn(
+        ("train", "rock.toml", "--run-dir", "rock", "--seed", 7, *still, 500),
+        ("train", "league.toml", "--run-dir", "run", *still, 6_000),
+    )
+    assert [status for status, _ in answers] == [0, 0], answers
+    assert "cannot" not in answers[1][1]
 
     frozen = place.path / "run/frozen"
     names = ("rock", "hunter-v0", "hunter-v1", "hunter-v2")
