@@ -115,18 +115,34 @@ def test_whoever_lacks_the_right_certificate_is_told_and_the_run_goes_on(place: 
     place.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("command", ["driver", "learner"])
-def test_beyond_loopback_both_tls_and_a_token_are_needed(place: Place, command: str) -> None:
-    tls = _certs(place)
-    (tls / "token").unlink()
-    first = ["driver", "cartpole"] if command == "driver" else ["learner", "--driver", "[::1]:1"]
-    for options, words in (
-        ([], "and nothing is encrypted. Pass --tls DIR, which `juggler certs DIR` makes"),
-        (["--tls", "tls"], "and there is no token. Pass --token-file FILE"),
-    ):
-        refused = place.run(*first, "--bind", "0.0.0.0:0", *options, seconds=30)
+#: Options of who would listen beyond loopback, and why it refuses.
+LACKING = (
+    ([], "and nothing is encrypted. Pass --tls DIR, which `juggler certs DIR` makes"),
+    (["--tls", "tls"], "and there is no token. Pass --token-file FILE"),
+)
+REFUSING = "refusing to listen on 0.0.0.0:0: other machines could reach it"
+
+
+def test_a_driver_beyond_loopback_needs_both_tls_and_a_token(
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of("certs", "tls") == 0
+    Path("tls/token").unlink()
+    for options, words in LACKING:
+        assert status_of("driver", "cartpole", "--bind", "0.0.0.0:0", *options) == 1
+        said = capsys.readouterr().err
+        assert REFUSING in said
+        assert words in said
+        assert "Traceback" not in said
+
+
+def test_a_learner_beyond_loopback_needs_both_tls_and_a_token(place: Place) -> None:
+    (_certs(place) / "token").unlink()
+    for options, words in LACKING:
+        dial = ("learner", "--driver", "[::1]:1", "--bind", "0.0.0.0:0")
+        refused = place.run(*dial, *options, seconds=30)
         assert refused.status == 1
-        assert "refusing to listen on 0.0.0.0:0: other machines could reach it" in refused.output
+        assert REFUSING in refused.output
         assert words in refused.output
         assert "Traceback" not in refused.output
 
