@@ -9,7 +9,7 @@ from typing import Any
 
 from gymnasium import Space
 
-from juggler.envrunner.multi_agent.reports import Reports, Told, mask_in
+from juggler.envrunner.multi_agent.reports import Reports, Told, is_mapping, mask_in
 from juggler.envrunner.multi_agent.slot_books import BrokenRule
 from juggler.envrunner.multi_agent.turns import STATE
 from juggler.envrunner.multi_agent.wrapped_attributes import reader
@@ -146,7 +146,7 @@ class ParallelGame(Game):
 
     def reset(self, seed: int, reports: Reports) -> Mapping[Hashable, Any]:
         told = self.env.reset(seed=seed)
-        if not (isinstance(told, tuple) and len(told) == 2):
+        if not _are_dicts(told, 2):
             raise BrokenRule(self.index, "it must return (observations, infos), two dicts by agent")
         observations, infos = told
         self._begins()
@@ -157,7 +157,7 @@ class ParallelGame(Game):
 
     def step(self, actions: Mapping[Hashable, Any], reports: Reports) -> None:
         told = self.env.step(dict(actions))
-        if not (isinstance(told, tuple) and len(told) == 5):
+        if not _are_dicts(told, 5):
             reason = (
                 "it must return (observations, rewards, terminations, truncations, infos), five "
                 "dicts by agent"
@@ -228,6 +228,11 @@ class ParallelGame(Game):
         except KeyError:
             reason = f"agent {agent!r} is missing in the {what} that it returned"
             raise BrokenRule(self.index, reason) from None
+
+
+def _are_dicts(told: Any, count: int) -> bool:
+    """Whether an environment told so many dicts."""
+    return isinstance(told, tuple) and len(told) == count and all(map(is_mapping, told))
 
 
 class TurnBasedGame(Game):

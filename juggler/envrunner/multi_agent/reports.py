@@ -56,15 +56,16 @@ class Reports:
 
     def keep(self, slot: int, info: Any) -> None:
         """Keep the numbers in an agent's info."""
-        if self._slots and _is_mapping(info) and info:
+        if self._slots and is_mapping(info) and info:
             keep_numbers(self.infos, info, slot, self._slots)
 
 
 def mask_in(info: Any) -> Any:
     """Return the action mask in an agent's info; None if there is none."""
-    return info.get(ACTION_MASK) if _is_mapping(info) else None
+    return info.get(ACTION_MASK) if is_mapping(info) else None
 
 
-def _is_mapping(info: Any) -> bool:
+def is_mapping(info: Any) -> bool:
+    """Whether this is a dict, or like one."""
     # A dict is one, and the check of other mappings takes longer.
     return type(info) is dict or isinstance(info, Mapping)

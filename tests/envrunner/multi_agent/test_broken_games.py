@@ -86,6 +86,14 @@ BROKEN: dict[str, tuple[Callable[[Any, list[Any]], Any], str]] = {
         lambda game, told: told.pop(),
         "it must return (observations, rewards, terminations, truncations, infos), five dicts",
     ),
+    "there are no infos": (
+        lambda game, told: told.__setitem__(4, None),
+        "it must return (observations, rewards, terminations, truncations, infos), five dicts",
+    ),
+    "the rewards are a list": (
+        lambda game, told: told.__setitem__(1, [0.0, 0.0, 0.0]),
+        "it must return (observations, rewards, terminations, truncations, infos), five dicts",
+    ),
     "it raises": (lambda game, told: 1 / 0, "ZeroDivisionError: division by zero"),
 }
 

@@ -74,6 +74,24 @@ def test_what_is_not_a_column_of_rows_is_refused_before_anything_is_kept(
     assert drawn(replay.add(numbered(0, 4)))
 
 
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        ({"capacity": 0}, "capacity = 0 of a replay: must be at least 1"),
+        ({"size": 0}, "size = 0 of a replay: must be at least 1"),
+        ({"ratio": 0.0}, "ratio = 0.0 of a replay: must be above 0 and finite"),
+        ({"ratio": -1.0}, "ratio = -1.0 of a replay: must be above 0 and finite"),
+        ({"ratio": float("inf")}, "ratio = inf of a replay: must be above 0 and finite"),
+        ({"ratio": float("nan")}, "ratio = nan of a replay: must be above 0 and finite"),
+    ],
+)
+def test_a_replay_that_could_never_draw_or_never_stop_is_refused(
+    number: dict[str, float], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        make(**number)
+
+
 def test_rows_unlike_the_first_ones_are_refused() -> None:
     table = Table(4)
     table.put({"x": torch.zeros(2, 3)})

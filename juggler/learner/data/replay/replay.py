@@ -70,6 +70,9 @@ class Replay(DataSource):
         columns: what is learned from, of drawn rows: the inverse of `rows`, if that is needed.
         directory: where kept rows lie on disk; "": in memory.
         memory: the most gigabytes that kept rows take, of a module; none: what `capacity` takes.
+
+    Raises:
+        ValueError: a number cannot be, such as size = 0: samples would be drawn for ever.
     """
 
     def __init__(
@@ -94,6 +97,11 @@ class Replay(DataSource):
     ) -> None:
         self._rules = Rules(selector, remover, max_times_sampled, priority_exponent)
         self._rules.check()
+        for name, count in (("capacity", capacity), ("size", size)):
+            if count < 1:
+                raise ValueError(f"{name} = {count} of a replay: must be at least 1")
+        if not 0 < ratio < inf:
+            raise ValueError(f"ratio = {ratio} of a replay: must be above 0 and finite")
         self._rows, self._columns, self._make_table = rows, columns, table
         self.keeps_frames, self.keeps_rows = table is Table, columns is not dict
         self._room = Room(capacity, memory, directory, begin, saved)
