@@ -23,7 +23,7 @@ from juggler.runtime.wire.v1 import status_pb2
 STATUS_METHOD = "/juggler.v1.Run/Status"
 SCALE_METHOD = "/juggler.v1.Run/Scale"
 #: Workers of a role that can be asked for.
-MOST_ENV_RUNNERS = 4096
+MOST_WORKERS = 4096
 
 #: Time limit for the driver's loop to answer.
 ANSWER_SECONDS = 5.0
@@ -175,9 +175,9 @@ class _RunService:
         async for content in requests:
             wanted.MergeFromString(content)
             break
-        if not 1 <= max(wanted.env_runners, wanted.learners) <= MOST_ENV_RUNNERS:
+        if not 1 <= max(wanted.env_runners, wanted.learners) <= MOST_WORKERS:
             numbers = f"{wanted.env_runners} EnvRunners and {wanted.learners} learners"
-            reason = f"{numbers}: must be from 1 to {MOST_ENV_RUNNERS}, or 0 for one of them"
+            reason = f"{numbers}: must be from 1 to {MOST_WORKERS}, or 0 for one of them"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
         try:
             asked = self._ask_for(wanted.env_runners, wanted.learners)

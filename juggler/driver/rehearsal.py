@@ -220,16 +220,22 @@ def _build(
 
 def _begin(config: RunConfig, built: Mapping[str, Built], does: Callable[[str], None]) -> None:
     """Give each module the weights from elsewhere that it begins with."""
-    does("reading the weights that modules begin with")
+    does("looking for weights that modules begin with")
     beginning = beginning_of(config)
     if beginning is None:
         return
     for module_id, each in built.items():
         if module_id in beginning.weights:
-            source, whole = beginning.sources[module_id], module_id in beginning.whole
+            source = beginning.sources[module_id]
             weights = {DEFAULT_MODULE: beginning.weights[module_id]}
             with _failures_of(module_id if config.played_by else ""):
-                begin_with(each.learner, weights, source.words, whole, source.selectable)
+                begin_with(
+                    each.learner,
+                    weights,
+                    source.words,
+                    whole=module_id in beginning.whole,
+                    selectable=source.selectable,
+                )
 
 
 def _try_updates(

@@ -270,8 +270,8 @@ def is_name(name: str) -> bool:
 
 
 def names_another(name: str, agents: Sequence[str]) -> bool:
-    """Whether one of these agents' number of this name would be named as another's may be: "b/x"
-    of an agent "a", where there is an agent "a/b"."""
+    """Whether a number of this name could be taken for that of another one of these agents: "b/x"
+    of an agent "a" is named as "x" of an agent "a/b" is."""
     return "/" in name and any(
         len(agent) < len(other) and f"{agent}/{name}".startswith(f"{other}/")
         for agent in agents

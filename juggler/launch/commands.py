@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from juggler.driver.monitoring import MOST_ENV_RUNNERS
+from juggler.driver.monitoring import MOST_WORKERS
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.learner.process.program import LEARNER
 from juggler.runtime.actors.tls import TLS_VARIABLE
@@ -172,9 +172,9 @@ def must_allow(numbers: Mapping[str, int | None]) -> None:
     """
     for role, number in numbers.items():
         least = 0 if role == EVALUATOR else 1
-        if number is not None and not least <= number <= MOST_ENV_RUNNERS:
+        if number is not None and not least <= number <= MOST_WORKERS:
             what = OPTIONS[role]
-            raise LaunchError(f"{what} {number}: must be from {least} to {MOST_ENV_RUNNERS}")
+            raise LaunchError(f"{what} {number}: must be from {least} to {MOST_WORKERS}")
 
 
 def player(role: str, driver: str, juggler: Sequence[str], index: int | str) -> list[str]:

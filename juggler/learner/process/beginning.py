@@ -9,7 +9,7 @@ from juggler.runtime.wire.trees import Tree
 
 
 def begin_with(
-    learner: Learner, weights: Mapping[str, Tree], source: str, whole: bool, selectable: bool
+    learner: Learner, weights: Mapping[str, Tree], source: str, *, whole: bool, selectable: bool
 ) -> None:
     """Have a learner go on with weights from elsewhere.
 

@@ -141,7 +141,13 @@ class HostedModule:
             self.learner.restore(frame.tree, json.loads(frame.header.extra))
             return
         if part.source:
-            begin_with(self.learner, frame.tree, part.source, part.whole, part.selectable)
+            begin_with(
+                self.learner,
+                frame.tree,
+                part.source,
+                whole=part.whole,
+                selectable=part.selectable,
+            )
         else:
             self.learner.set_weights(frame.tree, whole=part.whole)
 

@@ -72,7 +72,7 @@ class Replay(DataSource):
         memory: the most gigabytes that kept rows take, of a module; none: what `capacity` takes.
 
     Raises:
-        ValueError: a number cannot be, such as size = 0: samples would be drawn for ever.
+        ValueError: a number is out of range, such as size = 0, with which no draw would end.
     """
 
     def __init__(
