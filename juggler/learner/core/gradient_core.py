@@ -156,34 +156,11 @@ class GradientCore(StateCore, ABC):
     def apply(self, state: State, grads: Grads, aux: Aux) -> StepOutput[State]:
         state, metrics, priorities = dict(state), {}, {}
         for group_id, gradient in grads.items():
-            old, found = state[group_id], aux[group_id]
-            optimizers = self._optimizers[group_id]
-            lrs = {key: self.schedules[key](old["steps"]) for key in optimizers.lr_keys}  # []
-            norm = torch.linalg.vector_norm(gradient)  # []
-            finite = norm.isfinite()  # []
-            moved = finite & self.moving(self._groups[group_id], old, found.live_steps)  # [] or [K]
-            parameters, moments = optimizers.update(
-                old["parameters"], gradient, norm, old["moments"], lrs, moved, self.reads(gradient)
-            )
-            stepped = moved.any()  # []
-            counted = {**found.live_steps, **found.new_steps}.values()  # [] each
-            new = ParameterGroupState(
-                parameters=parameters,
-                buffers=chosen(stepped, found.buffers, old["buffers"]),
-                moments=moments,
-                extra=old["extra"],
-                steps=old["steps"] + stepped * reduce(torch.maximum, counted),
-            )
-            if new["extra"]:
-                new["extra"] = self.extra_after(new, found, stepped)
-            state[group_id] = new
+            found = aux[group_id]
+            stepped = self._stepped(group_id, state[group_id], gradient, found)
+            state[group_id] = stepped["state"]
             for module_id, values in found.metrics.items():
-                metrics[module_id] = {
-                    **values,
-                    "grad_norm": norm,
-                    **lrs,
-                    "skipped": (~finite).float(),
-                }
+                metrics[module_id] = {**values, **stepped["metrics"]}
             priorities.update(found.priorities)
         return StepOutput(state, metrics, priorities or None)
 
@@ -238,6 +215,48 @@ class GradientCore(StateCore, ABC):
             )
         return grads, aux
 
+    def _stepped(
+        self, group_id: str, state: ParameterGroupState, gradient: Tensor, aux: GradientAux
+    ) -> dict[str, Any]:
+        """The state and metrics of a group after an optimizer step with a gradient [P]."""
+        inputs = {"state": {group_id: state}, "gradient": gradient, "aux": aux._asdict()}
+        compute = partial(self._optimized, group_id)
+        if self._recordings is None or self.mapped or on_host(gradient):
+            return compute(inputs)
+        found: dict[str, Any] = self._recordings(compute, inputs, self._basis())
+        return found
+
+    def _optimized(self, group_id: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """What `_stepped` returns, as a tree of tensors."""
+        old, gradient = inputs["state"][group_id], inputs["gradient"]  # gradient: [P]
+        found, optimizers = GradientAux(**inputs["aux"]), self._optimizers[group_id]
+        lrs = {key: self.schedules[key](old["steps"]) for key in optimizers.lr_keys}  # []
+        norm = torch.linalg.vector_norm(gradient)  # []
+        finite = norm.isfinite()  # []
+        moved = finite & self.moving(self._groups[group_id], old, found.live_steps)  # [] or [K]
+        parameters, moments = optimizers.update(
+            old["parameters"], gradient, norm, old["moments"], lrs, moved, self.reads(gradient)
+        )
+        stepped = moved.any()  # []
+        counted = {**found.live_steps, **found.new_steps}.values()  # [] each
+        new = ParameterGroupState(
+            parameters=parameters,
+            buffers=chosen(stepped, found.buffers, old["buffers"]),
+            moments=moments,
+            extra=old["extra"],
+            steps=old["steps"] + stepped * reduce(torch.maximum, counted),
+        )
+        if new["extra"]:
+            new["extra"] = self.extra_after(new, found, stepped)
+        return {
+            "state": new,
+            "metrics": {"grad_norm": norm, **lrs, "skipped": (~finite).float()},
+        }
+
+    def _basis(self) -> object:
+        """What operations depend on beside tensors."""
+        return dict(vars(self.config)), dict(self.schedules)
+
     def _gradient(
         self,
         group: ParameterGroup,
@@ -248,15 +267,14 @@ class GradientCore(StateCore, ABC):
         """The gradient [P] of a module's loss, the loss, and the buffers after it."""
         compute = partial(self._computed, group, module_id)
         inputs = {"state": state, "columns": {module_id: columns}}
-        if self._recordings is None or not on_host(state["parameters"]):
+        if self._recordings is None:
             found = compute(inputs)
         else:
             if not group.modules[module_id].get_initial_state():
                 # Only modules with a state read these, whose number changes from sample to sample.
                 columns = {name: each for name, each in columns.items() if name not in c.SEGMENTS}
                 inputs["columns"] = {module_id: columns}
-            basis = (dict(vars(self.config)), dict(self.schedules))
-            found = self._recordings(compute, inputs, basis, self.decided(state))
+            found = self._recordings(compute, inputs, self._basis(), self.decided(state))
         return found["gradient"], Loss(**found["loss"]), found["buffers"]
 
     def _computed(

@@ -1,0 +1,154 @@
+"""Graphs of a GPU: the kernels of a function, launched together by one call.
+
+A small update takes some hundred kernels of a few microseconds, and the host needs longer than that
+to launch each of them: the GPU waits. A CUDA graph launches them all at once. It reads and writes
+the same memory each time, so inputs are copied there, and outputs from there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from juggler.learner.core.operations import Repeat, Watch
+from juggler.learner.core.tensor_trees import TensorTree, filled, placed
+
+_log = logging.getLogger(__name__)
+
+
+class DeviceGraphs:
+    """Captures functions of trees of tensors as graphs. All of them share memory for what lies
+    between inputs and outputs."""
+
+    def __init__(self, backend: Any = torch.cuda) -> None:
+        """Args:
+        backend: the torch module with graphs and streams of the device.
+        """
+        self._backend = backend
+        self._pool: Any = None
+
+    def wait(self) -> None:
+        """Wait until the device is done with this thread's work."""
+        self._backend.current_stream().synchronize()
+
+    def captured(
+        self,
+        function: Callable[[TensorTree], TensorTree],
+        inputs: TensorTree,
+        leaves: list[Tensor],
+    ) -> tuple[TensorTree, Repeat | None]:
+        """Call a function of a tree, whose tensors are `leaves` -> what it returns, and what makes
+        its operations again; none: it cannot be captured, or would be wrong for other inputs."""
+        with (watch := _DeviceWatch()):
+            outputs = function(inputs)
+        made: list[Tensor] = []
+        placed(outputs, made)
+        read = watch.read | set(map(id, made))
+        places = [place for place, x in enumerate(leaves) if id(x) in read]
+        if not watch.is_repeatable or any(x.device != leaves[0].device for x in [*leaves, *made]):
+            return outputs, None
+        try:
+            return outputs, self._capture(function, inputs, leaves, places)
+        except RuntimeError as error:  # such as memory that is not there
+            _log.info("operations of an update were not captured as a graph: %s", error)
+            return outputs, None
+
+    def _capture(
+        self,
+        function: Callable[[TensorTree], TensorTree],
+        inputs: TensorTree,
+        leaves: list[Tensor],
+        places: list[int],
+    ) -> Repeat:
+        kept = {place: leaves[place].clone() for place in places}
+        fixed = filled(placed(inputs, []), [kept.get(i, x) for i, x in enumerate(leaves)])
+        backend = self._backend
+        self._pool = self._pool or backend.graph_pool_handle()
+        graph, stream = backend.CUDAGraph(), backend.Stream()
+        stream.wait_stream(backend.current_stream())
+        with backend.stream(stream):
+            # Other threads go on with copies meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                made: list[Tensor] = []
+                template = placed(function(fixed), made)
+                packed = _Packed.of(made)
+            finally:
+                graph.capture_end()
+        backend.current_stream().wait_stream(stream)
+        by_dtype: dict[torch.dtype, list[int]] = defaultdict(list)
+        for place, x in kept.items():
+            by_dtype[x.dtype].append(place)
+        into = [([kept[place] for place in own], own) for own in by_dtype.values()]
+
+        @torch.no_grad()
+        def repeat(leaves: list[Tensor]) -> TensorTree:
+            for copies, own in into:
+                torch._foreach_copy_(copies, [leaves[place] for place in own])
+            graph.replay()
+            return filled(template, packed.copied())
+
+        return repeat
+
+
+class _Packed(NamedTuple):
+    """The outputs of a graph, its single numbers packed together, so that few copies are made."""
+
+    numbers: list[tuple[list[int], Tensor]]  # places of n numbers of one kind, the numbers [n]
+    others: list[tuple[int, Tensor]]
+
+    @classmethod
+    def of(cls, outputs: list[Tensor]) -> _Packed:
+        places: dict[torch.dtype, list[int]] = defaultdict(list)
+        for place, x in enumerate(outputs):
+            if not x.ndim:
+                places[x.dtype].append(place)
+        return cls(
+            [(own, torch.stack([outputs[place] for place in own])) for own in places.values()],
+            [(place, x) for place, x in enumerate(outputs) if x.ndim],
+        )
+
+    def copied(self) -> list[Tensor]:
+        """The outputs, in memory of their own."""
+        outputs = {place: x.clone() for place, x in self.others}
+        for places, x in self.numbers:
+            outputs.update(zip(places, x.clone().unbind(), strict=True))
+        return [outputs[place] for place in range(len(outputs))]
+
+
+class _DeviceWatch(Watch):  # type: ignore[no-untyped-call]
+    """Also sees which tensors are read, and copies from the host, which no graph repeats.
+
+    Attributes:
+        read: ids of tensors that operations read.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: set[int] = set()
+
+    def saw(self, func: Any, args: Any, kwargs: Mapping[str, Any], outputs: Any) -> None:
+        given = list(_tensors((args, kwargs)))
+        self.read.update(map(id, given))
+        made = list(_tensors(outputs))
+        self.is_repeatable &= not any(
+            one.device != other.device and (one.ndim or other.ndim or "copy" in func.name())
+            for one in made
+            for other in given
+        )
+
+
+def _tensors(x: Any) -> Any:
+    """The tensors among arguments."""
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, Mapping):
+        yield from _tensors(tuple(x.values()))
+    elif isinstance(x, list | tuple):
+        for each in x:
+            yield from _tensors(each)

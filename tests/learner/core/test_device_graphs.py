@@ -1,0 +1,158 @@
+"""Graphs of a GPU give what their function gives. Where there is none, the CPU stands in for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.algorithms import needs_memory
+from support.cores import MakeBatch, make_core, samples_of
+from support.fake_graphs import FakeDevice
+from torch import Tensor
+
+from juggler.learner.algorithms.registry import ALGORITHMS
+from juggler.learner.core import gradient_core
+from juggler.learner.core.device_graphs import DeviceGraphs
+from juggler.learner.core.recordings import Recordings
+from juggler.learner.learner import Learner
+from juggler.learner.optim import optimizers
+from juggler.runtime.wire.structures import tree_map
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda:0" if GPU else "cpu"
+
+
+def graphs(often: int = 2) -> tuple[Recordings, FakeDevice]:
+    fake = FakeDevice()
+    return Recordings(often, math.inf, {"cpu": DeviceGraphs(fake)} if not GPU else None), fake
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of tensors that the host does not read."""
+    for module in (gradient_core, optimizers):
+        monkeypatch.setattr(module, "on_host", lambda x: False)
+    return DEVICE
+
+
+def near(one: Any, other: Any) -> None:
+    # In the order of additions, two kernels of a GPU may differ.
+    tolerance = 1e-4 if GPU else 0.0
+    tree_map(
+        lambda x, y: torch.testing.assert_close(
+            x, y, rtol=tolerance, atol=tolerance, equal_nan=True
+        ),
+        one,
+        other,
+    )
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_every_algorithm_learns_the_same_with_graphs(
+    make_batch: MakeBatch, device: str, name: str, micro_batches: int
+) -> None:
+    learners = []
+    for with_graphs in (False, True):
+        core = make_core(name, micro_batches=micro_batches)
+        core._recordings = graphs()[0] if with_graphs else None
+        learners.append(Learner(core, seed=1, device=device))
+    plain, repeated = learners
+    for sample in samples_of(make_batch, 8):
+        there = tree_map(lambda x: x.to(device), sample)
+        near(plain.step(there), repeated.step(there))
+    near(plain.state, repeated.state)
+    recordings = repeated.core._recordings
+    assert not recordings._is_off
+    # The optimizer's step has the same shapes in each update, whatever a loss may have.
+    assert recordings._recorded > (0 if needs_memory(name) else 1)
+
+
+def test_what_a_call_returns_stays_as_it_was_when_the_graph_runs_again() -> None:
+    recordings, _ = graphs(often=1)
+
+    def function(inputs: Any) -> Any:
+        return {"sum": inputs["x"].sum(), "number": inputs["x"].max(), "twice": inputs["x"] * 2}
+
+    found = [
+        recordings(function, {"x": torch.full((2,), float(i), device=DEVICE)}, None)
+        for i in range(8)
+    ]
+    for i, each in enumerate(found):
+        assert each["sum"].item() == 2 * i
+        assert each["number"].item() == i
+        assert each["twice"].tolist() == [2 * i, 2 * i]
+    assert recordings._recorded == 1
+
+
+def test_inputs_that_a_function_only_passes_on_are_up_to_date() -> None:
+    recordings, _ = graphs(often=1)
+
+    def function(inputs: Any) -> Any:
+        return {"kept": inputs["kept"], "y": inputs["x"] + 1}
+
+    for i in range(8):
+        kept = torch.full((3,), i, device=DEVICE)  # [3]
+        inputs = {"kept": kept, "x": kept.float(), "unread": torch.ones(2, device=DEVICE)}
+        found = recordings(function, inputs, None)
+        assert found["kept"].tolist() == [i, i, i]
+        assert found["y"].tolist() == [i + 1.0] * 3
+    assert recordings._recorded == 1
+
+
+def reads_a_number(x: Tensor) -> Tensor:
+    return x * 2 if float(x.sum()) > 0 else x
+
+
+def draws(x: Tensor) -> Tensor:
+    return torch.nn.functional.dropout(x)
+
+
+def has_a_shape_by_numbers(x: Tensor) -> Tensor:
+    return x[x > 0].sum()
+
+
+@pytest.mark.parametrize("operation", [reads_a_number, draws, has_a_shape_by_numbers])
+def test_what_other_inputs_could_change_is_not_captured(
+    operation: Callable[[Tensor], Tensor],
+) -> None:
+    recordings, fake = graphs(often=1)
+    for seed in range(4):
+        x = torch.randn(8, generator=torch.Generator().manual_seed(seed)).to(DEVICE)  # [8]
+        torch.manual_seed(0)
+        found = recordings(lambda inputs: {"y": operation(inputs["x"])}, {"x": x}, None)
+        torch.manual_seed(0)
+        assert torch.equal(found["y"], operation(x))
+    assert recordings._recorded == 0
+    assert fake.graphs == []
+
+
+def test_a_function_that_reads_more_than_its_inputs_is_found_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    recordings, _ = graphs(often=1)
+    factor = 0.0
+
+    def function(inputs: Any) -> Any:
+        return {"y": inputs["x"] * factor}
+
+    for _ in range(6):
+        factor += 1.0
+        found = recordings(function, {"x": torch.ones(2, device=DEVICE)}, None)
+        assert found["y"].tolist() == [factor, factor]
+    assert caplog.text.count("gave other results") == 1
+
+
+def test_a_device_that_refuses_to_capture_computes_all_the_same() -> None:
+    class Full(FakeDevice):
+        def graph_pool_handle(self) -> str:
+            raise RuntimeError("out of memory")
+
+    recordings = Recordings(1, math.inf, {"cpu": DeviceGraphs(Full())})
+    for i in range(4):
+        found = recordings(lambda inputs: {"y": inputs["x"] + 1}, {"x": torch.full((2,), i)}, None)
+        assert found["y"].tolist() == [i + 1, i + 1]
+    assert recordings._recorded == 0
