@@ -29,18 +29,13 @@ def with_numbers(
     metrics: Metrics, numbers: Mapping[str, Mapping[str, float]], device: torch.device
 ) -> Metrics:
     """Metrics with further numbers by module id, of those modules that have metrics."""
-    if not numbers:
-        return metrics
-    return {
-        module_id: {
-            **values,
-            **{
-                name: torch.tensor(x, device=device)
-                for name, x in numbers.get(module_id, {}).items()
-            },
-        }
-        for module_id, values in metrics.items()
-    }
+    found: Metrics = {}
+    for module_id, values in metrics.items():
+        own = numbers.get(module_id, {})
+        sent = torch.tensor(list(own.values()), dtype=torch.float64)  # [numbers]
+        each = sent.to(device, non_blocking=True).unbind()  # [] each
+        found[module_id] = {**values, **dict(zip(own, each, strict=True))}
+    return found
 
 
 def fetch_metrics(metrics: Metrics) -> dict[str, dict[str, float]]:

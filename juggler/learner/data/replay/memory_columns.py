@@ -37,10 +37,10 @@ class MemoryColumns:
         self._flat = all(isinstance(x, Tensor) for x in like.values())
         tensors = self._tensors(like)
         self.device = tensors[0].device
-        of_host = bool(directory) or self.device.type == "cpu"
+        self._of_host = bool(directory) or self.device.type == "cpu"
         self._columns: list[_Column] = [
             _HostColumn(x, capacity, directory, self.device)
-            if of_host
+            if self._of_host
             else _DeviceColumn(x, capacity)
             for x in tensors
         ]
@@ -62,12 +62,14 @@ class MemoryColumns:
 
     def write(self, slots: NDArray[np.intp], runs: Runs, tensors: Sequence[Tensor]) -> None:
         """Copy rows [n, ...], which were checked, into different slots [n], and perhaps runs."""
+        places = self._places(slots)
         for new, column in zip(tensors, self._columns, strict=True):
-            column.write(slots, runs, new)
+            column.write(places, runs, new)
 
     def take(self, slots: NDArray[np.intp]) -> dict[str, Any]:
         """Copies of the rows in slots [B] -> by name, tensors [B, ...]."""
-        return self._named([column.take(slots) for column in self._columns])
+        places = self._places(slots)
+        return self._named([column.take(places) for column in self._columns])
 
     def first(self, count: int) -> dict[str, Any]:
         """The first slots as arrays [count, ...] on the host, by name."""
@@ -77,6 +79,12 @@ class MemoryColumns:
         """Have more slots."""
         for column in self._columns:
             column.grow(capacity)
+
+    def _places(self, slots: NDArray[np.intp]) -> Any:
+        """Slots [n] where the columns are: sent to a device once for all of them."""
+        if self._of_host:
+            return slots
+        return torch.from_numpy(slots).to(self.device, non_blocking=True)  # [n]
 
     def _tensors(self, rows: Mapping[str, Any]) -> list[Tensor]:
         """The leaves of rows, in the order of the columns."""
@@ -131,9 +139,9 @@ class _Column(Protocol):
     shape: torch.Size
     dtype: torch.dtype
 
-    def write(self, slots: NDArray[np.intp], runs: Runs, rows: Tensor) -> None: ...
+    def write(self, slots: Any, runs: Runs, rows: Tensor) -> None: ...
 
-    def take(self, slots: NDArray[np.intp]) -> Tensor: ...
+    def take(self, slots: Any) -> Tensor: ...
 
     def first(self, count: int) -> NDArray[Any]: ...
 
@@ -159,7 +167,7 @@ class _HostColumn:
 
     def take(self, slots: NDArray[np.intp]) -> Tensor:
         rows = torch.from_numpy(self._array.take(slots, 0))  # [B, ...]
-        return rows if self._device is None else rows.to(self._device)
+        return rows if self._device is None else rows.to(self._device, non_blocking=True)
 
     def first(self, count: int) -> NDArray[Any]:
         return np.array(self._array[:count])
@@ -187,11 +195,11 @@ class _DeviceColumn:
         self.shape, self.dtype = like.shape[1:], like.dtype
         self._tensor = like.new_empty((capacity, *self.shape))
 
-    def write(self, slots: NDArray[np.intp], runs: Runs, rows: Tensor) -> None:
-        self._tensor.index_copy_(0, torch.from_numpy(slots).to(self._tensor.device), rows)
+    def write(self, slots: Tensor, runs: Runs, rows: Tensor) -> None:
+        self._tensor.index_copy_(0, slots, rows)
 
-    def take(self, slots: NDArray[np.intp]) -> Tensor:
-        return self._tensor.index_select(0, torch.from_numpy(slots).to(self._tensor.device))
+    def take(self, slots: Tensor) -> Tensor:
+        return self._tensor.index_select(0, slots)
 
     def first(self, count: int) -> NDArray[Any]:
         array: NDArray[Any] = self._tensor[:count].cpu().numpy().copy()

@@ -244,9 +244,9 @@ class Replay(DataSource):
             weights = self._ones = self._ones.to(device)  # [B]
         else:
             of_rows = (drawn.shares.min() / drawn.shares) ** self._beta  # [B]
-            weights = torch.from_numpy(of_rows.astype(np.float32)).to(device)
+            weights = torch.from_numpy(of_rows.astype(np.float32)).to(device, non_blocking=True)
         rows[IMPORTANCE_WEIGHTS] = weights
-        rows[NEW_STEPS] = torch.tensor(kept.new_steps, device=device)  # []
+        rows[NEW_STEPS] = torch.full((), kept.new_steps, device=device)  # []
         kept.new_steps = 0
         return rows
 
