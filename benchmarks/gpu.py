@@ -23,24 +23,23 @@ from juggler.runtime.actors.processes import WorkerProgram, cool_down, start, wa
 DEVICE = devices_here()[0]
 ON_GPU = DEVICE != "cpu"
 ENCODERS = ("nature_cnn", "impala_resnet")
-#: Of an update, of a batch, processes that send, and how long to measure.
+#: Of an update and of a batch.
 SIZES: tuple[object, ...] = (
     *("--device", DEVICE),
     *(("--steps", 16384, "--rows", 16, "--fragment", 64) if ON_GPU else ()),
     *(() if ON_GPU else ("--steps", 128, "--rows", 4, "--fragment", 16, "--block", 1)),
-    *("--seconds", 20 if ON_GPU else 5),
 )
-PAIRS = 3 if ON_GPU else 1
 
 
-def end_to_end() -> str:
+def end_to_end(seconds: float, pairs: int) -> str:
     """A learner fed over gRPC, compared with updates on samples already on the device."""
     rows = []
     for encoder in ENCODERS:
         for precision in ("float32", "bfloat16"):
             options = ("--encoder", encoder, "--precision", precision, *SIZES)
+            options += ("--seconds", seconds)
             senders = ("--senders", 15 if ON_GPU else 1)
-            found = [script("gpu_feed.py", *options, *senders) for _ in range(PAIRS)]
+            found = [script("gpu_feed.py", *options, *senders) for _ in range(pairs)]
             there = statistics.median(each["on_device"] for each in found)
             fed = statistics.median(each["end_to_end"]["rate"] for each in found)
             shares = [each["end_to_end"]["rate"] / each["on_device"] for each in found]
@@ -55,12 +54,13 @@ def end_to_end() -> str:
     return table("From gRPC to published weights", head, rows)
 
 
-def passes() -> str:
-    """bfloat16, torch.compile and CUDA graphs against plain float32."""
+def passes(seconds: float, pairs: int) -> str:
+    """bfloat16 and torch.compile against plain float32."""
     rows = []
     for encoder in ENCODERS:
         options = ("gpu_feed.py", "--only", "on_device", "--encoder", encoder, *SIZES)
-        plain = [script(*options)["on_device"] for _ in range(PAIRS)]
+        options += ("--seconds", seconds)
+        plain = [script(*options)["on_device"] for _ in range(pairs)]
         variants: list[tuple[str, tuple[str, ...]]] = [("bfloat16", ("--precision", "bfloat16"))]
         if ON_GPU:
             variants += [
@@ -68,54 +68,27 @@ def passes() -> str:
                 ("bfloat16, compiled", ("--precision", "bfloat16", "--compile")),
             ]
         for name, more in variants:
-            rates = [script(*options, *more)["on_device"] for _ in range(PAIRS)]
+            rates = [script(*options, *more)["on_device"] for _ in range(pairs)]
             ratio = statistics.median(rates) / statistics.median(plain)
             rows.append([f"{encoder}, {name}", f"{ratio:.2f}"])
-        if ON_GPU:
-            rows.append([f"{encoder}, a CUDA graph of gradients", f"{_graph_ratio(encoder):.2f}"])
     return table("Updates, times as fast as float32", ["update", "ratio"], rows)
 
 
-def _graph_ratio(encoder: str) -> float:
-    """The speed-up of gradients by a CUDA graph: an experiment, which learners do not use."""
-    from gpu_feed import ACTIONS, FRAMES, image_batch
-
-    from juggler.learner.algorithms.impala.config import ImpalaConfig
-    from juggler.learner.algorithms.registry import build_learner
-
-    learner = build_learner(
-        ImpalaConfig(), None, FRAMES, ACTIONS, {"encoder": encoder}, device=DEVICE
-    )
-    sample = learner.sample_from_episodes([image_batch(16, 64, seed) for seed in range(16)])
-
-    def gradients() -> None:
-        learner.core.grads(learner.state, sample)
-
-    beside = torch.cuda.Stream()
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
-        for _ in range(3):
-            gradients()
-    torch.cuda.current_stream().wait_stream(beside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        gradients()
-    return _seconds(gradients) / _seconds(graph.replay)
+def graphs(seconds: float, pairs: int) -> str:
+    """Optimizer steps launched as CUDA graphs, and kernel by kernel."""
+    rows = []
+    for name, each in script("gpu_graphs.py", "--least", seconds / 40, "--rounds", pairs).items():
+        ratio = f"**{each['ratio']:.2f}** ({each['least']:.2f}–{each['most']:.2f})"
+        rows.append([name, f"{each['plain_us']:.0f}", f"{each['graph_us']:.0f}", ratio])
+    head = ["optimizer step", "kernel by kernel, µs", "as graphs, µs", "times as fast"]
+    return table("CUDA graphs", head, rows)
 
 
-def _seconds(work: Any, times: int = 30) -> float:
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(times):
-        work()
-    torch.cuda.synchronize()
-    return time.perf_counter() - begin
-
-
-def several() -> str:
+def several(seconds: float, pairs: int) -> str:
     """Separate learner processes on one GPU; and gradients of groups."""
     rows = []
     options = (sys.executable, "gpu_feed.py", "--only", "on_device", *SIZES)
+    options += ("--seconds", seconds)
     alone = _together(1, options)
     for count in (2, 4):
         rates = _together(count, options)
@@ -141,14 +114,14 @@ def _together(count: int, command: tuple[object, ...]) -> list[float]:
     return [float(json.loads(output.splitlines()[-1])["on_device"]) for output in outputs]
 
 
-def runners() -> str:
+def runners(seconds: float, pairs: int) -> str:
     """A whole run: Pong from ALE's vector, a runner on every core but one, and one learner."""
     cores = multiprocessing.cpu_count()
     runners = cores - 1 if ON_GPU else 1
     preset = "pong" if ON_GPU else "cartpole"
     summary, lines = train(
         *(preset, "--devices", DEVICE, "--num-env-runners", runners),
-        *("--stop-return", 501, "--no-confirm", "--stop-seconds", 60 if ON_GPU else 8),
+        *("--stop-return", 501, "--no-confirm", "--stop-seconds", 3 * seconds if ON_GPU else 8),
     )
     seconds = summary["seconds"]["learner"]
     total = sum(seconds.values())
@@ -157,7 +130,7 @@ def runners() -> str:
     return table("A whole run", ["", "trained steps/s", "where the learner's time goes"], [row])
 
 
-def forks() -> str:
+def forks(seconds: float, pairs: int) -> str:
     """Workers of the forkserver can all use the device, because it has not touched CUDA."""
     rows = []
     for count in (1, 4):
@@ -184,6 +157,7 @@ def use_device(queue: Any) -> None:
 TABLES = {
     "end_to_end": end_to_end,
     "passes": passes,
+    "graphs": graphs,
     "several": several,
     "runners": runners,
     "forks": forks,
@@ -193,11 +167,13 @@ TABLES = {
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("tables", nargs="*", choices=[[], *TABLES])
-    names = parser.parse_args().tables or list(TABLES)
+    parser.add_argument("--seconds", type=float, default=20 if ON_GPU else 5, help="of a figure")
+    parser.add_argument("--pairs", type=int, default=3 if ON_GPU else 1)
+    given = parser.parse_args()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     print(f"On {machine()}; {', '.join(gpus) or 'no GPU: the figures mean nothing'}.\n")
-    for name in names:
-        print(TABLES[name](), flush=True)
+    for name in given.tables or list(TABLES):
+        print(TABLES[name](given.seconds, given.pairs), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,12 @@ import contextlib
 import itertools
 import json
 import multiprocessing
+import os
 import statistics
 import tempfile
 import threading
 import time
+import traceback
 from collections import deque
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -52,8 +54,6 @@ from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
 
 FRAMES = spaces.Box(0, 255, (84, 84, 4), np.uint8)
 ACTIONS = spaces.Discrete(6)
-#: Updates' worth of batches that are on their way or wait at the learner.
-OPEN = 4
 IN_FLIGHT = 2
 METADATA = call_metadata("", "bench", "one")
 PERMITS = Permits(bytes(32))
@@ -159,9 +159,14 @@ class Driver:
     def busy(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def report(self, arrivals: training_pb2.Arrivals) -> None:
+    def progresses(self) -> None:
+        pass
+
+    def report(self, report: Message) -> None:
+        if not isinstance(report, training_pb2.Arrivals):
+            return
         with self._lock:
-            self._arrived.extend(arrival.batch_id for arrival in arrivals.arrivals)
+            self._arrived.extend(arrival.batch_id for arrival in report.arrivals)
         self._issue()
 
     def reply(self, command_id: int, body: Message, *, last: bool = True) -> None:
@@ -177,14 +182,15 @@ class Driver:
         self._issue()
 
     def fail(self, command_id: int, error: BaseException) -> None:
-        raise error
+        traceback.print_exception(error)
+        os._exit(1)  # rather than wait for its answer
 
 
 def end_to_end(given: argparse.Namespace, config: ImpalaConfig) -> dict[str, Any]:
     """Steps a second through a whole learner."""
     context = multiprocessing.get_context("spawn")
     per_update = given.steps // (given.rows * given.fragment)
-    ids, credit = context.Value("Q", 0), context.Semaphore(per_update * OPEN)
+    ids, credit = context.Value("Q", 0), context.Semaphore(per_update * given.open)
     driver = Driver(per_update, credit)
     with tempfile.TemporaryDirectory(prefix="jb-") as directory:
         attachment: Any = driver
@@ -264,6 +270,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16, help="rows of a batch")
     parser.add_argument("--fragment", type=int, default=32, help="steps of a row")
     parser.add_argument("--senders", type=int, default=15)
+    parser.add_argument("--open", type=int, default=4, help="updates' worth of batches under way")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--block", type=int, default=10, help="updates between timings")
     parser.add_argument("--precision", default="float32")

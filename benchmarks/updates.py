@@ -2,11 +2,12 @@
 
 python benchmarks/updates.py                          # ours alone
 python benchmarks/updates.py --peers ../peers/bin/python
+python benchmarks/updates.py --device cuda:0 --peers ../peers/bin/python
 
 32 transitions arrive, and 32 optimizer steps follow, on 256 kept transitions each; two hidden
 layers of 256. Ours is all that a learner does with a batch that has arrived: collation, the replay,
 draws, steps, target networks, metrics. The two take turns, each in a process of its own with one
-thread. Times are those of CPU, which other processes disturb little.
+thread. Times are those of CPU, which other processes disturb little; with a GPU, those of a clock.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from time import process_time
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def ours(setting: dict[str, Any]) -> Callable[[], None]:
-    """A function that takes a batch of transitions, and makes as many optimizer steps."""
+def ours(setting: dict[str, Any], *, recorded: bool = True) -> Callable[[], None]:
+    """A function that takes a batch of transitions, and makes as many optimizer steps.
+
+    Args:
+        setting: see SETTINGS; with a `device`.
+        recorded: whether operations are recorded.
+    """
     from juggler.learner.algorithms.registry import build_learner
     from juggler.runtime.actors.memory import keep_freed_memory
     from juggler.runtime.episodes.batch import EpisodeBatch
@@ -68,7 +74,9 @@ def ours(setting: dict[str, Any]) -> Callable[[], None]:
         else spaces.Box(-1, 1, (setting["acted"],), np.float32)
     )
     model = {"hidden_sizes": [256, 256], "activation": "relu"}
-    learner = build_learner(keys, None, observed, acted, model)
+    learner = build_learner(keys, None, observed, acted, model, device=setting["device"])
+    if not recorded:
+        learner.core._recordings = None
 
     def seen(*shape: int) -> Any:
         return generator.normal(size=(*shape, setting["observed"])).astype(np.float32)
@@ -111,18 +119,28 @@ def ours(setting: dict[str, Any]) -> Callable[[], None]:
     return cycle
 
 
+def clock(device: str) -> float:
+    """Seconds of CPU, or of a clock once a GPU is done."""
+    if device == "cpu":
+        return process_time()
+    torch.cuda.synchronize()
+    return perf_counter()
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--peers", help="Python with stable-baselines3")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--profile", action="store_true", help="where the time of ours goes")
     parser.add_argument("--cycle", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    settings = {name: {**each, "device": options.device} for name, each in SETTINGS.items()}
     if options.profile:
         import cProfile
         import pstats
 
-        for name, setting in SETTINGS.items():
+        for name, setting in settings.items():
             run, profile = ours(setting), cProfile.Profile()
             profile.enable()
             for _ in range(10):
@@ -135,14 +153,14 @@ if __name__ == "__main__":
         run = ours(setting)
         print("ready", flush=True)
         for line in sys.stdin:
-            started = process_time()
+            started = clock(setting["device"])
             for _ in range(int(line)):
                 run()
-            spent = (process_time() - started) / int(line) / setting["together"]
+            spent = (clock(setting["device"]) - started) / int(line) / setting["together"]
             print(spent * 1e6, flush=True)
     else:
         theirs = {"sb3": [options.peers, str(PEER), "sb3"]} if options.peers else {}
-        for name, setting in SETTINGS.items():
+        for name, setting in settings.items():
             commands = {"ours": [sys.executable, __file__, "--cycle"], **theirs}
             buffers = {key: Buffer(command, setting) for key, command in commands.items()}
             compare(name, buffers, options.rounds, 5)

@@ -1,15 +1,15 @@
 """DQN, SAC and TD3 of Stable-Baselines3 beside ours, in `updates.py`, with its own Python.
 
 Called with "sb3" and one JSON object as `updates.py` makes it. Answers each line of standard input,
-a number of arrivals, with the microseconds of CPU time that an optimizer step took: transitions
-arrive, and as many optimizer steps follow.
+a number of arrivals, with the microseconds that an optimizer step took: transitions arrive, and as
+many optimizer steps follow. The time is that of the CPU, or with a GPU that of a clock.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from time import process_time
+from time import perf_counter, process_time
 from typing import Any
 
 import gymnasium
@@ -34,6 +34,14 @@ class Blank(gymnasium.Env[Any, Any]):
         )
 
 
+def clock(device: str) -> float:
+    """Seconds of CPU, or of a clock once a GPU is done."""
+    if device == "cpu":
+        return process_time()
+    torch.cuda.synchronize()
+    return perf_counter()
+
+
 def main(setting: dict[str, Any]) -> None:
     keys: dict[str, Any] = {
         "learning_rate": setting["lr"],
@@ -42,7 +50,7 @@ def main(setting: dict[str, Any]) -> None:
         "gamma": 0.99,
         "policy_kwargs": {"net_arch": [256, 256]},
         "seed": 0,
-        "device": "cpu",
+        "device": setting["device"],
     }
     if setting["choices"]:
         # Its target network is copied within `learn`, which is not measured here.
@@ -67,11 +75,11 @@ def main(setting: dict[str, Any]) -> None:
     together = setting["together"]
     print("ready", flush=True)
     for line in sys.stdin:
-        started = process_time()
+        started = clock(setting["device"])
         for _ in range(int(line)):
             arrive(together)
             model.train(gradient_steps=together, batch_size=setting["batch"])
-        print((process_time() - started) / int(line) / together * 1e6, flush=True)
+        print((clock(setting["device"]) - started) / int(line) / together * 1e6, flush=True)
 
 
 if __name__ == "__main__":
