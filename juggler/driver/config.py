@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from juggler.driver.agents_config import OWN_KEYS, WAITED_FOR, AgentsConfig
-from juggler.driver.config_checks import Checked, must_go_together
+from juggler.driver.config_checks import Checked, must_go_together, runners_without_room
 from juggler.driver.config_keys import converted, instead_of, must_suit
 from juggler.driver.core.staleness import StalenessBudget
 from juggler.driver.driver_config import ConfigError as ConfigError
@@ -208,6 +208,10 @@ class RunConfig:
                 f"evaluation_seconds = {self.driver.evaluation_seconds:g} keeps no best checkpoint "
                 "of a league, because the return of a match does not say how good its players are: "
                 "their ratings do, which `juggler league RUN_DIR` shows"
+            )
+        if not self.agents.modules:
+            doubts += runners_without_room(
+                self.driver, self.env_runner, self.learner, self.staleness.open_updates
             )
         return doubts + self.learner.doubts()
 

@@ -33,6 +33,35 @@ class Checked:
     played_by: Mapping[str, Sequence[str]]
 
 
+def runners_without_room(
+    driver: DriverConfig, env_runner: EnvRunnerConfig, learner: LearnerConfig, open_updates: int
+) -> list[str]:
+    """What people are told where some EnvRunners of one agent would always wait for requests.
+
+    Args:
+        driver: of a run.
+        env_runner: of its EnvRunners.
+        learner: of its only module.
+        open_updates: how many updates' worth of steps may be open.
+    """
+    if driver.synchronous or env_runner.gateway:
+        return []
+    fragment = env_runner.envs_per_runner * env_runner.fragment_steps
+    room = open_updates * learner.batch_size
+    at_once = -(-room // fragment)
+    if driver.num_env_runners <= at_once:
+        return []
+    # One step more than the others' fragments, in whole fragments.
+    enough = ((driver.num_env_runners - 1) // open_updates + 1) * fragment
+    return [
+        f"at most {at_once} of the {driver.num_env_runners} EnvRunners sample at a time: fragments "
+        f"of {fragment} steps fill the room for {room} steps, {open_updates} updates of "
+        f"batch_size = {learner.batch_size}, that max_staleness = {learner.max_staleness} leaves. "
+        f"batch_size = {enough} would keep all of them at work; so would shorter fragment_steps "
+        "or a higher max_staleness"
+    ]
+
+
 def must_go_together(config: Checked) -> None:
     """
     Raises:

@@ -307,6 +307,16 @@ def test_rewards_that_are_scaled_twice_are_a_doubt_that_names_both(piece: str) -
     assert RunConfig.from_flat({"reward_scale": 0.02}).doubts() == []
 
 
+def test_runners_that_would_always_wait_for_requests_are_doubted() -> None:
+    sizes = {"envs_per_runner": 16, "fragment_steps": 32, "batch_size": 480, "max_staleness": 6}
+    assert RunConfig.from_flat({**sizes, "num_env_runners": 3}).doubts() == []
+    (doubt,) = RunConfig.from_flat({**sizes, "num_env_runners": 15}).doubts()
+    assert doubt.startswith("at most 3 of the 15 EnvRunners sample at a time")
+    assert "batch_size = 2560" in doubt
+    for other in ({"batch_size": 2560}, {"synchronous": True}):
+        assert RunConfig.from_flat({**sizes, "num_env_runners": 15, **other}).doubts() == []
+
+
 def test_more_old_steps_than_are_kept_are_doubted() -> None:
     share = {"replay_share": 0.5, "batch_size": 512}
     assert RunConfig.from_flat({**share, "replay_capacity": 512}).doubts() == []
