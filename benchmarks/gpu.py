@@ -121,13 +121,18 @@ def runners(seconds: float, pairs: int) -> str:
     preset = "pong" if ON_GPU else "cartpole"
     summary, lines = train(
         *(preset, "--devices", DEVICE, "--num-env-runners", runners),
+        *(("--batch-size", 512 * runners) if ON_GPU else ()),  # so that all of them sample
         *("--stop-return", 501, "--no-confirm", "--stop-seconds", 3 * seconds if ON_GPU else 8),
     )
     seconds = summary["seconds"]["learner"]
     total = sum(seconds.values())
     where = ", ".join(f"{name} {share / total:.0%}" for name, share in seconds.items())
-    row = [f"{preset}, {runners} runners", f"{steady_rate(lines):.0f}", where]
-    return table("A whole run", ["", "trained steps/s", "where the learner's time goes"], [row])
+    seconds = summary["seconds"]["envrunner"]
+    total = sum(seconds.values())
+    sampled = ", ".join(f"{name} {share / total:.0%}" for name, share in seconds.items())
+    row = [f"{preset}, {runners} runners", f"{steady_rate(lines):.0f}", where, sampled]
+    head = ["", "trained steps/s", "where the learner's time goes", "and the EnvRunners'"]
+    return table("A whole run", head, [row])
 
 
 def forks(seconds: float, pairs: int) -> str:

@@ -20,8 +20,8 @@ def mean_metrics(each: Sequence[Metrics]) -> Metrics:
         values: dict[str, list[Tensor]] = {}
         for metrics in own:
             for name, value in metrics.items():
-                values.setdefault(name, []).append(value.float())  # []
-        means[module_id] = {name: torch.stack(x).mean() for name, x in values.items()}
+                values.setdefault(name, []).append(value)  # []
+        means[module_id] = {name: torch.stack(x).float().mean() for name, x in values.items()}
     return means
 
 
