@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -59,10 +60,14 @@ class FakeDevice:
     def Stream(self) -> Any:
         return _FakeStream()
 
-    def current_stream(self) -> Any:
+    def current_stream(self, device: object = None) -> Any:
         return _FakeStream()
 
     def stream(self, stream: object) -> Any:
+        return contextlib.nullcontext()
+
+    def device(self, device: torch.device) -> Any:
+        assert device.type == "cpu"
         return contextlib.nullcontext()
 
 

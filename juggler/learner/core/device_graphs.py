@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -32,9 +32,9 @@ class DeviceGraphs:
         self._backend = backend
         self._pool: Any = None
 
-    def wait(self) -> None:
-        """Wait until the device is done with this thread's work."""
-        self._backend.current_stream().synchronize()
+    def wait(self, device: torch.device) -> None:
+        """Wait until a device is done with this thread's work."""
+        self._backend.current_stream(device).synchronize()
 
     def captured(
         self,
@@ -53,7 +53,8 @@ class DeviceGraphs:
         if not watch.is_repeatable or any(x.device != leaves[0].device for x in [*leaves, *made]):
             return outputs, None
         try:
-            return outputs, self._capture(function, inputs, leaves, places)
+            with self._backend.device(leaves[0].device):
+                return outputs, self._capture(function, inputs, leaves, places)
         except RuntimeError as error:  # such as memory that is not there
             _log.info("operations of an update were not captured as a graph: %s", error)
             return outputs, None
@@ -143,7 +144,7 @@ class _DeviceWatch(Watch):  # type: ignore[no-untyped-call]
         )
 
 
-def _tensors(x: Any) -> Any:
+def _tensors(x: Any) -> Iterator[Tensor]:
     """The tensors among arguments."""
     if isinstance(x, Tensor):
         yield x

@@ -13,6 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from torch import Tensor
@@ -117,24 +118,25 @@ class Recordings:
     ) -> TensorTree:
         """Call the function, and record it if that is worth it."""
         call.count += 1
-        device = leaves[0].device.type
-        graphs = self._graphs.get(device)
-        if device != "cpu" and graphs is None:
+        device = leaves[0].device
+        graphs = self._graphs.get(device.type)
+        if device.type != "cpu" and graphs is None:
             return function(inputs)
-        may_record = self._recorded < _MOST_RECORDED and call.is_worth_it(self._slow)
-        if call.count == self._often and may_record:
-            if graphs:
-                outputs, call.repeat = graphs.captured(function, inputs, leaves)
-            else:
-                outputs, call.repeat = recorded(function, inputs, leaves, may_read)
-            if call.repeat:
-                self._recorded += 1
-                call.is_alike = near if graphs else same
-                self._compare(call, outputs, leaves)
-            return outputs
         if self._often - _TIMED <= call.count < self._often:
-            return call.timed(function, inputs, graphs)
-        return function(inputs)
+            wait = partial(graphs.wait, device) if graphs else _do_nothing
+            return call.timed(function, inputs, wait)
+        may_record = self._recorded < _MOST_RECORDED and call.is_worth_it(self._slow)
+        if call.count != self._often or not may_record:
+            return function(inputs)
+        if graphs:
+            outputs, call.repeat = graphs.captured(function, inputs, leaves)
+        else:
+            outputs, call.repeat = recorded(function, inputs, leaves, may_read)
+        if call.repeat:
+            self._recorded += 1
+            call.is_alike = near if graphs else same
+            self._compare(call, outputs, leaves)
+        return outputs
 
     def _compare(self, call: _Call, outputs: TensorTree, leaves: list[Tensor]) -> None:
         """Give up recording if the recorded operations have other outputs."""
@@ -172,10 +174,9 @@ class _Call:
         self,
         function: Callable[[TensorTree], TensorTree],
         inputs: TensorTree,
-        graphs: DeviceGraphs | None,
+        wait: Callable[[], None],
     ) -> TensorTree:
-        """Call the function and see how long it takes, the host and a GPU."""
-        wait = graphs.wait if graphs else _do_nothing
+        """Call the function and see how long it takes, on the host and with the device."""
         wait()
         started = time.perf_counter()
         outputs = function(inputs)
@@ -187,4 +188,4 @@ class _Call:
 
 
 def _do_nothing() -> None:
-    """Nothing is computed beside the host."""
+    """There is no device to wait for."""
