@@ -109,7 +109,7 @@ def draw(run_dirs: Sequence[Path], by: By = "auto", *, together: bool = False) -
         name = own if unique else str(path)
         seeds = members(path)
         found += [(each, f"{name}/{each.name}", name) for each in seeds] or [(path, name, "")]
-    if by == "auto" and len(found) > 1:
+    if by == "auto" and (together or len(found) > 1 or any(group for *_, group in found)):
         by = "run"
     if together:
         found = [(path, name, f"{len(found)} runs") for path, name, _ in found]

@@ -92,12 +92,15 @@ def _train(arguments: Sequence[str], started: float) -> int:
 def _must_go_together(first: Arguments) -> None:
     """
     Raises:
-        ConfigError: an option is for one run, or for several.
+        ConfigError: an option is for one run, or for several; or no run could begin.
     """
+    from juggler.experiments.at_once import must_be_some
     from juggler.experiments.seeds import CONFIG_FILE as SEEDS_FILE
 
     if first.seeds is None and first.jobs is not None:
         raise ConfigError("--jobs is how many runs there are at once: give --seeds, too")
+    if first.jobs is not None:
+        must_be_some("jobs", first.jobs)
     if first.resume and first.seeds is None and (Path(first.resume) / SEEDS_FILE).is_file():
         raise ConfigError(f"{first.resume} has runs with several seeds: add --seeds and how many")
     of_one = {

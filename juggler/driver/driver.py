@@ -161,7 +161,7 @@ class Driver:
 
         Raises:
             RunFailed: the run ended because something failed.
-            Exception: what a callback raised.
+            Exception: what a callback raised; SystemExit if it called `sys.exit`.
             EndpointError: the driver cannot listen where it should.
         """
         summary: dict[str, Any] = {}

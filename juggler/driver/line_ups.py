@@ -176,11 +176,12 @@ class _Seats:
     def player(self, who: str | Policy, group: AgentGroup) -> Player:
         """
         Raises:
-            ConfigError: nobody is called so.
+            ConfigError: nobody is called so, or it is no player.
             ValueError: the policy does not fit the agents' spaces.
         """
         from juggler.envrunner.environments.seeding import player_seed
         from juggler.policies.matches import PolicyPlayer, RandomPlayer
+        from juggler.policies.policy import Policy
 
         key = (who, group.agents) if who == RANDOM else who
         if key not in self._made:
@@ -190,6 +191,11 @@ class _Seats:
                 self._made[key] = RandomPlayer(group.action_space, own_seed)
             else:
                 policy = self._policy(who) if isinstance(who, str) else who
+                if not isinstance(policy, Policy):
+                    raise ConfigError(
+                        f"{who!r} cannot play {', '.join(group.agents)}: a player is a name, the "
+                        "path of a checkpoint, or what juggler.load_policy returns"
+                    )
                 _must_fit(policy, who, group)
                 policy.seed(own_seed)
                 self._made[key] = PolicyPlayer(policy, self._explore)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from juggler.driver.config import RunConfig
+from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.record.wording import here
 from juggler.driver.signals import as_exception, signals_become
 from juggler.experiments.board import Board
@@ -32,6 +32,15 @@ class Plan(Protocol):
 
     def show(self, running: Sequence[RunProcess], stopping: bool) -> None:
         """Show people how things stand; called again and again."""
+
+
+def must_be_some(what: str, number: int) -> None:
+    """
+    Raises:
+        ConfigError: so many runs, or so many at once, are none.
+    """
+    if not isinstance(number, int) or number < 1:
+        raise ConfigError(f"{what} = {number!r}: must be a whole number of at least 1")
 
 
 def jobs_for(config: RunConfig) -> int:

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from juggler.driver.config import RunConfig
+from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import load_given
 from juggler.driver.record.checkpoints import write_synced
 from juggler.driver.record.directory_lock import lock
@@ -27,7 +27,16 @@ def configured(
 
     Returns:
         The configuration without these keys, the complete one, and the keys that were given.
+
+    Raises:
+        ConfigError: a key or a value is wrong, or a class is given by itself.
     """
+    for key in ("env", "module"):
+        if callable(keys.get(key)):
+            raise ConfigError(
+                f"{key}: each run is a process of its own, which has to import it: give its name, "
+                f'such as "my_file:{getattr(keys[key], "__name__", "Mine")}"'
+            )
     if isinstance(config, RunConfig):
         base, given = config, frozenset(config.flat())
     else:

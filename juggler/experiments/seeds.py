@@ -19,7 +19,7 @@ from juggler.driver.record.metrics_file import number as finite
 from juggler.driver.record.metrics_file import read_metrics
 from juggler.driver.record.run_directory import to_toml
 from juggler.driver.record.wording import clock, here, how_it_ended, number, quantity
-from juggler.experiments.at_once import jobs_for, run_all
+from juggler.experiments.at_once import jobs_for, must_be_some, run_all
 from juggler.experiments.board import Board
 from juggler.experiments.directory import configured, held, make_directory
 from juggler.experiments.run_process import RunEnd, RunProcess
@@ -77,6 +77,8 @@ def train_seeds(
         RunFailed: none ended well.
         KeyboardInterrupt: on Ctrl-C.
     """
+    if jobs is not None:
+        must_be_some("jobs", jobs)
     _, final, given = configured(config, keys)
     run_dir = Path(final.driver.run_dir) if final.driver.run_dir else None
     return run_seeds(create(final, given, seeds, run_dir), seeds, jobs)
@@ -95,7 +97,7 @@ def create(config: RunConfig, given: Collection[str], seeds: int, path: Path | N
         ConfigError: the runs would have no end.
         RunDirectoryError: it is not empty, or cannot be made.
     """
-    _must_be_some(seeds)
+    must_be_some("seeds", seeds)
     flat = config.flat()
     if all(flat[stop] is None for stop in ("stop_return", "stop_steps", "stop_seconds")):
         raise ConfigError(
@@ -118,7 +120,7 @@ def run_seeds(directory: Path, seeds: int, jobs: int | None = None) -> SeedsResu
     """
     from juggler.driver.driver import RunFailed
 
-    _must_be_some(seeds)
+    must_be_some("seeds", seeds)
     going_on = f"juggler train --resume {here(directory)} --seeds {seeds}"
     with held(directory, CONFIG_FILE):
         file = directory / CONFIG_FILE
@@ -297,12 +299,3 @@ def _plain(result: SeedsResult) -> dict[str, Any]:
     return values | {
         name: asdict(getattr(result, name)) for name in ("final_return", "best_return")
     }
-
-
-def _must_be_some(seeds: int) -> None:
-    """
-    Raises:
-        ConfigError: there are none.
-    """
-    if seeds < 1:
-        raise ConfigError(f"seeds = {seeds}: there has to be one at least")

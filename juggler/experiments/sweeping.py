@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import differing
 from juggler.driver.record.wording import here, number
-from juggler.experiments.at_once import jobs_for, run_all
+from juggler.experiments.at_once import jobs_for, must_be_some, run_all
 from juggler.experiments.board import Board
 from juggler.experiments.directory import configured, held
 from juggler.experiments.metric_names import must_be_a_metric
@@ -91,7 +91,7 @@ def sweep(
         given,
         keys,
         base,
-        space=space or {},
+        space={} if space is None else space,
         metric=metric,
         minimize=minimize,
         prune=prune,
@@ -113,12 +113,16 @@ def resume_sweep(
 
     Raises:
         RunDirectoryError: there is no sweep.
+        ConfigError: a number is wrong, or Optuna is not installed.
         SweepFailed: as `sweep`.
         KeyboardInterrupt: on Ctrl-C.
     """
     optuna_is_there()
+    if jobs is not None:
+        must_be_some("jobs", jobs)
     directory, plan = SweepDirectory.open(Path(sweep_dir))
     if trials is not None:
+        must_be_some("trials", trials)
         plan = dataclasses.replace(plan, trials=trials)
     return _sweep(directory, plan, parse_space(plan.space, plan.run), jobs)
 
@@ -162,14 +166,10 @@ def plan_of(
             "trials are compared at equal lengths: say how long they are, such as "
             "--stop-steps 50000 or --stop-seconds 30"
         )
-    if trials < 1:
-        raise ConfigError(f"trials = {trials}: there has to be one at least")
+    must_be_some("trials", trials)
     own = {key: before[key] for key in _STOPS if before[key] is not None}
     stops = own or {key: flat[key] for key in _STOPS if flat[key] is not None}
-    plain: dict[str, str | list[Any]] = {
-        key.strip().replace("-", "_"): value if isinstance(value, str) else list(value)
-        for key, value in space.items()
-    }
+    plain = _plain(space)
     axes = parse_space(plain, run)  # before anything is made
     for each in configurations(axes, run):
         must_be_a_metric(metric, each)
@@ -187,9 +187,31 @@ def plan_of(
     )
 
 
+def _plain(space: object) -> dict[str, str | list[Any]]:
+    """A space as files hold it.
+
+    Raises:
+        ConfigError: it is no dict, or a key has something else than a text or a list.
+    """
+    example = 'such as {"lr": "1e-4..1e-2:log", "batch_size": [256, 512]}'
+    if not isinstance(space, Mapping):
+        raise ConfigError(f"space = {space!r}: give a dict, {example}")
+    plain: dict[str, str | list[Any]] = {}
+    for key, value in space.items():
+        if isinstance(value, Mapping):
+            inner = next(iter(value), "hidden_sizes")
+            raise ConfigError(f"space: a key of the table {key} has a dot: {f'{key}.{inner}'!r}")
+        if not isinstance(value, Iterable):
+            raise ConfigError(f"space: {key} = {value!r}: give a text or a list, {example}")
+        plain[key.strip().replace("-", "_")] = value if isinstance(value, str) else list(value)
+    return plain
+
+
 def start_sweep(plan: SweepPlan, path: Path | None, jobs: int | None) -> SweepResult | None:
     """Start a new sweep. See `sweep`."""
     optuna_is_there()
+    if jobs is not None:
+        must_be_some("jobs", jobs)
     axes = parse_space(plan.space, plan.run)
     return _sweep(SweepDirectory.create(path, plan), plan, axes, jobs)
 

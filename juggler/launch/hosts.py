@@ -14,6 +14,8 @@ from juggler.runtime.nearest import nearest
 
 #: Of one role at one host, and of hosts: more is a slip of the keyboard.
 _MOST = 4096
+#: A process can listen there, and nobody can dial it.
+_EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +89,14 @@ def read_hosts(path: Path) -> Hosts:
             'driver, as in driver = "10.77.0.1:5005"'
         )
     try:
-        split_address(driver)
+        host, port = split_address(driver)
     except EndpointError as error:
         raise LaunchError(f"{path}: driver = {error}") from error
+    if host in _EVERY_ADDRESS or not port:
+        raise LaunchError(
+            f"{path}: driver = {driver!r} cannot be dialed: give the address and the port by which "
+            'the others dial this host, as in driver = "10.77.0.1:5005"'
+        )
     if not isinstance(tables, dict) or not all(isinstance(each, dict) for each in tables.values()):
         raise LaunchError(f"{path} names no hosts: give each one a table, such as [hosts.gpu1]")
     hosts = []

@@ -259,6 +259,15 @@ def test_several_runs_have_a_curve_for_each_module_where_that_is_asked(tmp_path:
     assert list(_drawn(_figure([read_run(path, path.name) for path in runs]))) == ["one", "two"]
 
 
+def test_one_run_alone_is_drawn_as_a_mean_of_one_and_nobody_is_told_of_an_option_not_given(
+    tmp_path: Path,
+) -> None:
+    run = _of_two(tmp_path / "run", by_module=_modules)
+    assert plot([run], tmp_path / "one.png", together=True).is_file()
+    with pytest.raises(PlotError, match="leave out --by module"):
+        plot([run], tmp_path / "two.png", "module", together=True)
+
+
 def test_a_run_without_modules_to_draw_says_so(tmp_path: Path) -> None:
     run = _write(tmp_path / "run", [_line(1, 1.0), {**_line(2, 2.0), "by_module": 7}])
     with pytest.raises(PlotError, match="has no metrics by module, as a run with several modules"):

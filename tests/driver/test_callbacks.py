@@ -39,7 +39,7 @@ class Heard(juggler.Callback):
 
 
 class Fails(juggler.Callback):
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error = error
 
     def on_metrics(self, run: juggler.Run, metrics: Any) -> None:
@@ -97,6 +97,19 @@ def test_what_a_callback_raises_ends_the_run_and_only_the_end_is_told_of(tmp_pat
     assert heard.told == []
     told.finish({"updates": 2})
     assert heard.told == [("end", {"updates": 2})]
+
+
+def test_a_callback_that_leaves_the_program_ends_the_run_in_order_too(tmp_path: Path) -> None:
+    leaves, heard = SystemExit("hopeless"), Heard()
+    world = world_with(tmp_path, Fails(leaves), heard)
+    told = world.parts.callbacks
+    told.metrics({"updates": 1})
+    told.tell()
+    assert told.error is leaves
+    text = "the callback Fails.on_metrics raised SystemExit: hopeless"
+    assert (world.parts.end.reason, world.parts.end.failure) == ("callback_failed", text)
+    told.finish({"updates": 1})
+    assert heard.told == [("end", {"updates": 1})]
 
 
 def test_a_run_that_has_ended_for_another_reason_still_failed(tmp_path: Path) -> None:

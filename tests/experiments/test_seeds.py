@@ -118,7 +118,8 @@ def test_ctrl_c_ends_the_runs_in_order_and_they_can_go_on(
     ("given", "told"),
     [
         (["cartpole", "--jobs", 2], "--jobs is how many runs there are at once: give --seeds, too"),
-        (["cartpole", "--seeds", 0], "there has to be one at least"),
+        (["cartpole", "--seeds", 0], "seeds = 0: must be a whole number of at least 1"),
+        (["cartpole", "--seeds", 2, "--jobs", 0], "jobs = 0: must be a whole number of at least 1"),
         (["--env", "Acrobot-v1", "--seeds", 2], "have to end by themselves: give --stop-steps"),
         (["--resume", "here", "--seeds", 2], "has no seeds.toml"),
         (

@@ -34,6 +34,10 @@ ONE = ["cartpole", "--stop-steps", "9", "--space", "lr=1,2"]
 BOTH = ["--env", "CartPole-v1", "--stop-steps", "9", "--space", "algorithm=ppo,dqn"]
 
 
+class Mine(juggler.ActorCritic):
+    """Of a script."""
+
+
 def scripted(directory: Path, space: dict[str, Any], **how: Any) -> Any:
     return juggler.sweep("cartpole", space=space, run_dir=str(directory), **{**RUNS, **how})
 
@@ -246,7 +250,9 @@ def test_one_process_at_a_time_has_a_sweep(tmp_path: Path) -> None:
             ["cartpole", "--stop-steps", "9", "--space", "stop_steps=9,10"],
             "trials are compared at equal lengths; leave it out",
         ),
-        (["cartpole", "--stop-steps", "9", "--space", "lr=1,2", "--trials", "0"], "one at least"),
+        ([*ONE, "--trials", "0"], "trials = 0: must be a whole number of at least 1"),
+        ([*ONE, "--jobs", "0"], "jobs = 0: must be a whole number of at least 1"),
+        ([*ONE, "--jobs", "-3"], "jobs = -3: must be a whole number of at least 1"),
         (
             [*ONE, "--metric", "episode_retrun_mean"],
             "no such number (did you mean 'episode_return_mean'?)",
@@ -271,6 +277,30 @@ def test_what_is_wrong_is_told_before_anything_starts(
         patch.setattr(sys.stderr, "write", lambda text: said.append(text) or len(text))
         assert status_of("sweep", *arguments) == 2
     assert told in "".join(said)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"space": ["lr=1..2"]}, "space = ['lr=1..2']: give a dict, such as {"),
+        ({"space": {"lr": 1e-3}}, "space: lr = 0.001: give a text or a list, such as {"),
+        (
+            {"space": {"model": {"hidden_sizes": [[8], [16]]}}},
+            "space: a key of the table model has a dot: 'model.hidden_sizes'",
+        ),
+        ({"env": Mine}, "env: each run is a process of its own, which has to import it: give its"),
+        ({"module": Mine}, 'give its name, such as "my_file:Mine"'),
+        ({"trials": "3"}, "trials = '3': must be a whole number of at least 1"),
+    ],
+)
+def test_what_a_script_gives_in_another_form_is_told_with_an_example(
+    given: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        juggler.sweep(**{"space": {"lr": "1..2"}, "stop_steps": 9, **given})
+    assert told in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from gymnasium.spaces import Box, Discrete
 from support import worlds
 
 import juggler
-from juggler.driver.config import RunConfig
+from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.record.checkpoints import write
 from juggler.runtime.checkpoints.checkpoint import read
 
@@ -50,6 +51,14 @@ def results(
 
 def test_two_policies_of_one_checkpoint_draw_different_actions(checkpoint: Path) -> None:
     assert set(results(checkpoint, loaded(checkpoint))) == {-1.0, 0.0, 1.0}
+
+
+def test_what_is_no_player_is_told_with_what_is_one(checkpoint: Path) -> None:
+    players: dict[str, Any] = {"row": 3, "column": "random"}
+    with pytest.raises(
+        ConfigError, match=r"^3 cannot play row, column: a player is a name, the path"
+    ):
+        juggler.play_matches(checkpoint, players, 1)
 
 
 def test_the_seed_decides_how_given_policies_play_and_what_they_drew_before_does_not(

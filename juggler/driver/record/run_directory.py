@@ -17,7 +17,7 @@ import tomli_w
 
 from juggler.driver.driver_config import TENSORBOARD, TRACKERS
 from juggler.driver.record.checkpoints import write_synced
-from juggler.driver.record.directory_lock import lock, must_be_writable
+from juggler.driver.record.directory_lock import is_locked, lock, must_be_writable
 from juggler.driver.record.event_file import EventFile
 from juggler.driver.record.wording import resuming
 from juggler.runtime.checkpoints.checkpoint import DIRECTORY, newest_first
@@ -66,6 +66,8 @@ def must_be_free(path: Path | None, command: str = "train", going_on: str = "") 
         return None
     taken = f"the run directory {path} is not empty"
     if not going_on and not has_checkpoint(path):
+        if is_locked(path / METRICS_FILE):
+            raise RunDirectoryError(f"another process is writing in {path}; name another directory")
         what = ", or delete this one" if (path / CONFIG_FILE).is_file() else ""
         raise RunDirectoryError(f"{taken}, and has no checkpoint to go on from; name another{what}")
     command = f"{going_on} {path}" if going_on else resuming(path, command)

@@ -21,6 +21,8 @@ _RETURNED = {
     "reset": "(observation, info)",
     "step": "(observation, reward, terminated, truncated, info)",
 }
+#: What NumPy says of something else than a number, and of an array in place of True or False.
+_NO_NUMBER = ("array element", "float", "truth value")
 
 
 class EnvironmentsInTurn(SyncVectorEnv):
@@ -125,6 +127,12 @@ class EnvironmentsInTurn(SyncVectorEnv):
         raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
         if (raised_here and "unpack" in str(error)) or isinstance(error, _NoInfo):
             why = f"it must return {_RETURNED[call]}, as Gymnasium has it ({error})"
+            return EnvironmentFailed(self.name_of(index), call, why)
+        if raised_here and call == "step" and any(words in str(error) for words in _NO_NUMBER):
+            why = (
+                "it must return a number as the reward, and True or False as terminated and "
+                f"truncated ({error})"
+            )
             return EnvironmentFailed(self.name_of(index), call, why)
         return EnvironmentFailed.during(self.name_of(index), call, error)
 

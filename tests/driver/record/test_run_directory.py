@@ -106,7 +106,10 @@ def test_a_name_of_nothing_but_dots_stays_within_runs(
 
 def test_an_empty_directory_is_taken_and_a_full_one_is_not(tmp_path: Path) -> None:
     with closing(RunDirectory.create(tmp_path, CONFIG, "cartpole")):
-        pass
+        with pytest.raises(RunDirectoryError) as while_it_goes_on:
+            RunDirectory.create(tmp_path, CONFIG, "cartpole")
+        told = f"another process is writing in {tmp_path}; name another directory"
+        assert str(while_it_goes_on.value) == told, "nobody is told to delete it"
     before = sorted(tmp_path.iterdir())
     nothing = "not empty, and has no checkpoint to go on from; name another, or delete this one"
     with pytest.raises(RunDirectoryError, match=nothing):
