@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, Literal, get_args, get_type_hints
 
 from gymnasium import Space
@@ -84,7 +85,7 @@ class ModelConfig:
             raise _wrong("recurrent_size", "a positive integer", config.recurrent_size)
         if not _is_number(config.memory_bias):
             raise _wrong("memory_bias", "a finite number", config.memory_bias)
-        for key, hint in get_type_hints(cls).items():
+        for key, hint in _type_hints(cls).items():
             value, allowed = getattr(config, key), get_args(hint)
             if hint is bool and not isinstance(value, bool):
                 raise _wrong(key, "true or false", value)
@@ -134,6 +135,10 @@ class QNetworkConfig(ModelConfig):
         if config.v_min >= config.v_max:
             raise _wrong("v_min", f"below v_max = {config.v_max!r}", config.v_min)
         return config
+
+
+#: They are evaluated once for each class: that takes most of the time of reading a config.
+_type_hints = cache(get_type_hints)
 
 
 def _positive(value: object) -> bool:
