@@ -83,6 +83,19 @@ def make_batch() -> Callable[..., Any]:
     return make_batch
 
 
+@pytest.fixture(scope="session")
+def one_forkserver() -> Iterator[None]:
+    """For runs that this process begins: what a forkserver imports takes seconds."""
+    from support.forkservers import end_forkserver
+
+    from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
+
+    end_forkserver()  # that of environments before, which would import torch in every process
+    share_forkserver()
+    yield
+    let_go_of_forkserver()
+
+
 @pytest.fixture(scope="module", params=["core", "public"])
 def grpc_api(request: pytest.FixtureRequest) -> Iterator[str]:
     """Streams are on gRPC's core, then on grpcio's public API."""
