@@ -85,7 +85,7 @@ class ModelConfig:
             raise _wrong("recurrent_size", "a positive integer", config.recurrent_size)
         if not _is_number(config.memory_bias):
             raise _wrong("memory_bias", "a finite number", config.memory_bias)
-        for key, hint in _type_hints(cls).items():
+        for key, hint in cls._types().items():
             value, allowed = getattr(config, key), get_args(hint)
             if hint is bool and not isinstance(value, bool):
                 raise _wrong(key, "true or false", value)
@@ -107,6 +107,12 @@ class ModelConfig:
                 "share it"
             )
         return config
+
+    @classmethod
+    @cache
+    def _types(cls) -> dict[str, Any]:
+        """Of each key. To evaluate them takes most of the time of `parse`."""
+        return get_type_hints(cls)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +141,6 @@ class QNetworkConfig(ModelConfig):
         if config.v_min >= config.v_max:
             raise _wrong("v_min", f"below v_max = {config.v_max!r}", config.v_min)
         return config
-
-
-#: They are evaluated once for each class: that takes most of the time of reading a config.
-_type_hints = cache(get_type_hints)
 
 
 def _positive(value: object) -> bool:
