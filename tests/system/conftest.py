@@ -5,9 +5,9 @@ import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from support.place import Place, eventually, workers_in
 
@@ -61,5 +61,10 @@ def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """Where this process runs commands, which leave no worker behind."""
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    left = partial(workers_in, tmp_path, "")
+
+    def left() -> list[psutil.Process]:
+        """But a forkserver that began here may be that of other tests, too."""
+        servers = workers_in(tmp_path, "forkserver")
+        return [each for each in workers_in(tmp_path, "") if each not in servers]
+
     eventually(lambda: not left(), 10, lambda: f"left behind: {left()}")
