@@ -84,16 +84,20 @@ def make_batch() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def one_forkserver() -> Iterator[None]:
-    """For runs that this process begins: what a forkserver imports takes seconds."""
-    from support.forkservers import end_forkserver
-
+def _kept_forkserver() -> Iterator[None]:
     from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
 
-    end_forkserver()  # that of environments before, which would import torch in every process
     share_forkserver()
     yield
     let_go_of_forkserver()
+
+
+@pytest.fixture(scope="module")
+def one_forkserver(_kept_forkserver: None) -> None:
+    """For runs that this process begins: what a forkserver imports takes seconds."""
+    from support.forkservers import have_jugglers_forkserver
+
+    have_jugglers_forkserver()
 
 
 @pytest.fixture(scope="module", params=["core", "public"])
