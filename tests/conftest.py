@@ -83,6 +83,23 @@ def make_batch() -> Callable[..., Any]:
     return make_batch
 
 
+@pytest.fixture(scope="session")
+def _kept_forkserver() -> Iterator[None]:
+    from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
+
+    share_forkserver()
+    yield
+    let_go_of_forkserver()
+
+
+@pytest.fixture(scope="module")
+def one_forkserver(_kept_forkserver: None) -> None:
+    """For runs that this process begins: what a forkserver imports takes seconds."""
+    from support.forkservers import have_jugglers_forkserver
+
+    have_jugglers_forkserver()
+
+
 @pytest.fixture(scope="module", params=["core", "public"])
 def grpc_api(request: pytest.FixtureRequest) -> Iterator[str]:
     """Streams are on gRPC's core, then on grpcio's public API."""

@@ -25,8 +25,9 @@ def check_learner(make: MakeLearner, samples: Sequence[Sample]) -> None:
     Raises:
         AssertionError: names the rule that is broken, and says where.
     """
+    name = type(make(0)).__name__
     for rule, check in _LEARNER_RULES.items():
-        checked(f"{type(make(0)).__name__}: {rule}", partial(check, make, samples))
+        checked(f"{name}: {rule}", partial(check, make, samples))
 
 
 def _stepped(learner: Learner, samples: Sequence[Sample]) -> list[Any]:

@@ -150,6 +150,7 @@ def test_the_file_has_the_sizes_and_what_is_not_as_by_default(tmp_path: Path) ->
     assert again.env_runner.envs_per_runner == advice.best.sizes.environments
 
 
+@pytest.mark.usefixtures("one_forkserver")
 @pytest.mark.parametrize("algorithm", ["impala", pytest.param("dqn", marks=pytest.mark.slow)])
 def test_it_measures_a_real_environment_and_writes_what_train_takes(
     algorithm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -185,6 +186,7 @@ def test_it_measures_a_real_environment_and_writes_what_train_takes(
         (("--env", "CartPol-v1"), "Nearest: CartPole-v1"),
     ],
 )
+@pytest.mark.usefixtures("one_forkserver")
 def test_what_cannot_be_measured_is_said(
     options: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,6 +194,7 @@ def test_what_cannot_be_measured_is_said(
     assert why in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("one_forkserver")
 def test_several_agents_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of("tune", "--env", "juggler:CartPoles", "--seconds", 1) == 2
     assert "has several agents" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,8 +17,9 @@ from juggler.driver.agents_found import (
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.defaults import settled
 from juggler.driver.preflight import PreflightError, rehearse
-from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
 from juggler.runtime.wire.spaces import space_to_message
+
+pytestmark = pytest.mark.usefixtures("one_forkserver")
 
 TAG = "support.tag_game:Tag"
 MAPPING = {"adversary_0": "adversary", "adversary_1": "adversary", "runner_0": "runner"}
@@ -32,13 +32,6 @@ GROUPS = tuple(
     )
     for agents in (("adversary_0", "adversary_1"), ("runner_0",))
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _forkserver() -> Iterator[None]:
-    share_forkserver()
-    yield
-    let_go_of_forkserver()
 
 
 def _config(**keys: Any) -> RunConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,11 @@ from gymnasium import spaces
 from juggler.driver.config import RunConfig
 from juggler.driver.preflight import PreflightError, _where_it_was, rehearse
 from juggler.runtime.actors.cores import usable_memory
-from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
 from juggler.runtime.wire.spaces import space_from_message
 
+pytestmark = pytest.mark.usefixtures("one_forkserver")
+
 _GOOD_STEP = "return self.observation_space.sample(), 0.0, False, False, {}"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _forkserver() -> Iterator[None]:
-    share_forkserver()
-    yield
-    let_go_of_forkserver()
 
 
 def _env(body: str, step: str = _GOOD_STEP) -> type[gymnasium.Env[Any, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.pages import SHORTLY
 
 from juggler.runtime.checkpoints.checkpoint import read
 
@@ -35,6 +36,25 @@ def test_an_environment_of_ones_own_is_learned(tmp_path: Path, run_python: RunPy
     assert evaluated(output) > -10, "a thermostat that knows nothing gets about -25"
 
 
+def test_others_train_for_an_update_and_play_what_it_made_of_their_modules(
+    tmp_path: Path, run_python: RunPython
+) -> None:
+    scripts = [str(EXAMPLES / f"{name}.py") for name in ("tensor_environments", "custom_module")]
+    each = (
+        f"import runpy\nfor script in {scripts}:\n    runpy.run_path(script, run_name='__main__')\n"
+    )
+    both = tmp_path / "both.py"
+    both.write_text(SHORTLY + each)
+    output = run_python(both)
+    assert output.count("20 episodes: return ") == 2, output
+    ends = [
+        json.loads(path.read_text())["reason_for_stop"]
+        for path in (tmp_path / "runs").glob("*/summary.json")
+    ]
+    assert ends == ["stop_steps"] * 2
+
+
+@pytest.mark.slow
 def test_environments_in_tensors_are_learned(tmp_path: Path, run_python: RunPython) -> None:
     output = run_python(EXAMPLES / "tensor_environments.py")
     summary, _ = summary_and_run(tmp_path)
@@ -43,6 +63,7 @@ def test_environments_in_tensors_are_learned(tmp_path: Path, run_python: RunPyth
     assert evaluated(output) > -10, "a thermostat that knows nothing gets about -25"
 
 
+@pytest.mark.slow
 def test_a_module_of_ones_own_is_trained(tmp_path: Path, run_python: RunPython) -> None:
     output = run_python(EXAMPLES / "custom_module.py")
     summary, run_dir = summary_and_run(tmp_path)

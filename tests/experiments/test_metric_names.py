@@ -39,7 +39,7 @@ def test_a_learner_has_the_metrics_that_its_configuration_names(
     learner = build_learner({"algorithm": algorithm, **kept, **keys}, None, VECTOR, acts, model)
     module = build_module(ALGORITHMS[algorithm].module, VECTOR, acts, model)
     found: set[str] = set()
-    for seed in range(20):
+    for seed in range(6):
         sample = sample_for(module, 4, 32, seed)
         found |= learner.step({"default": sample}).get("default", {}).keys()
     named = ALGORITHMS[algorithm].config(algorithm=algorithm, **kept, **keys).metric_names()

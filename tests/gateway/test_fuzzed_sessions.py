@@ -23,6 +23,11 @@ EVENTS |= {"vanish": 3, "come back": 6, "leave": 1, "join": 2, "be late": 1, "re
 MOST_SIMULATORS = 6
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _on_both() -> None:
+    """Streams stand for gRPC's here: neither of its APIs is between simulators and gateway."""
+
+
 class Story:
     """One gateway, and what happens to it.
 

@@ -7,10 +7,9 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
-from support.place import Place
-
-from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
+from support.place import Place, eventually, workers_in
 
 
 @pytest.fixture
@@ -51,15 +50,21 @@ def two_hosts() -> Iterator[tuple[list[str], list[str], str]]:
             subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
 
 
-@pytest.fixture(scope="module")
-def one_forkserver() -> Iterator[None]:
-    """For runs that this process begins: what a forkserver imports takes seconds."""
-    share_forkserver()
-    yield
-    let_go_of_forkserver()
+@pytest.fixture
+def no_forkserver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For commands in this process that end before they need one: it begins to import torch."""
+    monkeypatch.setattr("juggler.runtime.actors.processes.warm_up", lambda: None)
 
 
 @pytest.fixture
-def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where this process runs commands, which leave no worker behind."""
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+
+    def left() -> list[psutil.Process]:
+        """But a forkserver that began here may be that of other tests, too."""
+        servers = workers_in(tmp_path, "forkserver")
+        return [each for each in workers_in(tmp_path, "") if each not in servers]
+
+    eventually(lambda: not left(), 10, lambda: f"left behind: {left()}")

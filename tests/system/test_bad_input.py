@@ -13,6 +13,8 @@ from support.place import Place
 
 import juggler
 
+pytestmark = pytest.mark.usefixtures("no_forkserver")
+
 
 @pytest.mark.parametrize(
     ("toml", "words"),
@@ -179,8 +181,6 @@ def test_a_name_that_leads_nowhere_is_told_before_anything_starts(
 ) -> None:
     if "envpool" in words and importlib.util.find_spec("envpool"):
         pytest.skip("envpool is here")
-    # The forkserver begins to import torch meanwhile, and would outlive this test.
-    monkeypatch.setattr("juggler.runtime.actors.processes.warm_up", lambda: None)
     for name in [each for each in gymnasium.registry if each.startswith("ALE/")]:
         monkeypatch.delitem(gymnasium.registry, name)  # another test may have imported ale_py
     assert status_of("train", *arguments) == 2

@@ -16,12 +16,6 @@ from juggler.runtime.checkpoints.checkpoint import digest
 from juggler.runtime.installing import installing
 
 
-@pytest.fixture
-def no_forkserver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For commands in this process that end before they need one: it would outlive the test."""
-    monkeypatch.setattr("juggler.runtime.actors.processes.warm_up", lambda: None)
-
-
 @pytest.mark.usefixtures("no_forkserver")
 def test_a_run_directory_in_use_is_not_written_over(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str]

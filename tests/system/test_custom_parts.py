@@ -79,11 +79,10 @@ def test_a_module_that_hides_how_probable_its_actions_are_is_refused_at_once(pla
     place.assert_nothing_is_left()
 
 
+@pytest.mark.usefixtures("no_forkserver")
 def test_a_part_that_is_not_here_is_named(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The forkserver begins to import torch meanwhile, and would outlive this test.
-    monkeypatch.setattr("juggler.runtime.actors.processes.warm_up", lambda: None)
     monkeypatch.delitem(sys.modules, "custom_encoder", raising=False)  # of another test
     monkeypatch.setattr(sys, "path", [each for each in sys.path if Path(each) != EXAMPLES])
     assert status_of("train", EXAMPLES / "custom_encoder.toml", "--run-dir", "run") == 2

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.commands import status_of
 from support.place import (
     Place,
     assert_books_balance,
@@ -58,8 +59,8 @@ class Robot(gymnasium.Env):
 SMALL = ["--envs-per-runner", 4, "--fragment-steps", 16, "--batch-size", 60]
 
 
-def _robot(place: Place, where: str, at: int = 10**9) -> list[object]:
-    place.write("robots.py", ENVIRONMENT)
+def _robot(directory: Path, where: str, at: int = 10**9) -> list[object]:
+    (directory / "robots.py").write_text(ENVIRONMENT)
     kwargs = f'{{"where": "{where}", "at": {at}}}'
     return ["--env", "robots:Robot", "--env-kwargs", kwargs, "--run-dir", "run", *SMALL]
 
@@ -201,24 +202,25 @@ def test_a_run_whose_only_learner_is_killed_goes_on_from_its_checkpoint(place: P
     assert versions == sorted(versions), "weights never go backwards"
 
 
+@pytest.mark.usefixtures("one_forkserver")
 def test_an_environment_that_cannot_start_ends_the_run_with_its_own_traceback(
-    place: Place,
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = {"constructor": "no robot is plugged in", "reset": "the robot does not stand up"}
     one = ("--num-env-runners", 1)
-    answers = place.run_in_turn(*(["train", *_robot(place, where), *one] for where in told))
-    for (where, words), (status, said) in zip(told.items(), answers, strict=True):
+    for where, words in told.items():
+        status = status_of("train", *_robot(in_a_directory, where), *one)
+        said = "".join(capsys.readouterr())
         assert status == 2, said
         assert f'raise OSError("{words}")' in said
         assert f"failed in {where}: OSError: {words}" in said.splitlines()[-1]
-    assert not (place.path / "run").exists()
-    place.assert_nothing_is_left()
+    assert not (in_a_directory / "run").exists()
 
 
 @pytest.mark.slow
 def test_an_environment_that_raises_in_a_step_is_shown_and_the_run_goes_on(place: Place) -> None:
     options = ["--num-env-runners", 1, "--stop-steps", 600]
-    run = place.run("train", *_robot(place, "step", at=100), *options)
+    run = place.run("train", *_robot(place.path, "step", at=100), *options)
     assert run.status == 0, run.output
     assert run.output.count('raise ZeroDivisionError("the robot fell over")') == 1
     assert "environment 0 (Robot) failed in step" in run.output
@@ -227,33 +229,39 @@ def test_an_environment_that_raises_in_a_step_is_shown_and_the_run_goes_on(place
     place.assert_nothing_is_left()
 
 
-def test_a_thread_for_weights_that_dies_is_shown_and_the_run_goes_on(place: Place) -> None:
+@pytest.mark.usefixtures("one_forkserver")
+def test_a_thread_for_weights_that_dies_is_shown_and_the_run_goes_on(
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     # No connectors: their state would come in frames too.
     options = ["--num-env-runners", 1, "--connectors", "{}", "--stop-steps", 600]
-    run = place.run("train", *_robot(place, "weights", at=100), *options)
-    assert run.status == 0, run.output
-    assert "TypeError: 'NoneType' object is not callable" in run.output
-    assert "frame = reader.feed(message)" in run.output
-    assert_books_balance(place.path / "run")
-    assert summary(place.path / "run")["restarts"] > 0
-    place.assert_nothing_is_left()
+    status = status_of("train", *_robot(in_a_directory, "weights", at=100), *options)
+    said = "".join(capsys.readouterr())
+    assert status == 0, said
+    assert "TypeError: 'NoneType' object is not callable" in said
+    assert "frame = reader.feed(message)" in said
+    assert_books_balance(in_a_directory / "run")
+    assert summary(in_a_directory / "run")["restarts"] > 0
 
 
-def test_an_environment_that_always_raises_ends_the_run_with_a_clear_message(place: Place) -> None:
-    run = place.run("train", *_robot(place, "step", at=5), "--num-env-runners", 2)
-    assert run.status == 1
-    last = [line for line in run.output.splitlines() if "no EnvRunner is left" in line][-1]
+@pytest.mark.usefixtures("one_forkserver")
+def test_an_environment_that_always_raises_ends_the_run_with_a_clear_message(
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--num-env-runners", 2]
+    assert status_of("train", *_robot(in_a_directory, "step", at=5), *options) == 1
+    said = "".join(capsys.readouterr())
+    last = [line for line in said.splitlines() if "no EnvRunner is left" in line][-1]
     assert "robots:Robot" in last
     assert "the robot fell over" in last
-    assert summary(place.path / "run")["reason_for_stop"] == "no_envrunner"
-    place.assert_nothing_is_left()
+    assert summary(in_a_directory / "run")["reason_for_stop"] == "no_envrunner"
 
 
 @pytest.mark.slow
 def test_an_environment_that_always_raises_after_some_batches_ends_the_run_too(
     place: Place,
 ) -> None:
-    run = place.run("train", *_robot(place, "step", at=100), "--num-env-runners", 1)
+    run = place.run("train", *_robot(place.path, "step", at=100), "--num-env-runners", 1)
     assert run.status == 1
     assert "no EnvRunner is left to step robots:Robot" in run.output.splitlines()[-2]
     end = summary(place.path / "run")
@@ -266,7 +274,7 @@ def test_an_environment_that_always_raises_after_some_batches_ends_the_run_too(
 @pytest.mark.slow
 def test_enough_steps_of_an_environment_that_always_raises_are_no_success(place: Place) -> None:
     options = ["--num-env-runners", 1, "--stop-steps", 1200]
-    run = place.run("train", *_robot(place, "step", at=100), *options)
+    run = place.run("train", *_robot(place.path, "step", at=100), *options)
     assert run.status == 1
     assert "it got to stop_steps, but robots:Robot kept failing in every EnvRunner" in run.output
     assert "the robot fell over" in run.output.splitlines()[-2]
@@ -275,7 +283,7 @@ def test_enough_steps_of_an_environment_that_always_raises_are_no_success(place:
 
 @pytest.mark.slow
 def test_nan_in_an_observation_is_named_dropped_and_counted(place: Place) -> None:
-    run = place.run("train", *_robot(place, "nan", at=5), "--num-env-runners", 1)
+    run = place.run("train", *_robot(place.path, "nan", at=5), "--num-env-runners", 1)
     assert run.status == 1, run.output
     assert "environment 0" in run.output
     assert "observations" in run.output
@@ -287,7 +295,7 @@ def test_nan_in_an_observation_is_named_dropped_and_counted(place: Place) -> Non
 @pytest.mark.slow
 def test_a_step_that_hangs_is_named_and_its_envrunner_replaced(place: Place) -> None:
     options = ["--num-env-runners", 1, "--hang-seconds", 4, "--stop-steps", 600]
-    run = place.run("train", *_robot(place, "hang", at=100), *options)
+    run = place.run("train", *_robot(place.path, "hang", at=100), *options)
     assert run.status == 0, run.output
     assert "envrunner-0 left: hung in step of environment 0 (Robot): no progress for" in run.output
     assert "time.sleep(3600)  # waits for the robot" in run.output
@@ -300,7 +308,7 @@ def test_a_run_all_of_whose_environments_hang_when_its_time_is_up_has_failed(
     place: Place,
 ) -> None:
     options = ["--num-env-runners", 2, "--stop-seconds", 9]
-    run = place.run("train", *_robot(place, "hang", at=60), *options)
+    run = place.run("train", *_robot(place.path, "hang", at=60), *options)
     assert run.status == 1, run.output
     last = run.output.splitlines()[-2]
     assert "it got to stop_seconds, but robots:Robot hung in every EnvRunner: envrunner-" in last
@@ -317,7 +325,7 @@ def test_a_run_all_of_whose_environments_hang_when_its_time_is_up_has_failed(
 @pytest.mark.slow
 def test_a_step_that_lets_nothing_else_run_shows_where_it_was(place: Place) -> None:
     options = ["--num-env-runners", 1, "--stop-steps", 600]
-    run = place.run("train", *_robot(place, "hang in C", at=100), *options)
+    run = place.run("train", *_robot(place.path, "hang in C", at=100), *options)
     assert run.status == 0, run.output
     assert "envrunner-0 left: no heartbeat for 10 s" in run.output
     line = next(i for i, text in enumerate(ENVIRONMENT.splitlines(), 1) if "PyDLL" in text)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from support.place import Place, metrics, summary
+from pathlib import Path
+
+import pytest
+from support.commands import status_of
+from support.place import metrics, summary
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 GAMES = """
@@ -75,21 +79,18 @@ EXPECTED = {
 }
 
 
-def test_numbers_of_each_agent_are_in_metrics_and_the_summary(place: Place) -> None:
-    place.write("told.py", GAMES)
+@pytest.mark.usefixtures("one_forkserver")
+def test_numbers_of_each_agent_are_in_metrics_and_the_summary(in_a_directory: Path) -> None:
+    Path("told.py").write_text(GAMES)
     games = ("Told", "ToldArrays")
     options = ["--agents", '{"left": "one", "right": "two"}', "--stop-steps", 3000]
     options += ["--num-env-runners", 2]
-    answers = place.run_in_turn(
-        *(["train", "--env", f"told:{game}", "--run-dir", game, *options] for game in games)
-    )
-    assert [status for status, _ in answers] == [0, 0], answers
     for game in games:
-        lines = [*metrics(place.path / game), summary(place.path / game)]
+        assert status_of("train", "--env", f"told:{game}", "--run-dir", game, *options) == 0
+        lines = [*metrics(Path(game)), summary(Path(game))]
         assert lines[-1]["info"] == EXPECTED, game
         assert all(line["info"] == EXPECTED for line in lines if line["episodes"])
-        events = EventAccumulator(str(next((place.path / game).rglob("*tfevents*")).parent))
+        events = EventAccumulator(str(next(Path(game).rglob("*tfevents*")).parent))
         events.Reload()
         tags = {f"info/{name}/{key}" for name, means in EXPECTED.items() for key in means}
         assert tags <= set(events.Tags()["scalars"])
-    place.assert_nothing_is_left()

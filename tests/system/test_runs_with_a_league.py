@@ -24,11 +24,13 @@ def digest(run: Path, copy_id: str) -> str:
     return tree_digest(playing_tree(*read_module(str(run / "frozen" / copy_id))))
 
 
-def test_players_are_copied_reset_and_go_on_when_the_run_is_resumed(place: Place) -> None:
-    run_dir = place.path / "run"
-    place.write("league.toml", LEAGUE)
-    run = place.run("train", "league.toml", "--run-dir", "run", "--stop-steps", 8_000)
-    assert run.status == 0, run.output
+@pytest.mark.usefixtures("one_forkserver")
+def test_players_are_copied_reset_and_go_on_when_the_run_is_resumed(
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = in_a_directory / "run"
+    Path("league.toml").write_text(LEAGUE)
+    assert status_of("train", "league.toml", "--run-dir", "run", "--stop-steps", 8_000) == 0
     assert_books_balance(run_dir)
     before = read(run_dir)
     was = players(before)
@@ -47,12 +49,11 @@ def test_players_are_copied_reset_and_go_on_when_the_run_is_resumed(place: Place
     assert line["players"] == 3 + line["historical"]
 
     matches = ["--play", "row=main-0", "--play", f"column=run/frozen/{present[-1]}"]
-    answers = place.run_in_turn(
-        ("train", "--resume", "run", "--stop-steps", 11_000),
-        ("league", "run", "--picture", "league.png"),
-        ("evaluate", "run", *matches, "--episodes", 4, "--explore"),
-    )
-    assert [status for status, _ in answers] == [0, 0, 0], answers
+    assert status_of("train", "--resume", "run", "--stop-steps", 11_000) == 0
+    capsys.readouterr()
+    assert status_of("league", "run", "--picture", "league.png") == 0
+    shown = capsys.readouterr().out
+    assert status_of("evaluate", "run", *matches, "--episodes", 4, "--explore") == 0
     now = players(read(run_dir))
     assert now["main-0"]["steps"] > was["main-0"]["steps"]
     assert {name: digest(run_dir, name) for name in digests} == digests
@@ -62,11 +63,9 @@ def test_players_are_copied_reset_and_go_on_when_the_run_is_resumed(place: Place
         > before.counters["league"]["next_match_id"]
     )
 
-    shown = answers[1][1]
     assert re.search(r" at \d+ steps", shown), "copies say where they come from"
     assert "wins of" in shown
-    assert (place.path / "league.png").stat().st_size > 10_000
-    place.assert_nothing_is_left()
+    assert Path("league.png").stat().st_size > 10_000
 
 
 OWN = """
@@ -100,11 +99,12 @@ def test_a_builder_of_ones_own_is_needed_to_train_and_not_to_look(place: Place) 
     run = place.run("train", *options, **path)
     assert run.status == 0, run.output
     assert metrics(place.path / "run")[-1]["league"]["historical"] >= 2
-    shown = place.run("league", "run", "--tournament", 4)
-    assert shown.status == 0, shown.output
-    again = place.run("train", "--resume", "run", "--stop-steps", 3_000)
-    assert again.status == 2
-    assert "there is no Python module 'mine' here" in again.output
+    (shown, table), (again, said) = place.run_in_turn(
+        ("league", "run", "--tournament", 4), ("train", "--resume", "run", "--stop-steps", 3_000)
+    )
+    assert shown == 0, table
+    assert again == 2
+    assert "there is no Python module 'mine' here" in said
     place.assert_nothing_is_left()
 
 

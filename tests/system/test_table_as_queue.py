@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
-from support.place import Place, assert_books_balance
+from support.commands import status_of
+from support.place import assert_books_balance
 
 SETTINGS = """
 env = "CartPole-v1"
@@ -47,19 +50,17 @@ class ImpalaOnTable(ImpalaAlgorithm):
 """
 
 
-def test_impala_on_a_table_equals_impala_on_its_queue_bit_for_bit(place: Place) -> None:
-    place.write("mine.py", ON_TABLE)
-    place.write("run.toml", SETTINGS)
+@pytest.mark.usefixtures("one_forkserver")
+def test_impala_on_a_table_equals_impala_on_its_queue_bit_for_bit(in_a_directory: Path) -> None:
+    Path("on_table.py").write_text(ON_TABLE)
+    Path("run.toml").write_text(SETTINGS)
     # Both are an algorithm of one's own, so that a run chooses the same settings for both.
     kinds = {"queue": "ImpalaOnQueue", "table": "ImpalaOnTable"}
-    begin = ("train", "run.toml", "--algorithm")
-    answers = place.run_in_turn(
-        *((*begin, f"mine:{kind}", "--run-dir", name) for name, kind in kinds.items())
-    )
-    assert [status for status, _ in answers] == [0, 0], answers
-    for name in kinds:
-        assert_books_balance(place.path / name)
-    of = [place.path / name / "checkpoints" / "000000008" for name in ("queue", "table")]
+    for name, kind in kinds.items():
+        algorithm = f"on_table:{kind}"
+        assert status_of("train", "run.toml", "--algorithm", algorithm, "--run-dir", name) == 0
+        assert_books_balance(in_a_directory / name)
+    of = [in_a_directory / name / "checkpoints" / "000000008" for name in ("queue", "table")]
     one, other = (load_file(each / "state.safetensors") for each in of)
     assert one.keys() == other.keys()
     assert any(key.startswith("default") for key in one)
@@ -71,6 +72,5 @@ def test_impala_on_a_table_equals_impala_on_its_queue_bit_for_bit(place: Place) 
             counters["dropped"].values()
         )
     assert first["trained"] == second["trained"] > 1000
-    line = (place.path / "table" / "metrics.jsonl").read_text().splitlines()[-1]
+    line = (in_a_directory / "table" / "metrics.jsonl").read_text().splitlines()[-1]
     assert '"replay_rows_waiting"' in line
-    place.assert_nothing_is_left()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.commands import status_of
 from support.league_runs import LEAGUE, players
 from support.place import REPOSITORY, Place
 
@@ -119,23 +121,22 @@ class Hunt(LeagueBuilder):
 """
 
 
+@pytest.mark.usefixtures("one_forkserver")
 def test_a_player_is_reset_to_another_one_with_a_new_optimizer_and_schedules_that_begin_at_0(
-    place: Place,
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The learning rate changes no weights, so that they show where they are from."""
     still = ["--lr", 1e-12, "--stop-steps"]
-    place.write("rock.toml", LEAGUE.partition("[league]")[0])
-    place.write("hunter.py", HUNTER)
+    Path("rock.toml").write_text(LEAGUE.partition("[league]")[0])
+    Path("hunter.py").write_text(HUNTER)
     league = LEAGUE.partition("[league]")[0] + '[league]\nbuilder = "hunter:Hunt"\n'
-    place.write("league.toml", league + '[modules.rock]\ntrain = false\nfrom = "rock"\n')
-    answers = place.run_in_turn(
-        ("train", "rock.toml", "--run-dir", "rock", "--seed", 7, *still, 500),
-        ("train", "league.toml", "--run-dir", "run", *still, 6_000),
-    )
-    assert [status for status, _ in answers] == [0, 0], answers
-    assert "cannot" not in answers[1][1]
+    Path("league.toml").write_text(league + '[modules.rock]\ntrain = false\nfrom = "rock"\n')
+    assert status_of("train", "rock.toml", "--run-dir", "rock", "--seed", 7, *still, 500) == 0
+    capsys.readouterr()
+    assert status_of("train", "league.toml", "--run-dir", "run", *still, 6_000) == 0
+    assert "cannot" not in "".join(capsys.readouterr())
 
-    frozen = place.path / "run/frozen"
+    frozen = in_a_directory / "run/frozen"
     names = ("rock", "hunter-v0", "hunter-v1", "hunter-v2")
     rock, first, second, third = (
         playing_tree(*read_module(str(frozen / name)))[WEIGHTS] for name in names
@@ -143,13 +144,12 @@ def test_a_player_is_reset_to_another_one_with_a_new_optimizer_and_schedules_tha
     assert same(second, rock)
     assert same(third, first)
     assert not same(first, rock)
-    saved = read(place.path / "run")
+    saved = read(in_a_directory / "run")
     hunter = players(saved)["hunter"]
     assert hunter["life"] == 2
     assert hunter["copies"] == 3
     steps = int(saved.tree["hunter"]["steps"])
     assert 0 < steps <= hunter["steps"] - hunter["reset_at"]
-    place.assert_nothing_is_left()
 
 
 def same(one: Any, other: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, Literal, get_args, get_type_hints
 
 from gymnasium import Space
@@ -84,7 +85,7 @@ class ModelConfig:
             raise _wrong("recurrent_size", "a positive integer", config.recurrent_size)
         if not _is_number(config.memory_bias):
             raise _wrong("memory_bias", "a finite number", config.memory_bias)
-        for key, hint in get_type_hints(cls).items():
+        for key, hint in cls._types().items():
             value, allowed = getattr(config, key), get_args(hint)
             if hint is bool and not isinstance(value, bool):
                 raise _wrong(key, "true or false", value)
@@ -106,6 +107,12 @@ class ModelConfig:
                 "share it"
             )
         return config
+
+    @classmethod
+    @cache
+    def _types(cls) -> dict[str, Any]:
+        """Of each key. To evaluate them takes most of the time of `parse`."""
+        return get_type_hints(cls)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,7 +162,7 @@ def test_in_a_healthy_run_nothing_gets_staler_than_it_may(
             jitter=0.3,
             seed=seed,
         )
-        simulation.run(updates=150)
+        simulation.run(updates=60)
         simulation.core.ledger.check()
         assert simulation.core.ledger.duplicates == 0
         assert max(simulation.staleness) <= max_open_updates + weights_interval - 1

@@ -17,12 +17,12 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
+from support.forkservers import end_forkserver
 from support.scripted_environments import Failing, Scripted
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.runtime.actors.processes import cool_down
 
 
 def processes_of(
@@ -49,11 +49,12 @@ def test_environments_run_in_processes_of_a_forkserver_without_torch() -> None:
         make_vector_env,  # has torch: not for Reporting
     )
 
-    cool_down()  # the forkserver of a test before this one may have torch
+    end_forkserver()  # that of a test before this one may have torch
     config = EnvRunnerConfig(env="given", envs_per_runner=1, vectorize="async")
     env = make_vector_env(config, Reporting)
     parent, has_torch = env.unwrapped.call("about_its_process")[0]
     env.close()
+    end_forkserver()  # one of tests behind this one has to have torch
     assert parent != os.getpid()
     assert not has_torch
 

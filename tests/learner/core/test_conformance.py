@@ -186,6 +186,26 @@ LEARNERS: dict[str, MakeLearner] = {
 }
 
 
+#: Those around another core that every run of the tests tries as learners: one for each way of
+#: making an update, in one step, in several, and from a replay. A learner knows of its core only
+#: how that makes updates, and each of the others is tried as a core, and without what is around it.
+QUICK = {
+    "population of impala",
+    "population of ppo",
+    "population of dqn with atoms",
+    "impala with rnd",
+    "ppo with rnd",
+    "dqn with rnd",
+    "r2d2 with a memory and rnd",
+}
+
+
+def _when(name: str) -> list[pytest.MarkDecorator]:
+    """The marks of a learner: which tests try it."""
+    around = name.startswith("population of ") or name.endswith(" rnd")
+    return [pytest.mark.slow, pytest.mark.long] if around and name not in QUICK else []
+
+
 def sample_of(make_batch: MakeBatch, module_ids: Sequence[str], seed: int = 0) -> Sample:
     """With the states that modules with a memory ask for."""
     sample = {}
@@ -202,7 +222,7 @@ def test_core(make_batch: MakeBatch, name: str) -> None:
     check_core(CORES[name], sample_of(make_batch, MODULES))
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", [pytest.param(each, marks=_when(each)) for each in LEARNERS])
 def test_learner(make_batch: MakeBatch, name: str) -> None:
     modules = ("default",) if LEARNERS[name] is make_external else MODULES
     check_learner(LEARNERS[name], [sample_of(make_batch, modules, seed) for seed in range(2)])

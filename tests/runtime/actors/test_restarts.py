@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 from support.supervised import NEVER, QUICK, Exits, eventually, sleeper
 
-from juggler.runtime.actors.processes import WorkerProgram, cool_down
+from juggler.runtime.actors.processes import WorkerProgram
 from juggler.runtime.actors.supervisor import RestartPolicy, Supervisor
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_forkserver_is_left() -> Iterator[None]:
-    yield
-    cool_down()
+#: One that a supervisor's thread starts ends with that thread.
+pytestmark = pytest.mark.usefixtures("one_forkserver")
 
 
 def test_what_keeps_dying_stays_down_in_the_end() -> None:
