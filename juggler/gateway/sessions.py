@@ -27,8 +27,6 @@ PROTOCOL_MIN = PROTOCOL_MAX = 1
 #: How long a session waits for a simulator that vanished.
 RESUME_SECONDS = 60.0
 BATCHES_IN_FLIGHT = 8
-MOST_SESSIONS = 4096
-MOST_ENVIRONMENTS = 1 << 16  # of a gateway, once for each agent
 SERVED = (pb.REMOTE_INFERENCE, pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
 
 
@@ -328,22 +326,3 @@ def _check_info_names(hello: pb.Hello) -> None:
                 f"with {name!r} among info_names, a number would have the name of another agent's"
             )
             raise SessionError(Code.NOT_SERVED, f"{text}: rename it")
-
-
-def no_room(more: int, environments: int, sessions: int) -> SessionError | None:
-    """What ends a new session that has no room; None: there is room for it.
-
-    Args:
-        more: its environments, once for each agent.
-        environments: how many there are, once for each agent.
-        sessions: how many there are.
-    """
-    if sessions < MOST_SESSIONS and environments + more <= MOST_ENVIRONMENTS:
-        return None
-    return SessionError(
-        Code.FULL,
-        f"{sessions} sessions with {environments} environments are here, and at most "
-        f"{MOST_SESSIONS} with {MOST_ENVIRONMENTS}, once for each agent, may be: start another "
-        "gateway",
-        retryable=True,
-    )
