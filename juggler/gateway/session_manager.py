@@ -113,7 +113,7 @@ class SessionManager:
         return None if self._settings.agents else self.players.get(DEFAULT_MODULE)
 
     def hello(self, stream: GatewayStream, hello: pb.Hello) -> None:
-        check_hello(hello)
+        check_hello(hello, self._settings.agents)
         cast = cast_agents(hello, self._settings.agents)
         if hello.mode == pb.LOGGED_DATA and self._settings.refuses_logged:
             raise SessionError(Code.CANNOT_LEARN, self._settings.refuses_logged)
