@@ -1,7 +1,7 @@
-"""A deadline for the first answer to a call: some connections are closed, and stay open to gRPC.
+"""A deadline for the first answer to a call: nothing else ends one that is accepted and left.
 
-If the server goes away while a channel connects to it, grpcio 1.85.1 may take the channel for ready
-for ever: calls on it neither end nor fail. A channel that was closed and made anew connects.
+grpcio, too, has left calls open whose server was gone. A channel that was closed and made anew
+reaches the server that is there now.
 """
 
 from __future__ import annotations

@@ -28,7 +28,9 @@ from juggler.runtime.wire.v1 import training_pb2
 
 pytestmark = pytest.mark.usefixtures("grpc_api")
 
-_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # an HTTP/2 frame: the client's channel is ready now
+# Frames of HTTP/2. After the first, a client's channel is ready.
+_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_GOAWAY = bytes((0, 0, 8, 7, *bytes(13)))  # of no stream, and no error
 
 
 class Timers:
@@ -66,9 +68,14 @@ def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
 
 
 class Mute:
-    """Accepts connections on a path, says that it speaks HTTP/2, and says nothing more."""
+    """Accepts connections on a path, says that it speaks HTTP/2, and says nothing more.
+
+    Attributes:
+        sends_away: the first call is told that it has not been taken, as by a server that ends.
+    """
 
     def __init__(self, path: Path) -> None:
+        self.sends_away = False
         self._path = path
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(str(path))
@@ -101,8 +108,13 @@ class Mute:
             heard = b""
             while said := connection.recv(1 << 16):  # until the client closes its channel
                 heard += said
-                if b"juggler-incarnation" in heard:  # a call's metadata
+                if (
+                    b"juggler-incarnation" in heard and not self._called.is_set()
+                ):  # a call's metadata
                     self._called.set()
+                    if self.sends_away:
+                        connection.sendall(_GOAWAY)
+                        return
 
 
 @pytest.fixture
@@ -128,6 +140,15 @@ def test_batches_on_a_stream_that_is_not_answered_are_lost_and_later_ones_arrive
         assert senders.settled_more_than_once() == []
     finally:
         learner.stop()
+
+
+def test_a_stream_that_a_learner_has_not_taken_ends_and_is_not_opened_again_by_itself(
+    mute: Mute, tmp_path: Path, timers: Timers, senders: Senders
+) -> None:
+    mute.sends_away = True
+    sender = senders.open(f"unix:{tmp_path / 'l'}")
+    sender.send(header(1), tree(1))
+    assert senders.wait_for(1)[1][0] == "learner_lost"
 
 
 def test_people_are_told_of_a_learner_that_does_not_answer(
