@@ -30,6 +30,9 @@ _OPTIONS = [
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_http_proxy", 0),
+    # A stream that breaks is opened again here. With grpcio 1.85.1, one that gRPC itself opens
+    # again, because the gateway has not taken it, may hang or lose a message.
+    ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Each session of a process has a connection of its own.

@@ -216,6 +216,11 @@ class DriverConfig:
         """
         return self.max_learners if dialled else self.learners
 
+    def device_name(self, index: int) -> str:
+        """Where the learner process of this index computes."""
+        names = self.device_names()
+        return names[index % len(names)]
+
     def device_names(self) -> list[str]:
         """Where learners compute, one after the other.
 

@@ -46,18 +46,31 @@ def must_fit_together(
     Raises:
         ConfigError: they do not all fit into it.
     """
-    hosting, room = Hosting(config, config.module_ids), usable_memory()
-    of_processes = [
-        sum(kept[module_id] for module_id in hosting.modules_of(index))
-        for index, is_here in enumerate(on_host)
-        if is_here
-    ]
-    total = sum(of_processes)
-    if room is not None and total > room:
+    hosting = Hosting(config, config.module_ids)
+    must_have_room(
+        [
+            sum(kept[module_id] for module_id in hosting.modules_of(index))
+            for index, is_here in enumerate(on_host)
+            if is_here
+        ]
+    )
+
+
+def must_have_room(of_processes: Sequence[float], taken: float = 0.0) -> None:
+    """
+    Args:
+        of_processes: bytes of this host's memory for the steps that each learner process keeps.
+        taken: bytes that they have taken of it already.
+
+    Raises:
+        ConfigError: they do not all fit into it.
+    """
+    total, free = sum(of_processes), usable_memory()
+    if free is not None and total > (room := free + taken):
         each = ", ".join(f"{size / 1e9:.1f}" for size in of_processes)
         raise ConfigError(
             f"replay_capacity: the {len(of_processes)} learners on this host keep steps of "
             f"{total / 1e9:.1f} GB in all ({each}), and {room / 1e9:.1f} GB of its memory are "
-            "free. Lower it, limit each replay with replay_memory, or keep the steps on disk with "
-            "replay_directory"
+            "free for them. Lower it, limit each replay with replay_memory, or keep the steps on "
+            "disk with replay_directory"
         )

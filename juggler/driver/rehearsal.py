@@ -97,9 +97,8 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
         rehearsal.told.send_bytes(WARNS + text.encode())
 
     here = devices_here()
-    names = config.driver.device_names()
     devices = [
-        device_for(names[index % len(names)], index, here)
+        device_for(config.driver.device_name(index), index, here)
         for index in range(config.driver.learners)
     ]
     if not rehearsal.own_code:

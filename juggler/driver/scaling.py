@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.core.events import BeginWithFewer, LearnerLeaves
 from juggler.driver.core.group import worker_order
-from juggler.driver.learners_here import must_be_alone
+from juggler.driver.learners_here import must_be_alone, must_have_room
 from juggler.driver.monitoring import ScaleAsked
 from juggler.driver.parts import RunParts
 from juggler.driver.workers.learners import PEER_SILENCE_SECONDS
@@ -112,6 +113,7 @@ def _why_not_these_learners(parts: RunParts, wanted: int) -> str:
     )
     try:
         must_be_alone(config, hosts)
+        _must_fit(parts, parts.local.wanted(LEARNER, wanted))
     except ConfigError as error:
         return str(error)
     if orphans := [each for each in parts.core.modules if each not in hosts]:
@@ -120,3 +122,26 @@ def _why_not_these_learners(parts: RunParts, wanted: int) -> str:
             "that they began with, so that there must be more of them"
         )
     return ""
+
+
+def _must_fit(parts: RunParts, learners: Sequence[str]) -> None:
+    """
+    Args:
+        parts: of the run.
+        learners: worker ids of those that are wanted.
+
+    Raises:
+        ConfigError: what they keep does not fit into this host's memory.
+    """
+    registry, driver, vitals = parts.registry, parts.config.driver, parts.hub.vitals()
+    if all(worker_id in registry.attached for worker_id in learners):
+        return  # nobody comes
+    sizes, taken = [], 0.0
+    for worker_id in learners:
+        _, index = worker_order(worker_id)
+        device = driver.device_name(index)
+        kept = [registry.kept_bytes.get((device, each), 0) for each in registry.modules_of(index)]
+        sizes.append(float(sum(kept)))
+        if worker_id in vitals:  # at most: the process has other memory, too
+            taken += min(sum(kept), vitals[worker_id].resident_bytes)
+    must_have_room(sizes, taken)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -190,7 +190,7 @@ class InfoWatch:
             and not name.startswith("_")
             and name not in _NOT_OF_THE_ENVIRONMENT
             and is_name(name)
-            and not names_another(name, self._agents)
+            and not names_another(name, self._agents, self._agents)
             and len(self._numbers) < self._most_names
         )
 
@@ -269,13 +269,13 @@ def is_name(name: str) -> bool:
     return 0 < len(name) <= LONGEST_NAME and name.isprintable()
 
 
-def names_another(name: str, agents: Sequence[str]) -> bool:
-    """Whether a number of this name could be taken for that of another one of these agents: "b/x"
-    of an agent "a" is named as "x" of an agent "a/b" is."""
+def names_another(name: str, agents: Sequence[str], others: Collection[str]) -> bool:
+    """Whether a number of this name, of one of these agents, could be taken for that of another:
+    "b/x" of an agent "a" is named as "x" of an agent "a/b" is."""
     return "/" in name and any(
         len(agent) < len(other) and f"{agent}/{name}".startswith(f"{other}/")
         for agent in agents
-        for other in agents
+        for other in others
     )
 
 

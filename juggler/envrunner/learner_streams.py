@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import grpc
+
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import EndpointError, why_not_secure
+from juggler.runtime.actors.public_calls import End
 from juggler.runtime.actors.worker import Contact
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import EpisodeSender
@@ -79,7 +82,12 @@ class LearnerStreams:
             if worker_id not in self.senders:
                 address, tls = self._reachable(learner, for_batches=True), self._contact.tls
                 sender = EpisodeSender(
-                    address, self._metadata, self._batch_settled, tls, self._shares_nothing
+                    address,
+                    self._metadata,
+                    self._batch_settled,
+                    tls,
+                    self._shares_nothing,
+                    self._stream_ended,
                 )
                 self.senders[worker_id] = (learner.incarnation, sender)
         self._subscribe(learners[self._index % len(learners)] if learners else None)
@@ -99,6 +107,10 @@ class LearnerStreams:
 
     def _batch_settled(self, batch_id: int, dropped: str, explanation: str) -> None:
         self._settled(self.module_id, batch_id, dropped, explanation)
+
+    def _stream_ended(self, end: End) -> None:
+        if end.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            self._say_once(f"connects to a learner again: {end.why}")
 
     def _shares_nothing(self, why: str) -> None:
         """Say once why no memory is shared; the first EnvRunner speaks for all on this host."""

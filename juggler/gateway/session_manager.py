@@ -15,6 +15,7 @@ from juggler.gateway.agents import cast_agents
 from juggler.gateway.answers import Answers
 from juggler.gateway.gateway_stream import MESSAGE_BYTES, GatewayStream
 from juggler.gateway.player import Player
+from juggler.gateway.room import Load, no_room
 from juggler.gateway.session_infos import SessionInfos
 from juggler.gateway.sessions import (
     PROTOCOL_MAX,
@@ -25,7 +26,6 @@ from juggler.gateway.sessions import (
     SessionError,
     Sessions,
     check_hello,
-    no_room,
 )
 from juggler.gateway.shared_episodes import SharedEpisodes
 from juggler.gateway.step_batches import Batch, Steps
@@ -105,19 +105,15 @@ class SessionManager:
         self.answers: dict[str, Answers] = {}
         self.env_ended: list[tuple[float, int]] = []
         self._infos: dict[str, deque[InfoNumber]] = {}  # of episodes that ended
+        self._load = Load()  # of all sessions
 
     @property
     def player(self) -> Player | None:
         """Of simulators with one agent each; None: there is none yet, or they have several."""
         return None if self._settings.agents else self.players.get(DEFAULT_MODULE)
 
-    @property
-    def environments(self) -> int:
-        """How many there are, once for each agent."""
-        return sum(len(player.environments) for player in self.players.values())
-
     def hello(self, stream: GatewayStream, hello: pb.Hello) -> None:
-        check_hello(hello)
+        check_hello(hello, self._settings.agents)
         cast = cast_agents(hello, self._settings.agents)
         if hello.mode == pb.LOGGED_DATA and self._settings.refuses_logged:
             raise SessionError(Code.CANNOT_LEARN, self._settings.refuses_logged)
@@ -132,6 +128,7 @@ class SessionManager:
         else:
             session = self._begun(stream, hello, cast)
             self.sessions.add(session)
+            self._load += Load.of(session)
         stream.session = session
         self._counts["sessions_resumed" if resumed else "sessions_begun"] += 1
         welcome = pb.Welcome(
@@ -156,7 +153,7 @@ class SessionManager:
                 fresh[module_id] = self._read(given, module_id)
             ours = self.agents[module_id] if module_id in self.agents else fresh[module_id][0]
             self._must_have(ours, given)
-        self._make_room(hello.environments * len(hello.agents))
+        self._make_room(hello)
         for module_id, (agent, *both) in fresh.items():
             try:
                 player = self._work.prepare(module_id, cast.count(module_id), *both)
@@ -182,18 +179,17 @@ class SessionManager:
             infos = SessionInfos(list(hello.info_names), *counts, self._infos)
         return Session(agents, hello, stream, episodes, infos)
 
-    def _make_room(self, more: int) -> None:
+    def _make_room(self, hello: pb.Hello) -> None:
         """Let go of sessions whose simulators have vanished, where a new one has no room beside
         them: a simulator that keeps crashing would fill the gateway with them.
 
         Raises:
-            SessionError: those that are here leave no room for so many environments.
+            SessionError: those that are here leave no room for it.
         """
-        gone = self.sessions.vanished()
-        here = len(self.sessions.by_id) - len(gone)
-        if error := no_room(more, self.environments - sum(map(_places, gone)), here):
+        more, gone = Load.of(hello), self.sessions.vanished()
+        if error := no_room(more, self._load - sum(map(Load.of, gone), Load())):
             raise error
-        while no_room(more, self.environments, len(self.sessions.by_id)):
+        while no_room(more, self._load):
             self.lose(gone.pop(0))
 
     def _read(self, given: pb.Agent, module_id: str) -> tuple[pb.Agent, Space[Any], Space[Any]]:
@@ -285,6 +281,7 @@ class SessionManager:
         if session.infos is not None:
             session.infos.cut()
         self.sessions.remove(session)
+        self._load -= Load.of(session)
         session.stream = None
 
     # -- what becomes of episodes -----------------------------------------------------------------
@@ -311,11 +308,6 @@ class SessionManager:
         taken = {name: list(episodes) for name, episodes in self._infos.items()}
         self._infos.clear()
         return taken
-
-
-def _places(session: Session) -> int:
-    """Its environments, once for each agent."""
-    return session.environments * len(session.agents)
 
 
 def _one_line(message: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
+from collections.abc import Collection
 from typing import Protocol
 
 import numpy as np
@@ -27,8 +28,6 @@ PROTOCOL_MIN = PROTOCOL_MAX = 1
 #: How long a session waits for a simulator that vanished.
 RESUME_SECONDS = 60.0
 BATCHES_IN_FLIGHT = 8
-MOST_SESSIONS = 4096
-MOST_ENVIRONMENTS = 1 << 16  # of a gateway, once for each agent
 SERVED = (pb.REMOTE_INFERENCE, pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
 
 
@@ -280,11 +279,12 @@ class Sessions:
         return [each for each in self.vanished() if each.lost_at < since]
 
 
-def check_hello(hello: pb.Hello) -> None:
+def check_hello(hello: pb.Hello, known: Collection[str]) -> None:
     """Check what does not depend on the run's spaces.
 
     Args:
         hello: of a new session, or of one that resumes.
+        known: names of agents that the run has, in this session or in another one.
 
     Raises:
         SessionError: it cannot take part.
@@ -305,10 +305,10 @@ def check_hello(hello: pb.Hello) -> None:
     if not hello.environments:
         raise SessionError(Code.UNKNOWN_ENVIRONMENT, "a session needs at least 1 environment")
     if hello.info_names:
-        _check_info_names(hello)
+        _check_info_names(hello, known)
 
 
-def _check_info_names(hello: pb.Hello) -> None:
+def _check_info_names(hello: pb.Hello, known: Collection[str]) -> None:
     names, agents = hello.info_names, [agent.id for agent in hello.agents]
     apart = told_apart(agents)
     most = most_names(apart)
@@ -323,27 +323,8 @@ def _check_info_names(hello: pb.Hello) -> None:
         if not is_name(name) or name in names[:at]:
             text = f"the name {name[:20]!r} among info_names: give each number one of its own, of"
             raise SessionError(Code.NOT_SERVED, f"{text} 1 to {LONGEST_NAME} printable characters")
-        if names_another(name, apart):
+        if names_another(name, apart, (*agents, *known)):
             text = (
                 f"with {name!r} among info_names, a number would have the name of another agent's"
             )
             raise SessionError(Code.NOT_SERVED, f"{text}: rename it")
-
-
-def no_room(more: int, environments: int, sessions: int) -> SessionError | None:
-    """What ends a new session that has no room; None: there is room for it.
-
-    Args:
-        more: its environments, once for each agent.
-        environments: how many there are, once for each agent.
-        sessions: how many there are.
-    """
-    if sessions < MOST_SESSIONS and environments + more <= MOST_ENVIRONMENTS:
-        return None
-    return SessionError(
-        Code.FULL,
-        f"{sessions} sessions with {environments} environments are here, and at most "
-        f"{MOST_SESSIONS} with {MOST_ENVIRONMENTS}, once for each agent, may be: start another "
-        "gateway",
-        retryable=True,
-    )

@@ -109,7 +109,12 @@ def test_a_hello_that_does_not_fit_is_answered_with_what_to_do(
         assert given == code
         assert said in text
         assert len(text) < 600
-    eventually(lambda: world.runner._server._manager.environments == 2)  # of everyone else
+    eventually(lambda: seats(world) == 2)  # of everyone else
+
+
+def seats(world: AgentsWorld) -> int:
+    players = world.runner._server._manager.players.values()
+    return sum(len(player.environments) for player in players)
 
 
 def rows(agent: int, shown: Any = ((0.0, 0.0),), **columns: Any) -> pb.Rows:
@@ -152,7 +157,7 @@ def test_a_wrong_message_ends_the_session_and_says_who_was_wrong(
         given, text = refused(answer)
         assert given == code
         assert said in text
-    eventually(lambda: world.runner._server._manager.environments == 2)  # of everyone else
+    eventually(lambda: seats(world) == 2)  # of everyone else
 
 
 def test_an_agent_waits_for_its_own_action_alone(world: AgentsWorld) -> None:

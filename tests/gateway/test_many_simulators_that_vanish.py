@@ -22,7 +22,7 @@ from support.gateway_world import (
     steps_of,
 )
 
-from juggler.gateway import gateway_server, sessions
+from juggler.gateway import gateway_server, room
 from juggler.gateway.row_layout import Layout
 from juggler.gateway.sessions import Session, SessionAgent, SessionError
 from juggler.gateway.step_batches import read_steps
@@ -66,7 +66,7 @@ def test_those_that_vanished_make_room_for_others_and_those_that_are_here_do_not
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As where a simulator of many environments crashes and begins anew, again and again."""
-    monkeypatch.setattr(sessions, "MOST_ENVIRONMENTS", 5)
+    monkeypatch.setattr(room, "MOST_ENVIRONMENTS", 5)
     with GatewayWorld(rows=1) as world:
         stays = world.connect(environments=2)
         for lost in range(4):
@@ -83,10 +83,35 @@ def test_those_that_vanished_make_room_for_others_and_those_that_are_here_do_not
         stays.close()
 
 
+def test_numbers_of_infos_take_room_in_a_gateway_of_all_its_sessions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(room, "MOST_NUMBERS", 6)
+    with GatewayWorld(rows=1) as world:
+        vanished = world._server._manager.sessions.vanished
+        stays = world.connect(environments=2, info_names=["x", "y"])
+        for lost in range(3):
+            with RawSimulator(world.address) as simulator:
+                assert simulator.greet(info_names=["x", "y"]).welcome.session_id
+                assert world.count("sessions_lost") == lost
+            eventually(lambda: len(vanished()) == 1)
+        with RawSimulator(world.address) as simulator:
+            error = simulator.greet(info_names=["x", "y", "z"]).error
+            assert error.code == pb.Error.FULL
+            assert "3 numbers for each step" in error.message
+            assert "4 of other sessions are here, and at most 6 may be" in error.message
+        with RawSimulator(world.address) as simulator:
+            assert simulator.greet(environments=50).welcome.session_id, "it tells none"
+        stays.close()
+        eventually(lambda: world.count("sessions") == 2)
+        with RawSimulator(world.address) as simulator:
+            assert simulator.greet(environments=2, info_names=["x", "y", "z"]).welcome.session_id
+
+
 def test_steps_of_a_session_that_made_room_are_not_taken_for_those_of_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sessions, "MOST_ENVIRONMENTS", 3)
+    monkeypatch.setattr(room, "MOST_ENVIRONMENTS", 3)
     with (
         GatewayWorld(rows=8, max_wait=60.0) as world,
         RawSimulator(world.address) as stays,

@@ -65,6 +65,11 @@ def spaces_of(observations: Any, actions: Any = TWO_WAYS) -> list[pb.Agent]:
         ),
         ({"agents": [pb.Agent()]}, "WRONG_SPACES", "observation_space"),
         ({"resume_token": "no such"}, "UNKNOWN_SESSION", "Begin a new one"),
+        (
+            {"environments": 1 << 16, "info_names": ["x", "y", "z", "height", "speed"]},
+            "FULL",
+            "at most 262144 may be: name fewer",
+        ),
         ({"info_names": list(map(str, range(33)))}, "NOT_SERVED", "33 info_names: have at most 32"),
         ({"info_names": ["x", "y", "x"]}, "NOT_SERVED", "'x' among info_names"),
         ({"info_names": [""]}, "NOT_SERVED", "of 1 to 100 printable characters"),

@@ -256,3 +256,17 @@ def test_numbers_of_several_agents_are_named_after_them(
         "column/x": ([18 / 7], [0.0], [5.0]),
         "column/y": ([9.0], [9.0], [9.0]),
     }
+
+
+def test_a_number_that_is_named_as_that_of_an_agent_of_other_sessions_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "step_back", lambda: None)  # all later tests would, too
+    world = AgentsWorld(tmp_path, {"row": "both", "row/left": "both"})
+    try:
+        with world.connect("row/left", info_names=["x"]):
+            with pytest.raises(GatewayError, match=r"'left/x' .* of another agent's: rename it"):
+                world.connect("row", info_names=["left/x"])
+            world.connect("row", info_names=["leftmost/x", "right/x", "x"]).close()
+    finally:
+        world.close()

@@ -25,6 +25,7 @@ from juggler.runtime.actors.hub import Hub
 from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Replied, Reported, Worker
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.supervisor import Exited
+from juggler.runtime.actors.vitals import Vitals
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2, training_pb2
@@ -43,13 +44,14 @@ class _Hub:
         self.sent: list[tuple[Worker, int, Message]] = []
         self.dismissed: list[tuple[Worker, str]] = []
         self.silences: dict[str, float] = {}
+        self.resident: dict[str, int] = {}
 
     def send(self, worker: Worker, command_id: int, body: Message) -> bool:
         self.sent.append((worker, command_id, body))
         return True
 
-    def vitals(self) -> dict[str, Any]:
-        return {}
+    def vitals(self) -> dict[str, Vitals]:
+        return {each: Vitals(0.0, size, 0, 0.0) for each, size in self.resident.items()}
 
     def lose_after(self, role: str, silence: float) -> None:
         self.silences[role] = silence
@@ -82,7 +84,11 @@ class WorkersWorld:
         core: of the first module that is trained.
         learner: the first one.
         told: has what people were told.
+        kept_bytes: that each learner says it will keep of steps.
+        resident: bytes of memory that each process has, by worker id.
     """
+
+    kept_bytes = 0
 
     def __init__(
         self,
@@ -96,6 +102,7 @@ class WorkersWorld:
     ) -> None:
         self._incarnations = itertools.count()
         self._hub = _Hub()
+        self.resident = self._hub.resident
         self.written: Mailbox[Any] = Mailbox()
         config = RunConfig.from_flat({**SHAPE, "batch_size": 20, "num_env_runners": 1, **keys})
         clock = RunClock(0.0)
@@ -165,7 +172,9 @@ class WorkersWorld:
         """
         if worker.role == "learner":
             for command_id, module in self.asked(worker, training_pb2.AddModule):
-                ready = training_pb2.ModuleReady(module_id=module.module_id)
+                ready = training_pb2.ModuleReady(
+                    module_id=module.module_id, kept_bytes=self.kept_bytes
+                )
                 self.reply(worker, command_id, ready)
             return
         (setup,) = self.asked(worker, training_pb2.Setup)

@@ -40,6 +40,8 @@ class WorkerRegistry:
         meeting_points: by module id, of the learners that host the module or have hosted it, by
             worker id.
         devices: that learners compute on, by worker id.
+        kept_bytes: of this host's memory that a learner's steps will take, by the name of its
+            device in the configuration and module id.
         permits: to send learners what was asked for.
     """
 
@@ -54,6 +56,7 @@ class WorkerRegistry:
     had_runner: bool = False
     meeting_points: dict[str, dict[str, str]] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)
+    kept_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
     permits: Permits = field(default_factory=Permits.new)
     _lives: Counter[str] = field(default_factory=Counter)  # processes set up, by worker id
     _waiting: dict[str, Worker] = field(default_factory=dict)  # learners, for the spaces
@@ -145,6 +148,8 @@ class WorkerRegistry:
         points = self.meeting_points.setdefault(message.module_id, {})
         points[worker.worker_id] = message.meeting_point
         self.devices[worker.worker_id] = message.description
+        device = self.config.driver.device_name(worker.index)
+        self.kept_bytes[device, message.module_id] = message.kept_bytes
 
     def why_no_member(self, worker: Worker, learner: training_pb2.ModuleReady) -> str:
         """Why a learner that is ready cannot update with the others of its module; "": it can."""

@@ -37,9 +37,8 @@ def learner_setup(config: RunConfig, index: int, *, may_meet: bool) -> LearnerSe
         index: of the process.
         may_meet: it may have to make updates together with others.
     """
-    devices = config.driver.device_names()
     return LearnerSetup(
-        device=devices[index % len(devices)],
+        device=config.driver.device_name(index),
         updates_in_flight=config.driver.updates_in_flight,
         may_meet=may_meet,
         shared=config.agents.shared,

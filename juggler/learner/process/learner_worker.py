@@ -186,6 +186,7 @@ class LearnerWorker:
             description=setup.device if setup.device.startswith("fake:") else self._device,
             meeting_point=membership.meeting_address() if setup.may_meet else "",
             why_alone=module.learner.why_alone() if setup.may_meet else "",
+            kept_bytes=int(module.learner.kept_bytes),
         )
         module.take_over(self._attachment.run_id, command, ready)
         self._shared.add(module_id, module.learner)

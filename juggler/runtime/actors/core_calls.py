@@ -90,7 +90,7 @@ class ServerStream(_Stream):
         self._done = threading.Event()
         if not context.add_callback(self._done.set):  # a server that stops tells nothing else
             self._done.set()
-        context.send_initial_metadata(())
+        context.send_initial_metadata(())  # at once: a client may wait for it
 
     def send(self) -> Iterator[bytes]:
         """Send what there is to send, beside the handler, which has nothing to yield."""
@@ -179,16 +179,18 @@ class ClientStream(_Stream):
         received: Callable[[bytes], None],
         ended: Callable[[End], None],
         name: str,
+        answered: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(next_message)
         self._received = received
         self._ended = ended
+        self._answered = answered
         self._end = End("", grpc.StatusCode.UNKNOWN, ())
         self._due = 3  # events: those of the operations below
         status = cygrpc.ReceiveStatusOnClientOperation(_PLAIN)
         first = (
             ((cygrpc.SendInitialMetadataOperation(metadata, _PLAIN), status), self._closed),
-            ((cygrpc.ReceiveInitialMetadataOperation(_PLAIN),), _nothing),
+            ((cygrpc.ReceiveInitialMetadataOperation(_PLAIN),), self._let_in),
             ((cygrpc.ReceiveMessageOperation(_PLAIN),), self._came),
         )
         flags, host, deadline = cygrpc.PropagationConstants.GRPC_PROPAGATE_DEFAULTS, None, None
@@ -223,6 +225,9 @@ class ClientStream(_Stream):
                 self._due -= 1
             event.tag(event)
             del event  # and its message
+
+    def _let_in(self, _: _Event) -> None:
+        self._answered()
 
     def _came(self, event: _Event) -> None:
         message = event.batch_operations[0].message()

@@ -56,6 +56,7 @@ class ServerStream:
         self._closed = False
         if not context.add_callback(self._ends):
             self._gone = True
+        context.send_initial_metadata(())  # at once: a client may wait for it
 
     def wake(self) -> None:
         """There may be something to send. May be called in any thread."""
@@ -161,6 +162,8 @@ class ClientStream:
         received: takes each message, in the thread. An exception ends the call.
         ended: called once, in the thread, with how the call ended.
         name: of the thread.
+        answered: called once, in the thread, before all that comes: the server has let the call in,
+            or ended it.
     """
 
     def __init__(
@@ -172,9 +175,10 @@ class ClientStream:
         received: Callable[[bytes], None],
         ended: Callable[[End], None],
         name: str,
+        answered: Callable[[], None] = lambda: None,
     ) -> None:
         self._next_message = next_message
-        self._received, self._ended = received, ended
+        self._received, self._ended, self._answered = received, ended, answered
         self._changed = threading.Condition()
         self._woken = self._over = False
         self._error: BaseException | None = None  # raised by `next_message`
@@ -212,6 +216,8 @@ class ClientStream:
     def _run(self) -> None:
         why = ""
         try:
+            self._call.initial_metadata()  # waits for it
+            self._answered()
             for message in self._call:
                 self._received(message)
         except grpc.RpcError:

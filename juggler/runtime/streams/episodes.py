@@ -16,6 +16,7 @@ from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.public_calls import End
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.streams.acknowledgements import Acknowledgements
+from juggler.runtime.streams.first_answer import FirstAnswer
 from juggler.runtime.streams.memory_reader import Reader
 from juggler.runtime.streams.memory_sockets import MemorySocket
 from juggler.runtime.streams.memory_writer import Writer
@@ -139,7 +140,9 @@ class EpisodeSender:
     Over a Unix socket, large batches go through shared memory once the learner has shown that it
     can map it. `inline` is called where it has not, with the reason for people.
 
-    `ended` is called with how it ended whenever a stream is over, after what was lost with it.
+    `ended` is called with how it ended whenever a stream is over, after what was lost with it. If
+    its code is DEADLINE_EXCEEDED, the learner has not answered at all, and the next stream is on a
+    new channel.
     """
 
     def __init__(
@@ -156,6 +159,7 @@ class EpisodeSender:
         self._settled = settled
         self._inline = inline
         self._ended = ended
+        self._tls = tls
         self._channel = dial(address, tls)
         self._lock = threading.Lock()
         self._stream: _Stream | None = None
@@ -171,6 +175,8 @@ class EpisodeSender:
         """
         with self._lock:
             if not self._closed and (self._stream is None or self._stream.broken):
+                if self._stream is not None and self._stream.unanswered:
+                    self._channel = dial(self._address, self._tls)
                 shared = Dialled(self._address, Writer, self._inline)
                 self._stream = _Stream(
                     self._channel, self._metadata, self._settled, shared, self._ended
@@ -209,6 +215,8 @@ class _Stream:
         self._open: set[int] = set()
         self._lock = threading.Lock()
         self.broken = ""  # why, once it is
+        self.unanswered = False  # whether it broke because the learner did not answer
+        self._first = FirstAnswer(channel)
         self._stream = calls().ClientStream(
             channel,
             PUSH_METHOD,
@@ -217,6 +225,7 @@ class _Stream:
             self._acknowledged,
             self._ended,
             name="episodes-acks",
+            answered=self._first.came,
         )
 
     def place(self, pieces: Sequence[Piece], size: int) -> int | None:
@@ -257,8 +266,12 @@ class _Stream:
             self._settled(said.batch_id, "refused" if said.refused else "", said.refused)
 
     def _ended(self, end: End) -> None:
+        self._first.came()
         end = end._replace(why=end.why or "the learner ended the stream")
+        if why := self._first.why_not:
+            end = end._replace(why=why, code=grpc.StatusCode.DEADLINE_EXCEEDED)
         with self._lock:
+            self.unanswered = bool(why)
             self.broken = end.why
             lost, self._open = self._open, set()
             self._unsent.clear()

@@ -16,6 +16,7 @@ from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
+from juggler.runtime.streams.first_answer import FirstAnswer
 from juggler.runtime.streams.host_weights import Meeting, Relayed, WeightsFrame, WeightsRelay
 from juggler.runtime.streams.memory_reader import Reader
 from juggler.runtime.streams.shared_memory import Memory
@@ -40,8 +41,8 @@ class Weights:
 class WeightsSubscription:
     """The envrunner's end: a thread that always holds the newest weights it was sent.
 
-    Dials again, every `retry_seconds`, when the stream breaks; until `close`. What else goes wrong
-    in the thread ends it, and is raised at whoever asks for weights.
+    Dials again, every `retry_seconds`, when the stream breaks or is not answered; until `close`.
+    What else goes wrong in the thread ends it, and is raised at whoever asks for weights.
 
     Large weights come from the reader of this host that relays them, or this one relays them.
 
@@ -91,7 +92,8 @@ class WeightsSubscription:
         self._closed = threading.Event()
         self._error = ""
         self._failure: BaseException | None = None
-        self._channel = dial(address, tls, one_thread=True)
+        self._tls = tls
+        self._channel = self._dial()
         threading.Thread(target=self._run, name="weights", daemon=True).start()
 
     @property
@@ -129,6 +131,9 @@ class WeightsSubscription:
         self._channel.close()
         if (relayed := self._relayed) is not None:
             relayed.end()
+
+    def _dial(self) -> grpc.Channel:
+        return dial(self.address, self._tls, one_thread=True)
 
     def _run(self) -> None:
         try:
@@ -235,8 +240,11 @@ class WeightsSubscription:
         )
         metadata = shared.in_metadata(self._metadata)
         request = episodes_pb2.Subscription(module_id=self._module_id, subscriber=self._subscriber)
-        call = subscribe(request, metadata=metadata, wait_for_ready=True)
+        first = FirstAnswer(self._channel)
         try:
+            call = subscribe(request, metadata=metadata, wait_for_ready=True)
+            call.initial_metadata()  # waits for it
+            first.came()
             for message in call:
                 frame = reader.feed(message)
                 large = shared.is_large(max(len(message), reader.unfinished_bytes))
@@ -258,7 +266,13 @@ class WeightsSubscription:
         except WireError as error:
             self._error = f"bad weights: {error}"
         finally:
+            first.came()
             shared.close()
+        if why := first.why_not:
+            self._error = why
+            self._channel = self._dial()
+            if self._closed.is_set():  # `close` may have closed the one before
+                self._channel.close()
         self._closed.wait(self._retry_seconds)
 
     def _take(self, weights: Weights) -> None:

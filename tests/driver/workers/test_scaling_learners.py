@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.worker_events_world import ROWS, STEPS, WorkersWorld
 
+from juggler.driver import learners_here
 from juggler.driver.config import DriverConfig
 from juggler.driver.monitoring import ScaleAsked
 from juggler.driver.scaling import scale
@@ -342,6 +343,44 @@ def test_who_cannot_have_so_many_learners_is_told_why_and_nothing_changes(
 ) -> None:
     world = make(**keys)
     assert words in world.refusal(learners=wanted, env_runners=5)
+
+
+class Keeping(World):
+    """Each of its learners keeps steps of 4 GB."""
+
+    kept_bytes = 4 * 10**9
+
+
+def test_a_learner_whose_steps_have_no_room_is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learners_here, "usable_memory", lambda: 10 * 10**9)
+    world = Keeping(tmp_path, algorithm="dqn", max_learners=8)
+    assert world.refusal(learners=3) == (
+        "replay_capacity: the 3 learners on this host keep steps of 12.0 GB in all (4.0, 4.0, "
+        "4.0), and 10.0 GB of its memory are free for them. Lower it, limit each replay with "
+        "replay_memory, or keep the steps on disk with replay_directory"
+    )
+    assert world.scale(learners=2).result() == (0, 1)
+
+
+def test_memory_that_learners_have_taken_for_their_steps_is_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learners_here, "usable_memory", lambda: 5 * 10**9)
+    world = Keeping(tmp_path, algorithm="dqn")
+    world.resident["learner-0"] = 10**9  # its table is not full yet
+    assert "8.0 GB in all (4.0, 4.0), and 6.0 GB" in world.refusal(learners=2)
+    world.resident["learner-0"] = 9 * 10**9  # of which 4 are its steps
+    assert world.scale(learners=2).result() == (0, 1)
+
+
+def test_learners_may_go_where_nothing_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = Keeping(tmp_path, algorithm="dqn", num_learners=3)
+    monkeypatch.setattr(learners_here, "usable_memory", lambda: 0)
+    assert world.scale(learners=1).result() == (0, 3)
 
 
 def test_a_device_of_the_list_can_be_left_to_others(make: Make) -> None:

@@ -69,6 +69,16 @@ def test_a_learner_says_of_each_module_whether_it_can_be_trained_with_others(
     world.close()
 
 
+def test_a_learner_says_of_each_module_how_much_memory_its_steps_will_take(
+    tmp_path: Path, make_batch: MakeBatch
+) -> None:
+    world = World(tmp_path, make_batch)
+    module = world.add("replayed", algorithm="dqn", replay_capacity=10_000)
+    assert world.ready["default"].kept_bytes == 0
+    assert world.ready["replayed"].kept_bytes == int(module.learner.kept_bytes) > 10_000
+    world.close()
+
+
 def test_a_batch_is_of_the_module_that_it_was_asked_for(world: World) -> None:
     reason, explanation = world.send(1, 0, RIVAL, "stranger")
     assert (reason, explanation) == ("refused", "no module 'stranger' is here")

@@ -70,20 +70,22 @@ class AddModule(_message.Message):
     def __init__(self, module_id: _Optional[str] = ..., config: _Optional[str] = ..., observation_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., action_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ..., seed: _Optional[int] = ..., oldest_handover: _Optional[_Union[WeightsVersion, _Mapping]] = ..., critic_space: _Optional[_Union[_spaces_pb2.Space, _Mapping]] = ...) -> None: ...
 
 class ModuleReady(_message.Message):
-    __slots__ = ("module_id", "description", "meeting_point", "handed_over", "last_updates", "why_alone")
+    __slots__ = ("module_id", "description", "meeting_point", "handed_over", "last_updates", "why_alone", "kept_bytes")
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     MEETING_POINT_FIELD_NUMBER: _ClassVar[int]
     HANDED_OVER_FIELD_NUMBER: _ClassVar[int]
     LAST_UPDATES_FIELD_NUMBER: _ClassVar[int]
     WHY_ALONE_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     description: str
     meeting_point: str
     handed_over: WeightsVersion
     last_updates: _containers.RepeatedCompositeFieldContainer[UpdateDone]
     why_alone: str
-    def __init__(self, module_id: _Optional[str] = ..., description: _Optional[str] = ..., meeting_point: _Optional[str] = ..., handed_over: _Optional[_Union[WeightsVersion, _Mapping]] = ..., last_updates: _Optional[_Iterable[_Union[UpdateDone, _Mapping]]] = ..., why_alone: _Optional[str] = ...) -> None: ...
+    kept_bytes: int
+    def __init__(self, module_id: _Optional[str] = ..., description: _Optional[str] = ..., meeting_point: _Optional[str] = ..., handed_over: _Optional[_Union[WeightsVersion, _Mapping]] = ..., last_updates: _Optional[_Iterable[_Union[UpdateDone, _Mapping]]] = ..., why_alone: _Optional[str] = ..., kept_bytes: _Optional[int] = ...) -> None: ...
 
 class RemoveModule(_message.Message):
     __slots__ = ("module_id",)
