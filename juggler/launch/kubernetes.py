@@ -26,6 +26,7 @@ from juggler.launch.following import (
 from juggler.launch.scaling import NUMBER, Wanted
 from juggler.learner.process.program import LEARNER
 from juggler.runtime.actors.tls import AUTHORITY, CERTIFICATE, KEY, TOKEN
+from juggler.runtime.nearest import one_of
 
 #: Parts that change the manifests, by their names.
 COMPONENTS = ("autoscale", "gpu")
@@ -270,7 +271,7 @@ def _component(name: str) -> Path:
     path = _MANIFESTS / name if name in COMPONENTS else Path(name)
     if not (path / "kustomization.yaml").is_file():
         raise LaunchError(
-            f"--component {name}: give {' or '.join(COMPONENTS)}, or a directory with a "
+            f"--component {name}: give {one_of(COMPONENTS)}, or a directory with a "
             "kustomization.yaml of the kind Component"
         )
     return path
