@@ -65,6 +65,15 @@ def test_a_number_outside_of_the_box_of_an_agent_is_a_warning_with_its_name() ->
     assert "after reset, one has 7 at [0], where the bounds are" in text
 
 
+def test_infos_without_an_agent_are_a_warning_that_is_given_once() -> None:
+    warned: list[str] = []
+    rehearse(_config(env="support.tag_game:MisnamedTag"), warn=warned.append)
+    assert warned == [
+        "infos after step have 'touches', and no agent is called so: nothing reads that. Infos "
+        "have a dict for each agent, as in {'adversary_0': {...}}"
+    ]
+
+
 def test_a_reward_that_is_not_finite_is_told_with_its_agent() -> None:
     said = r"agent 'runner_0' in environment 0 .* rewards are nan in step 2 after its first reset"
     with pytest.raises(PreflightError, match=said):
