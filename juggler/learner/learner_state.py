@@ -92,6 +92,11 @@ class LearnerState(GroupMember):
         has failed."""
         return self._data.taken_in()
 
+    def kept_rows(self) -> float | None:
+        """How many rows a replay has; None: the algorithm has none."""
+        rows = [each.get("replay_rows") for each in self._data.metrics().values()]
+        return sum(each or 0.0 for each in rows) if any(each is not None for each in rows) else None
+
     def draw_apart(self, rank: int) -> None:
         self._data.draw_apart(rank)
 

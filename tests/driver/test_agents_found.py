@@ -97,6 +97,17 @@ def test_every_algorithm_of_ones_own_makes_an_update_with_what_its_agents_do() -
     assert not [text for text in told if "update of module 'runner'" in text]
 
 
+def test_a_replay_that_gets_no_rows_is_a_warning_with_its_module() -> None:
+    warned: list[str] = []
+    modules = {"adversary": {"algorithm": f"{OWN}:Keeping"}}
+    rehearse(_config(modules=modules, fragment_steps=7), warn=warned.append)
+    (told,) = warned
+    assert told.startswith(
+        f"module 'adversary': algorithm = '{OWN}:Keeping': of a fragment of 14 steps, `rows` of "
+        "its replay gave none to keep"
+    )
+
+
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
