@@ -42,17 +42,30 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _write(directory: Path) -> int:
-    name = directory.resolve().name
-    _must_be_a_name(name)
+    whole = directory.resolve()
+    name = whole.name
     try:
+        if _is_project(whole):
+            raise RunDirectoryError(
+                f"{directory} is a project already: `juggler train train.toml` trains in it"
+            )
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise RunDirectoryError(f"{directory} is there, and nothing in it is overwritten")
+        _must_be_a_name(name)
         for path in _copy(resources.files("juggler") / "templates" / "project", directory, name):
             print(path)
     except OSError as error:
         raise RunDirectoryError(f"cannot write {error.filename}: {error.strerror}") from error
+    if outer := next(filter(_is_project, whole.parents), None):
+        print(f"juggler new: {directory} is within another project, {outer}", file=sys.stderr)
     print(f"\ncd {shlex.quote(str(directory))}\njuggler train train.toml --run-dir runs/first")
     return 0
+
+
+def _is_project(directory: Path) -> bool:
+    """Whether this wrote it, once."""
+    package = directory / directory.name / "__init__.py"
+    return (directory / "train.toml").is_file() and package.is_file()
 
 
 def _copy(template: Traversable, to: Path, name: str) -> list[Path]:

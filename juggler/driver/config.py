@@ -9,7 +9,7 @@ from typing import Any
 
 from juggler.driver.agents_config import OWN_KEYS, WAITED_FOR, AgentsConfig
 from juggler.driver.config_checks import Checked, must_go_together, runners_without_room
-from juggler.driver.config_keys import converted, instead_of, must_suit
+from juggler.driver.config_keys import converted, unknown_key
 from juggler.driver.core.staleness import StalenessBudget
 from juggler.driver.driver_config import ConfigError as ConfigError
 from juggler.driver.driver_config import DriverConfig as DriverConfig
@@ -23,7 +23,6 @@ from juggler.runtime.checkpoints.frozen import is_frozen
 from juggler.runtime.connectors.config import ConnectorsTable
 from juggler.runtime.modules.by_name import name_of
 from juggler.runtime.modules.config import ModuleConfig
-from juggler.runtime.nearest import nearest
 
 
 @dataclass(kw_only=True)
@@ -170,10 +169,7 @@ class RunConfig:
                     f"set it outside of [{where}]"
                 )
             if key not in known:
-                must_suit(key, algorithm, where)
-                raise ConfigError(
-                    f"{where}: unknown key {key!r}{instead_of(key) or nearest(key, known)}"
-                )
+                raise unknown_key(key, known, algorithm, where)
 
     def flat(self) -> dict[str, Any]:
         """Every key with its value, without the tables of `AgentsConfig` where they are empty: a
@@ -197,6 +193,12 @@ class RunConfig:
             for piece in ("clip_rewards", "normalize_rewards", "scale_rewards")
             if piece in pieces and scale != 1.0
         ]
+        stale = self.learner.max_staleness
+        if self.driver.synchronous and stale != type(self.learner).max_staleness:
+            doubts.append(
+                f"max_staleness = {stale} with synchronous = true has no effect: every step is "
+                "learned from by the update behind it. Leave max_staleness out"
+            )
         if RANDOM not in self.others:
             doubts += [
                 f"module {each!r} learns like any other: did you mean {RANDOM!r}, which draws "
@@ -236,10 +238,7 @@ class RunConfig:
             raise ConfigError(f"{where}: module is a name: did you mean the table 'modules'?")
         for key in values:
             if key not in owners:
-                must_suit(key, name, where)
-                raise ConfigError(
-                    f"{where}: unknown key {key!r}{instead_of(key) or nearest(key, owners)}"
-                )
+                raise unknown_key(key, owners, name, where)
         for part_name, part in _parts(config).items():
             mine = {key: value for key, value in values.items() if owners[key] == part_name}
             setattr(config, part_name, converted(type(part), mine, where))

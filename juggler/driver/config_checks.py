@@ -14,6 +14,7 @@ from juggler.learner.algorithms.registry import ALGORITHMS, find_algorithm
 from juggler.learner.config import LearnerConfig
 from juggler.runtime.connectors.built_in import Place
 from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.nearest import all_of, one_of
 
 #: Connectors that change neither what a policy sees nor what it does.
 _HARMLESS = ("clip_actions", "discounted_returns")
@@ -161,7 +162,7 @@ def _check_learners(config: Checked) -> None:
         ConfigError: the learners of single modules are not those that the run has.
     """
     counts, has = config.agents.own_learners, config.driver.learners
-    named = " and ".join(f"modules.{each} has {count}" for each, count in counts.items())
+    named = all_of(f"modules.{each} has {count}" for each, count in counts.items())
     given = f"num_learners: {named}"
     others = [each for each in config.agents.module_ids if each not in counts]
     needed = config.agents.needed_learners
@@ -216,7 +217,7 @@ def _check_dataset(config: Checked) -> None:
     dataset, goal = config.env_runner.dataset, config.driver.stop_return
     algorithm = config.learner.algorithm
     if not find_algorithm(algorithm).offline:
-        able = " or ".join(key for key, each in ALGORITHMS.items() if each.offline)
+        able = one_of(key for key, each in ALGORITHMS.items() if each.offline)
         raise ConfigError(
             f"dataset = {dataset!r} with algorithm = {algorithm!r}, which learns from steps that "
             f"its own policy takes: choose {able}, or leave out dataset"

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, fields
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from juggler.driver.driver_config import ConfigError
 from juggler.learner.algorithms.registry import algorithms_with, find_algorithm
+from juggler.learner.config import LearnerConfig
+from juggler.learner.optim.config import Scheduled
 from juggler.runtime.elsewhere import called_here
 from juggler.runtime.modules.model_config import QNetworkConfig
-from juggler.runtime.nearest import nearest
+from juggler.runtime.nearest import all_of, nearest
+
+#: Values of the keys whose default shows nothing of what can be in them, as in TOML.
+_EXAMPLES: Final = {
+    "agents": '{"*" = "default"}',
+    "connectors": '{learner = ["clip_rewards"]}',
+    "env_kwargs": "{size = 8}",
+    "env_wrappers": '["FlattenObservation"]',
+    "from_parameters": '["encoder.*"]',
+    "imitation": '{demonstrations = "demonstrations/cartpole"}',
+    "intrinsic": '{kind = "rnd"}',
+    "league": '{builder = "self_play"}',
+    "model": "{hidden_sizes = [128]}",
+    "modules": "{default = {lr = 1e-3}}",
+    "optimizers": '{value = {parameters = ["value_*"]}}',
+    "shared": '{"encoder.*" = ["first", "second"]}',
+}
+#: Of other such keys, by what they hold.
+_BY_KIND: Final[Mapping[Any, str]] = {bool: "true", int: "100", float: "0.5", str: '"..."'}
 
 
 def must_suit(key: str, algorithm: str, where: str) -> None:
@@ -24,13 +45,29 @@ def must_suit(key: str, algorithm: str, where: str) -> None:
     """
     having = algorithms_with(key)
     if having and key not in (each.name for each in fields(find_algorithm(algorithm).config)):
-        *others, last = having
-        names = f"{', '.join(others)} and {last}" if others else last
         why = find_algorithm(algorithm).lacks.get(key, "")
         raise ConfigError(
-            f"{where}: {key!r} is a key of {names}, and algorithm = {algorithm!r}"
+            f"{where}: {key!r} is a key of {all_of(having)}, and algorithm = {algorithm!r}"
             + (f": {why}" if why else "")
         )
+
+
+def unknown_key(key: str, known: Iterable[str], algorithm: str, where: str) -> ConfigError:
+    """The error about a key that a run or a module has not.
+
+    Args:
+        key: that was given.
+        known: the keys that could have been.
+        algorithm: of the run or the module.
+        where: it was given.
+
+    Raises:
+        ConfigError: only other algorithms have this key.
+    """
+    must_suit(key, algorithm, where)
+    keys_of = "" if algorithm == LearnerConfig.algorithm else f"--algorithm {algorithm} "
+    near = nearest(key, known, listed_by=f"`juggler train {keys_of}--help`")
+    return ConfigError(f"{where}: unknown key {key!r}{instead_of(key) or near}")
 
 
 def instead_of(key: str) -> str:
@@ -67,11 +104,15 @@ def converted(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
         ConfigError: a value has another type.
     """
     hints = get_type_hints(kind)
+    of_kind = {each.name: each for each in fields(kind)}
     # By field: of a class that it knows, msgspec keeps what cannot be pickled with the class.
-    return kind(**{key: _value(key, value, hints[key], where) for key, value in values.items()})
+    return kind(
+        **{key: _value(of_kind[key], value, hints[key], where) for key, value in values.items()}
+    )
 
 
-def _value(key: str, value: Any, hint: Any, where: str) -> Any:
+def _value(of_kind: Field[Any], value: Any, hint: Any, where: str) -> Any:
+    key = of_kind.name
     # A script may give arrays, which are no text, and have an == of their own.
     said = value if isinstance(value, str) and NoneType in get_args(hint) else ""
     if said == "none":  # TOML has no word for None
@@ -84,8 +125,25 @@ def _value(key: str, value: Any, hint: Any, where: str) -> Any:
             text = re.sub(rf"\b{word}\b", in_toml, text)
         if said == "auto":
             text += f': "auto" is "none" here, or {key} left out'
-        if hint == list[str] and isinstance(value, str):
+        elif hint == list[str] and isinstance(value, str):
             text = f"this is a list: {key} = {[value]}"
-        if text.startswith("Invalid enum value"):
+        elif text.startswith("Invalid enum value"):
             text = f"{value!r} is not known{nearest(value, map(str, get_args(hint)))}"
+        elif example := _example(of_kind, value, hint):
+            text += f", as in {key} = {example}"
         raise ConfigError(f"{where}: {key}{place.rstrip('`')}: {text}") from error
+
+
+def _example(key: Field[Any], given: Any, hint: Any) -> str:
+    """A value of a key, as in TOML: its default, where that shows what a value looks like; "":
+    none is known."""
+    if hint == Scheduled and isinstance(given, list):
+        return "[[0, 1e-3], [1000000, 1e-4]]"
+    made = key.default_factory
+    default = key.default if made is MISSING else made()
+    if default and default is not MISSING and not isinstance(default, Mapping):
+        return json.dumps(default)
+    if key.name in _EXAMPLES:
+        return _EXAMPLES[key.name]
+    kinds = [get_origin(each) or each for each in (hint, *get_args(hint))]
+    return next((_BY_KIND[each] for each in kinds if each in _BY_KIND), "")

@@ -242,7 +242,7 @@ def _chosen(
         chosen.pop("model", None)  # somebody's own module has keys of its own
     if config.flat().get("burn_in") or config.module.model.get("recurrent", "none") != "none":
         chosen.pop("fragment_steps", None)  # a memory is trained within a fragment
-    if config.learner.weights_interval > 1:
+    if config.learner.weights_interval > 1 or config.driver.synchronous:
         chosen.pop("max_staleness", None)
     keeps = isinstance(config.learner, OffPolicyConfig)  # rewards as they come
     # Demonstrations have observations as they are, and rewards of the discriminator have a scale.

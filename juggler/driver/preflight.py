@@ -15,23 +15,29 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import cloudpickle
 import numpy as np
 
 from juggler.driver.agents_found import FoundGroup, from_bytes
+from juggler.driver.checkpoint.restoring import learner_state
 from juggler.driver.config import ConfigError, DriverConfig, RunConfig
 from juggler.envrunner.environments.naming import check_name
 from juggler.runtime.actors.processes import WorkerProgram, ended, forkserver_pid, start
 from juggler.runtime.actors.processor_time import seconds_used
 from juggler.runtime.actors.supervisor import how_it_ended
-from juggler.runtime.checkpoints.checkpoint import Checkpoint
+from juggler.runtime.checkpoints.checkpoint import REPLAY, Checkpoint
 from juggler.runtime.checkpoints.frozen import is_frozen
 from juggler.runtime.checkpoints.weights import weights_in
 from juggler.runtime.connectors.built_in import PLACES
 from juggler.runtime.modules.by_name import check_there
+from juggler.runtime.wire.trees import Path as TreePath
+from juggler.runtime.wire.trees import flatten
 from juggler.runtime.wire.v1 import attach_pb2
+
+#: The shape and dtype of an array.
+Layout: TypeAlias = tuple[tuple[int, ...], np.dtype[Any]]
 
 _LOOK_SECONDS = 0.2
 _ABORT_SECONDS = 2.0  # for an aborted process to write its stack
@@ -64,13 +70,15 @@ class GoesOn:
         checkpoint: where it is.
         layouts: by module id, the shape and dtype of each of its parameters and buffers. Modules
             that keep none by name are missing.
+        states: by module id, the same of all that its learner keeps but for its replay, by path.
         spaces: by module id, those of its agents, as a checkpoint has them.
         algorithms: by module id, the name of the core whose state it is; "": nobody knows it.
     """
 
     run_dir: Path
     checkpoint: Path | None
-    layouts: Mapping[str, Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]]
+    layouts: Mapping[str, Mapping[str, Layout]]
+    states: Mapping[str, Mapping[TreePath, Layout]]
     spaces: Mapping[str, Mapping[str, Any]]
     algorithms: Mapping[str, str]
 
@@ -80,12 +88,20 @@ class GoesOn:
             module_id: {name: (array.shape, array.dtype) for name, array in arrays.items()}
             for module_id, arrays in weights_in(checkpoint.tree).items()
         }
+        states = {
+            module_id: {
+                path: (array.shape, array.dtype)
+                for path, array in flatten(learner_state(module_id, checkpoint))
+                if path[0] != REPLAY
+            }
+            for module_id in layouts
+        }
         spaces = {module_id: checkpoint.spaces_of(module_id) for module_id in layouts}
         algorithms = {
             module_id: str(module.get("extra", {}).get("algorithm", ""))
             for module_id, module in checkpoint.modules.items()
         }
-        return cls(run_dir, checkpoint.path, layouts, spaces, algorithms)
+        return cls(run_dir, checkpoint.path, layouts, states, spaces, algorithms)
 
 
 @dataclass(frozen=True, slots=True)

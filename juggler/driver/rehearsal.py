@@ -141,7 +141,7 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
         does(f"making a few steps of the environment {runner.env}")
         is_whole = try_steps(config, env, built, warn)
     if is_whole:
-        _try_updates(config, env, built, does)
+        _try_updates(config, env, built, does, warn)
     _build_frozen(config, groups, frozen, module_factory, own_classes, does)
     _try_line_ups(config, groups, own_classes, does)
     if is_whole:
@@ -242,6 +242,7 @@ def _try_updates(
     env: VectorEnvironment | MultiAgentEnvs,
     built: Mapping[str, Built],
     does: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> None:
     """Make an update with each of a user's own algorithms."""
     several = bool(config.played_by)
@@ -256,7 +257,8 @@ def _try_updates(
             which = f" of module {module_id!r}" if several else ""
             does(f"trying an update{which} with {each.config.learner.algorithm}")
             with _failures_of(module_id if several else ""):
-                each.try_update(batches[module_id])
+                if doubt := each.try_update(batches[module_id]):
+                    warn(f"module {module_id!r}: {doubt}" if several else doubt)
 
 
 @contextmanager

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from juggler.driver.checkpoint.shared_parts import shared_parts_must_agree
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league_players import players_of
 from juggler.driver.module_ids import listed
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.checkpoints.frozen import FROM, TRAIN
+from juggler.runtime.connectors.built_in import PLACES
+from juggler.runtime.connectors.pipeline import Piece
+from juggler.runtime.nearest import all_of
 
 
 def must_be_of_one_run(config: RunConfig, checkpoint: Checkpoint) -> None:
@@ -44,6 +49,39 @@ def must_be_of_one_run(config: RunConfig, checkpoint: Checkpoint) -> None:
                 f"{where}algorithm = {now!r}: this run is one of {was!r}, and a run that is "
                 "resumed keeps its algorithm"
             )
+
+
+def changed_connectors(config: RunConfig, before: RunConfig) -> list[str]:
+    """Word which pipelines of connectors are not those that a run has learned with.
+
+    Args:
+        config: that which the run goes on with.
+        before: that of its checkpoint.
+    """
+    return [
+        f"{f'modules.{module_id}: ' if before.agents.agents else ''}connectors.{place} had "
+        f"{_named(had)}, and has {_named(has)} now: the weights are those of the former, and what "
+        "is new has learned nothing yet"
+        for module_id in config.module_ids
+        for place in PLACES
+        for had, has in [
+            [
+                list(each.of(module_id).connectors.parsed().pipeline(place))
+                for each in (before, config)
+            ]
+        ]
+        if had != has
+    ]
+
+
+def _named(pieces: Sequence[Piece]) -> str:
+    return (
+        all_of(
+            f"{piece.name} with {dict(piece.options)}" if piece.options else piece.name
+            for piece in pieces
+        )
+        or "nothing"
+    )
 
 
 def _league_must_be_the_same(config: RunConfig, before: RunConfig) -> None:

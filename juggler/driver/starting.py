@@ -40,7 +40,7 @@ from juggler.driver.record.run_directory import (
 )
 from juggler.driver.record.wording import Level
 from juggler.driver.result import Result, goal_reached, goals_behind, nothing_to_do
-from juggler.driver.same_run import must_be_of_one_run
+from juggler.driver.same_run import changed_connectors, must_be_of_one_run
 from juggler.driver.signals import as_exception
 from juggler.driver.with_dataset import with_dataset
 from juggler.runtime.actors.endpoints import EndpointError
@@ -156,6 +156,7 @@ def resume_run(
     config = with_digests(config, frozen)
     beginning, said = None, list[tuple[str, Level]]()
     said += [(text, "warning") for text in goals_behind(checkpoint, before, config)]
+    said += [(text, "warning") for text in changed_connectors(config, before)]
     if config.agents.league:
 
         def warn(text: str) -> None:

@@ -15,6 +15,7 @@ from gymnasium import Space, spaces
 from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
+from juggler.driver.module_ids import listed
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
@@ -95,11 +96,18 @@ class CheckedVector(VectorWrapper):
 
 
 class CheckedGames:
-    """Environments with several agents; the same."""
+    """Environments with several agents; the same, with their infos.
 
-    def __init__(self, envs: MultiAgentEnvs, checks: _Checks) -> None:
+    Args:
+        envs: N environments.
+        checks: of their observations.
+        warn: called with the first infos that nothing reads.
+    """
+
+    def __init__(self, envs: MultiAgentEnvs, checks: _Checks, warn: Callable[[str], None]) -> None:
         self._envs = envs
         self._checks = checks
+        self._warn: Callable[[str], None] | None = warn
         self.num_envs, self.agents, self.groups = envs.num_envs, envs.agents, envs.groups
         self.critic_spaces = envs.critic_spaces
 
@@ -123,6 +131,13 @@ class CheckedGames:
                 return f"agent {self.agents[agent]!r} in environment {environment}"
 
             self._checks.check(group.observation_space, said.observations, call, who)
+        if turn.unread and self._warn is not None:
+            self._warn(
+                f"infos after {call} have {listed(sorted(turn.unread))}, and no agent is called "
+                "so: nothing reads that. Infos have a dict for each agent, as in "
+                f"{{{self.agents[0]!r}: {{...}}}}"
+            )
+            self._warn = None
         return turn
 
 
@@ -134,10 +149,14 @@ def checked(
     Args:
         env: N environments.
         name: of the environment, for people.
-        warn: as in `_Checks`.
+        warn: as in `_Checks` and `CheckedGames`.
     """
     checks = _Checks(name, warn)
-    return CheckedVector(env, checks) if isinstance(env, VectorEnv) else CheckedGames(env, checks)
+    return (
+        CheckedVector(env, checks)
+        if isinstance(env, VectorEnv)
+        else CheckedGames(env, checks, warn)
+    )
 
 
 def _outside(space: Space[Any], observations: Tree) -> Iterator[tuple[int, str]]:

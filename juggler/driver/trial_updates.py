@@ -58,8 +58,16 @@ class Built:
             distribution=self.config.module.distribution,
         )
 
-    def try_update(self, batch: EpisodeBatch) -> None:
-        fetch_metrics(self.learner.update_from_episodes([batch]))
+    def try_update(self, batch: EpisodeBatch) -> str:
+        """Make an update -> what people should know of it; "": nothing."""
+        made = fetch_metrics(self.learner.update_from_episodes([batch]))
+        if made or self.learner.kept_rows() != 0:
+            return ""
+        return (
+            f"algorithm = {self.config.learner.algorithm!r}: of a fragment of "
+            f"{int(batch.live.sum())} steps, `rows` of its replay gave none to keep. If it never "
+            "gives any, nothing is ever learned"
+        )
 
 
 def can_be_tried(config: RunConfig) -> bool:

@@ -8,10 +8,12 @@ import numpy as np
 
 from juggler.driver.agents_found import FoundGroup
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.preflight import GoesOn
+from juggler.driver.preflight import GoesOn, Layout
 from juggler.driver.trial_updates import Built
 from juggler.learner.core.state import StateMismatch
+from juggler.learner.learner import Learner
 from juggler.runtime.episodes.version import DEFAULT_MODULE
+from juggler.runtime.wire.trees import Path, unflatten
 
 
 def must_go_on(
@@ -58,4 +60,17 @@ def _misfit(built: Built, module_id: str, group: FoundGroup, before: GoesOn) -> 
         return str(error).replace(f"module {DEFAULT_MODULE!r}", f"module {module_id!r}")
     except ValueError:
         return ""  # a core of somebody's own that takes over no weights, and restores its state
+    return _unfit_state(learner, before.states[module_id])
+
+
+def _unfit_state(learner: Learner, layouts: Mapping[Path, Layout]) -> str:
+    """Why a learner cannot go on with its state, whose weights fit; "": it can."""
+    state = unflatten((path, np.zeros(*layout)) for path, layout in layouts.items())
+    try:
+        learner.must_fit(state)
+    except StateMismatch as error:
+        what = "its optimizer was another" if "/moments/" in error.what else "its state differs"
+        return f"{what}: {error.what}" if error.what else str(error)
+    except Exception:  # a core of somebody's own may read the numbers, which are not there yet
+        return ""
     return ""

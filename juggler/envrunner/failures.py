@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
-from juggler.runtime.own_frames import traceback_of
+from juggler.runtime.own_frames import place_of_readers, traceback_of
+
+#: What Python says of arguments that a function does not take.
+_MISCALLED: Final = re.compile(r"\(\) (got an unexpected|got multiple|missing \d+|takes )")
 
 
 class EnvironmentFailed(Exception):
@@ -39,11 +43,18 @@ class EnvironmentFailed(Exception):
     @classmethod
     def during(cls, environment: str, call: str, error: Exception) -> EnvironmentFailed:
         """Make one from the exception that is being handled."""
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        return cls(environment, call, reason, traceback_of(error))
+        return cls(environment, call, *_told(error))
 
     def __str__(self) -> str:
         return f"{self.environment} failed in {self.call}: {self.reason}"
+
+
+def _told(error: Exception) -> tuple[str, str]:
+    """The reason and the traceback of a failure, for those who may have written the environment."""
+    reason, place = f"{type(error).__name__}: {error}".partition("\n")[0], place_of_readers(error)
+    # Where arguments do not suit, no line of the environment has run, and the reason says all.
+    was_called = place or not (isinstance(error, TypeError) and _MISCALLED.search(reason))
+    return reason + place, traceback_of(error) if was_called else ""
 
 
 class _Failures:

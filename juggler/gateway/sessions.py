@@ -21,6 +21,7 @@ from juggler.envrunner.info_numbers import (
 from juggler.gateway.session_infos import SessionInfos
 from juggler.gateway.shared_episodes import SharedEpisodes
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.nearest import one_of
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 Code = pb.Error
@@ -165,7 +166,7 @@ class Session:
             SessionError: a message is not for the mode of this session.
         """
         if self.mode not in modes:
-            names = " or ".join(pb.Mode.Name(mode) for mode in modes)
+            names = one_of(pb.Mode.Name(mode) for mode in modes)
             text = f"a message of the mode {names}: this session is {pb.Mode.Name(self.mode)}"
             raise SessionError(Code.WRONG_MODE, text)
 

@@ -4,6 +4,7 @@ Deployments."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from juggler.launch.following import (
 from juggler.launch.scaling import NUMBER, Wanted
 from juggler.learner.process.program import LEARNER
 from juggler.runtime.actors.tls import AUTHORITY, CERTIFICATE, KEY, TOKEN
+from juggler.runtime.nearest import one_of
 
 #: Parts that change the manifests, by their names.
 COMPONENTS = ("autoscale", "gpu")
@@ -34,6 +36,8 @@ _KINDS = (
     "job,statefulset,deployment,service,networkpolicy,poddisruptionbudget,"
     "horizontalpodautoscaler,secret,configmap"
 )
+#: Names that Kubernetes takes: labels of RFC 1123.
+_LABEL, _LONGEST_LABEL = re.compile("[a-z0-9]([a-z0-9-]*[a-z0-9])?"), 63
 _SCALED = {LEARNER: "statefulset", ENVRUNNER: "deployment", EVALUATOR: "deployment"}
 _SIGNALLED = 128  # exit status of a container that a signal ended, at least
 _SERVED = ["--metrics-bind=0.0.0.0:9090", "--insecure", "--health-bind=0.0.0.0:5007"]
@@ -66,9 +70,15 @@ class KubernetesRun:
             say: tells people.
 
         Raises:
-            LaunchError: a number is out of range, or there is no such part.
+            LaunchError: a number is out of range, no namespace can have such a name, or there is no
+                such part.
         """
         must_allow(numbers)
+        if namespace and not (_LABEL.fullmatch(namespace) and len(namespace) <= _LONGEST_LABEL):
+            raise LaunchError(
+                f"--namespace {namespace}: Kubernetes takes names of at most {_LONGEST_LABEL} of "
+                "a-z, 0-9 and -, which begin and end with a letter or a digit"
+            )
         self._launch, self._image, self._say = launch, image, say
         self._numbers = dict(numbers)
         self._components = [_component(name) for name in components]
@@ -270,7 +280,7 @@ def _component(name: str) -> Path:
     path = _MANIFESTS / name if name in COMPONENTS else Path(name)
     if not (path / "kustomization.yaml").is_file():
         raise LaunchError(
-            f"--component {name}: give {' or '.join(COMPONENTS)}, or a directory with a "
+            f"--component {name}: give {one_of(COMPONENTS)}, or a directory with a "
             "kustomization.yaml of the kind Component"
         )
     return path

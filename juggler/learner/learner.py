@@ -27,7 +27,7 @@ from juggler.learner.updates_in_flight import UpdatesInFlight
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline, stacked
 from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
 from juggler.runtime.modules.columns import CONNECTOR_STATES, LIVE, MODULE_STATE
-from juggler.runtime.nearest import nearest
+from juggler.runtime.nearest import nearest, one_of
 from juggler.runtime.wire.trees import Tree
 
 #: Batches of episodes by module id.
@@ -250,7 +250,7 @@ class Learner(LearnerState):
         TypeError: the algorithm does not learn from this kind of data, "batch" or "episodes".
         """
         if kind not in self.core.trains_on:
-            served = " or ".join(f"update_from_{kind}" for kind in sorted(self.core.trains_on))
+            served = one_of(f"update_from_{kind}" for kind in sorted(self.core.trains_on))
             raise TypeError(f"{self.core.name} does not serve update_from_{kind}: call {served}")
 
     def before_gradients(self, sample: Sample) -> Sample:

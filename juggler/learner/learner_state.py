@@ -92,6 +92,11 @@ class LearnerState(GroupMember):
         has failed."""
         return self._data.taken_in()
 
+    def kept_rows(self) -> float | None:
+        """How many rows a replay has; None: the algorithm has none."""
+        rows = [each.get("replay_rows") for each in self._data.metrics().values()]
+        return sum(each or 0.0 for each in rows) if any(each is not None for each in rows) else None
+
     def draw_apart(self, rank: int) -> None:
         self._data.draw_apart(rank)
 
@@ -109,16 +114,31 @@ class LearnerState(GroupMember):
             )
         self.wait()
         updates = int(extras["updates"])
+        state, pipelines, kept = self._fitting(tree)
+        self._data.restore(kept, self.device)
+        self.state = state
+        for module_id, own in pipelines.items():
+            self.pipelines[module_id].set_state(own)
+        self.updates = updates
+
+    def must_fit(self, tree: Tree) -> None:
+        """
+        Raises:
+            StateMismatch: arrays of these shapes are from another module, optimizer or pipeline.
+        """
+        self._fitting(tree)
+
+    def _fitting(self, tree: Tree) -> tuple[Any, dict[str, Any], Any]:
+        """The state of the core, those of pipelines, and that of the data source in a saved state.
+
+        Raises:
+            StateMismatch: as `must_fit`.
+        """
         rest = dict(tree) if isinstance(tree, Mapping) else {}
         kept: Any = rest.pop(REPLAY, {})
         pipelines = {PIPELINES: rest.pop(PIPELINES, {})}
         states = tensors_like(pipelines, {PIPELINES: self._pipeline_states()})
-        state = self.core.state_from_tree(rest, like=self.state)
-        self._data.restore(kept, self.device)
-        self.state = state
-        for module_id, own in states[PIPELINES].items():
-            self.pipelines[module_id].set_state(own)
-        self.updates = updates
+        return self.core.state_from_tree(rest, like=self.state), states[PIPELINES], kept
 
     def _pipeline_states(self) -> dict[str, Any]:
         """The states of pipelines that have one, by module id."""

@@ -1,21 +1,82 @@
-"""The part of an error about an unknown name that lists the known names."""
+"""Names in errors: which known one was probably meant, and lists of several."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
+from difflib import SequenceMatcher
+from typing import Final
+
+#: So few known names are all listed, also where one of them is near.
+_FEW: Final = 10
+#: What two names must have in common, of 1, and by how much another may be behind the nearest one.
+_NEAR, _AS_NEAR = 0.58, 0.05
+
+
+def one_of(words: Iterable[str]) -> str:
+    """Words for a sentence, of which one is meant: a, b or c."""
+    return _listed(words, "or")
+
+
+def all_of(words: Iterable[str]) -> str:
+    """Words for a sentence, all of which are meant: a, b and c."""
+    return _listed(words, "and")
+
+
+def _listed(words: Iterable[str], last_but: str) -> str:
+    *others, last = [*words] or [""]
+    return f"{', '.join(others)} {last_but} {last}" if others else last
 
 
 def closest(name: object, known: Iterable[str]) -> str | None:
     """The name that was probably meant, if any is near."""
-    wanted = str(name).replace("-", "_")
-    return next(iter(difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)), None)
+    return next(iter(_near(name, known)), None)
 
 
-def nearest(name: object, known: Iterable[str]) -> str:
-    """The end of such an error: the closest name, or else all names."""
-    known = list(known)
-    close = closest(name, known)
-    if close is not None:
-        return f": did you mean {close!r}?"
-    return f": known are {', '.join(sorted(known))}" if known else ": there are none"
+def nearest(name: object, known: Iterable[str], *, listed_by: str = "", own: str = "") -> str:
+    """The end of an error about an unknown name: the names that were probably meant, or else all
+    names; with few names, all of them.
+
+    Args:
+        name: that was given.
+        known: the names that it could have been.
+        listed_by: what lists all names, where an error cannot; "": an error can.
+        own: what can be said in place of a known name; "": nothing.
+    """
+    known = sorted(known)
+    near = _near(name, known)
+    if not known:
+        text = ": there are none"
+    elif near:
+        text = f": did you mean {one_of(map(repr, near))}?"
+        if len(near) < len(known) <= _FEW:
+            text += f" Known are {', '.join(known)}"
+    else:
+        text = f": {listed_by} lists those that are known" if listed_by else ""
+        text = text or f": known are {', '.join(known)}"
+    if not own:
+        return text
+    return f"{text} {own[0].upper()}{own[1:]}" if text.endswith("?") else f"{text}; {own}"
+
+
+def _near(name: object, known: Iterable[str]) -> list[str]:
+    """The nearest name, and at most two that are as near to say."""
+    likeness = {each: _likeness(_plain(str(name)), _plain(each)) for each in known}
+    best = max(likeness.values(), default=0.0)
+    if best < _NEAR:
+        return []
+    found = [each for each in likeness if likeness[each] >= best - _AS_NEAR]
+    return sorted(found, key=likeness.__getitem__, reverse=True)[:3]
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", "_").lower()
+
+
+def _likeness(wanted: str, known: str) -> float:
+    """How much two names have in common, from 0 to 1."""
+    matcher = SequenceMatcher(None, wanted, known, autojunk=False)
+    in_order = matcher.ratio()
+    if in_order >= _NEAR:
+        return (in_order + 2 * matcher.quick_ratio()) / 3  # which takes letters in any order
+    shorter, longer = sorted((wanted, known), key=len)
+    return _NEAR if len(shorter) > 2 and longer.startswith(shorter) else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from traceback import FrameSummary, StackSummary, TracebackException, extract_tb
@@ -29,10 +29,29 @@ def place_of(error: BaseException, beside: Path | None = None) -> str:
         beside: a directory whose lines the reader has not written either.
     """
     frames = own_frames(error.__traceback__)
-    own = [each for each in frames if not (beside and Path(each.filename).is_relative_to(beside))]
-    if not own:
+    return _place(
+        [each for each in frames if not (beside and Path(each.filename).is_relative_to(beside))]
+    )
+
+
+def place_of_readers(error: BaseException) -> str:
+    """Where an error was raised, for the end of its message: the innermost line that the reader
+    has written; "": there is none."""
+    return _place([each for each in extract_tb(error.__traceback__) if _is_of_reader(each)])
+
+
+def _place(frames: Sequence[FrameSummary]) -> str:
+    if not frames:
         return ""
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name})"
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name})"
+
+
+def _is_of_juggler(frame: FrameSummary) -> bool:
+    return Path(frame.filename).is_relative_to(_JUGGLER)
+
+
+def _is_of_reader(frame: FrameSummary) -> bool:
+    return not (_is_of_juggler(frame) or _LIBRARY.search(frame.filename))
 
 
 def traceback_of(error: BaseException) -> str:
@@ -53,12 +72,9 @@ def _chain(shown: TracebackException) -> Iterator[TracebackException]:
 
 
 def _shortened(stack: StackSummary) -> StackSummary:
-    def is_of_juggler(frame: FrameSummary) -> bool:
-        return Path(frame.filename).is_relative_to(_JUGGLER)
-
-    if all(is_of_juggler(each) or _LIBRARY.search(each.filename) for each in stack):
+    if not any(map(_is_of_reader, stack)):
         return stack
-    return _Shortened(_without(stack, is_of_juggler))
+    return _Shortened(_without(stack, _is_of_juggler))
 
 
 def _without(

@@ -62,6 +62,24 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert f"cd '{room}'" in capsys.readouterr().out
 
 
+def test_a_project_is_not_written_again_and_one_within_it_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = new(tmp_path / "heat")
+    monkeypatch.chdir(tmp_path / "heat")
+    monkeypatch.syspath_prepend(tmp_path / "heat")  # as commands have it
+    capsys.readouterr()
+    for same in (".", "../heat"):
+        assert status_of("new", same) == 1
+        told = f"{same} is a project already: `juggler train train.toml` trains in it"
+        assert told in capsys.readouterr().err
+    assert status_of("new", "heat") == 1
+    assert "heat is there, and nothing in it is overwritten" in capsys.readouterr().err
+    assert new(Path("parts/cold")).keys() == {name.replace("heat", "cold") for name in files}
+    told = f"parts/cold is within another project, {tmp_path / 'heat'}"
+    assert told in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [

@@ -58,6 +58,15 @@ def test_a_number_outside_of_the_box_of_an_agent_is_a_warning_with_its_name() ->
     assert "after reset, one has 7 at [0], where the bounds are" in text
 
 
+def test_infos_without_an_agent_are_a_warning_that_is_given_once() -> None:
+    warned: list[str] = []
+    rehearse(_config(env="support.tag_game:MisnamedTag"), warn=warned.append)
+    assert warned == [
+        "infos after step have 'touches', and no agent is called so: nothing reads that. Infos "
+        "have a dict for each agent, as in {'adversary_0': {...}}"
+    ]
+
+
 def test_a_reward_that_is_not_finite_is_told_with_its_agent() -> None:
     said = r"agent 'runner_0' in environment 0 .* rewards are nan in step 2 after its first reset"
     with pytest.raises(PreflightError, match=said):
@@ -79,6 +88,17 @@ def test_every_algorithm_of_ones_own_makes_an_update_with_what_its_agents_do() -
     assert rehearse(_config(modules=modules), tell=told.append) == GROUPS
     assert f"trying an update of module 'adversary' with {OWN}:Learning" in told
     assert not [text for text in told if "update of module 'runner'" in text]
+
+
+def test_a_replay_that_gets_no_rows_is_a_warning_with_its_module() -> None:
+    warned: list[str] = []
+    modules = {"adversary": {"algorithm": f"{OWN}:Keeping"}}
+    rehearse(_config(modules=modules, fragment_steps=7), warn=warned.append)
+    (told,) = warned
+    assert told.startswith(
+        f"module 'adversary': algorithm = '{OWN}:Keeping': of a fragment of 14 steps, `rows` of "
+        "its replay gave none to keep"
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 
 from juggler.driver.checkpoint.restoring import core_of
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.config_keys import converted
 from juggler.driver.given_config import load_config
 from juggler.driver.shipped import read_shipped, shipped_configs
+from juggler.learner.algorithms.registry import ALGORITHMS
 
 
 def _error(values: dict[str, Any], where: str = "run.toml") -> str:
@@ -93,7 +95,9 @@ def test_none_is_a_word_like_others_where_there_must_be_a_value() -> None:
     assert RunConfig.from_flat({"env": "none"}).env_runner.env == "none"
     own = {"module": "package:Module", "model": {"a": "none"}}
     assert RunConfig.from_flat(own).module.model == {"a": "none"}
-    assert _error({"gamma": "none"}) == "run.toml: gamma: Expected `float`, got `str`"
+    assert _error({"gamma": "none"}) == (
+        "run.toml: gamma: Expected `float`, got `str`, as in gamma = 0.99"
+    )
     assert "gamma: Expected `float`" in _error({"gamma": None})
     said = _error({"algorithm": "sac", "target_entropy": "auto"})
     assert said.endswith('got `str`: "auto" is "none" here, or target_entropy left out')
@@ -102,7 +106,9 @@ def test_none_is_a_word_like_others_where_there_must_be_a_value() -> None:
 def test_an_array_in_the_place_of_a_number_is_refused_as_other_values_are() -> None:
     for key in ("gamma", "grad_clip", "lr"):
         said = _error({key: np.array([1.0, 2.0])})
-        assert re.fullmatch(rf"run.toml: {key}: Expected `.+`, got `.*ndarray`", said), said
+        assert re.fullmatch(rf"run.toml: {key}: Expected `.+`, got `.*ndarray`, as in .+", said), (
+            said
+        )
 
 
 def test_whole_numbers_stand_for_floats_and_not_the_other_way_round() -> None:
@@ -113,9 +119,51 @@ def test_whole_numbers_stand_for_floats_and_not_the_other_way_round() -> None:
 
 def test_a_value_within_a_list_is_named_by_its_place() -> None:
     said = _error({"adam_betas": [0.9, "x"]})
-    assert said == "run.toml: adam_betas[1]: Expected `float`, got `str`"
+    assert said == (
+        "run.toml: adam_betas[1]: Expected `float`, got `str`, as in adam_betas = [0.9, 0.999]"
+    )
     assert "adam_betas: Expected `array` of length 2" in _error({"adam_betas": [0.9]})
     assert "track: this is a list: track = ['wandb']" in _error({"track": "wandb"})
+
+
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
+def test_the_example_in_an_error_about_a_type_is_a_value_that_the_key_takes(algorithm: str) -> None:
+    given: dict[str, Any] = {"algorithm": algorithm}
+    config = RunConfig.from_flat(given)
+    for part in fields(config):
+        kind = type(getattr(config, part.name))
+        for key in fields(kind):
+            with pytest.raises(ConfigError) as wrong:
+                converted(kind, {key.name: object()}, "run.toml")
+            example = str(wrong.value).partition(", as in ")[2]
+            if "known are" not in str(wrong.value):
+                values = tomllib.loads(example)
+                assert values.keys() == {key.name}
+                converted(kind, values, "run.toml")  # and nothing is raised
+
+
+def test_examples_of_tables_are_tables_that_a_run_takes() -> None:
+    for key in RunConfig.from_flat({"algorithm": "sac"}).flat():
+        with pytest.raises(ConfigError) as wrong:
+            RunConfig.from_flat({key: object()})
+        example = str(wrong.value).partition(", as in ")[2]
+        if "{" in example:
+            assert RunConfig.from_flat(tomllib.loads(example)).flat()[key]
+
+
+def test_what_is_wrong_in_a_schedule_is_told_with_a_schedule() -> None:
+    example = _error({"lr": [1, 2]}).partition(", as in ")[2]
+    assert example == "lr = [[0, 1e-3], [1000000, 1e-4]]"
+    assert RunConfig.from_flat(tomllib.loads(example)).learner.lr == [(0, 1e-3), (1e6, 1e-4)]
+
+
+def test_a_word_that_is_near_to_no_allowed_one_is_told_with_those_that_are_allowed() -> None:
+    assert _error({"progress": "none"}).endswith(
+        "progress: 'none' is not known: known are auto, json, live, off, plain"
+    )
+    assert _error({"vectorize": "asnyc"}).endswith(
+        "'asnyc' is not known: did you mean 'async'? Known are async, auto, native, sync"
+    )
 
 
 # -- wrong keys -----------------------------------------------------------------------------------
@@ -136,11 +184,22 @@ def test_an_unknown_key_is_named_with_the_nearest_one(key: str, nearest: str) ->
     assert _error({key: 1}) == f"run.toml: unknown key {key!r}: did you mean {nearest!r}?"
 
 
-def test_a_key_that_is_near_to_none_is_named_with_all_of_them() -> None:
+def test_a_key_that_is_near_to_two_is_named_with_both() -> None:
+    said = _error({"modle": {"hidden_sizes": [8]}})
+    assert said == "run.toml: unknown key 'modle': did you mean 'model' or 'module'?"
+
+
+def test_a_key_that_begins_as_a_shorter_one_is_named_with_that() -> None:
+    assert _error({"enviroment": "x"}) == "run.toml: unknown key 'enviroment': did you mean 'env'?"
+
+
+def test_a_key_that_is_near_to_none_is_named_with_what_lists_them_all() -> None:
     said = _error({"zzz": 1})
-    assert said.startswith("run.toml: unknown key 'zzz': known are ")
-    for key in RunConfig().flat():
-        assert key in said
+    assert said == "run.toml: unknown key 'zzz': `juggler train --help` lists those that are known"
+    said = _error({"zzz": 1, "algorithm": "sac"})
+    assert said.endswith("'zzz': `juggler train --algorithm sac --help` lists those that are known")
+    said = _error({"modules": {"a": {"zzz": 1, "algorithm": "sac"}}})
+    assert said.endswith("'zzz': `juggler train --algorithm sac --help` lists those that are known")
 
 
 def test_a_table_in_place_of_keys_is_named() -> None:
@@ -294,7 +353,7 @@ def test_an_error_in_a_file_names_the_file(tmp_path: Path) -> None:
     path.write_text("gamma = true")
     with pytest.raises(ConfigError) as wrong:
         load_config(path)
-    assert str(wrong.value) == f"{path}: gamma: Expected `float`, got `bool`"
+    assert str(wrong.value) == f"{path}: gamma: Expected `float`, got `bool`, as in gamma = 0.99"
 
 
 @pytest.mark.parametrize("piece", ["clip_rewards", "normalize_rewards"])
@@ -322,6 +381,13 @@ def test_more_old_steps_than_are_kept_are_doubted() -> None:
     assert RunConfig.from_flat({**share, "replay_capacity": 512}).doubts() == []
     (doubt,) = RunConfig.from_flat({**share, "replay_capacity": 511}).doubts()
     assert doubt.startswith("replay_share = 0.5 asks for 512 old steps beside the 512 new ones")
+
+
+def test_a_synchronous_run_is_told_that_an_age_has_no_effect() -> None:
+    assert RunConfig.from_flat({"max_staleness": 3}).doubts() == []
+    assert RunConfig.from_flat({"synchronous": True}).doubts() == []
+    (doubt,) = RunConfig.from_flat({"max_staleness": 3, "synchronous": True}).doubts()
+    assert doubt.startswith("max_staleness = 3 with synchronous = true has no effect")
 
 
 @pytest.mark.parametrize("name", shipped_configs())

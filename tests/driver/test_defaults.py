@@ -110,6 +110,12 @@ def test_weights_that_are_seldom_sent_may_be_as_old_as_ever() -> None:
         assert config.learner.max_staleness == staleness
 
 
+def test_an_age_that_has_no_effect_is_not_chosen() -> None:
+    config = settle(algorithm="ppo", synchronous=True)
+    assert config.learner.max_staleness == type(config.learner).max_staleness
+    assert config.doubts() == []
+
+
 def test_nothing_is_chosen_for_an_environment_that_nobody_here_knows_and_that_is_said() -> None:
     config, said = settled(RunConfig(), (), ())
     assert config == RunConfig()
@@ -168,7 +174,8 @@ def test_the_page_of_algorithms_has_what_is_chosen() -> None:
     for where, by_name in {"": CHOSEN, **tables, **boxed}.items():
         for name, settings in by_name.items():
             for key, value in settings.items():
-                condition = ", where `weights_interval` is 1" if key == "max_staleness" else where
+                only = ", where `weights_interval` is 1 and `synchronous` is false"
+                condition = only if key == "max_staleness" else where
                 expected[key, condition, name] = in_toml(value)
     told = {place: value for place, value in found.items() if value}
     others = {place: value for place, value in told.items() if place not in expected}

@@ -149,6 +149,16 @@ def test_an_environment_that_gets_on_is_waited_for_longer_than_one_that_does_not
     [
         ("return 1 / 0", "environment 0 .* failed in step: ZeroDivisionError", "in step"),
         (
+            "return {}['cat']",
+            r"failed in step: KeyError: 'cat' \(<string>, line \d+, in step\)",
+            "in step",
+        ),
+        (
+            "return None, 0.0, False, False, {}",
+            "failed in step: its observation is None, where its observation_space says Box",
+            "",
+        ),
+        (
             "return self.observation_space.sample()[:2], 0.0, False, False, {}",
             r"failed in step: its observation is float32 of shape \[2\]",
             "",
@@ -162,6 +172,22 @@ def test_a_step_that_raises_or_returns_something_else_is_told_at_once(
     with pytest.raises(PreflightError, match=why) as got:
         rehearse(_config(), _own(_env("pass", step)))
     assert place in got.value.traceback
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "__main__:Env"])
+def test_env_kwargs_that_a_constructor_does_not_take_are_told_without_calls_of_libraries(
+    name: str,
+) -> None:
+    own = _own(_env("pass")) if name == "__main__:Env" else b""
+    with pytest.raises(PreflightError, match="got an unexpected keyword argument 'size'") as got:
+        rehearse(_config(env=name, env_kwargs={"size": 3}), own)
+    assert got.value.traceback == ""
+
+
+def test_a_constructor_that_passes_on_wrong_arguments_is_told_with_its_line() -> None:
+    with pytest.raises(PreflightError, match=r"\(<string>, line 6, in __init__\)") as got:
+        rehearse(_config(), _own(_env("gymnasium.spaces.Discrete(size=3)")))
+    assert "in __init__" in got.value.traceback
 
 
 def test_an_environment_that_is_slow_to_step_is_tried_by_the_run_itself() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.same_run import must_be_of_one_run
+from juggler.driver.same_run import changed_connectors, must_be_of_one_run
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 
 ONE, TWO = {"builder": "self_play"}, {"builder": "none", "options": {"mains": 2}}
@@ -44,3 +44,21 @@ def test_a_run_gets_no_league_and_loses_none(had: dict[str, Any], has: dict[str,
     says = f"league: this run has {'a' if had else 'no'} league"
     with pytest.raises(ConfigError, match=says):
         must_be_of_one_run(now, checkpoint_of(before))
+
+
+def test_connectors_that_a_run_has_not_learned_with_are_told_by_module_and_pipeline() -> None:
+    plain = config()
+    filtered = config(connectors={"env_to_module": ["mean_std_filter"]})
+    assert changed_connectors(plain, plain) == changed_connectors(filtered, filtered) == []
+    (told,) = changed_connectors(filtered, plain)
+    assert told.startswith(
+        "connectors.env_to_module had nothing, and has mean_std_filter now: the weights are"
+    )
+    agents = {"agents": {"row": "main", "column": "other"}}
+    clipped = {"connectors": {"learner": [{"use": "clip_rewards", "limit": 5.0}]}}
+    before = config(**agents, modules={"main": {}, "other": clipped})
+    now = config(**agents, modules={"main": {}, "other": {}})
+    (told,) = changed_connectors(now, before)
+    assert told.startswith(
+        "modules.other: connectors.learner had clip_rewards with {'limit': 5.0}, and has nothing"
+    )

@@ -77,6 +77,9 @@ def as_json(sees: Any, acts: Any) -> dict[str, Any]:
         ("ppo", RND),
         ("impala", {"replay_share": 0.5, "weights_dtype": "bfloat16"}),
         ("ppo", {"connectors": {"env_to_module": ["mean_std_filter"]}}),
+        ("ppo", {"connectors": {"learner": ["normalize_rewards"]}}),
+        ("sac", {"optimizer": "rmsprop", "save_replay": True}),
+        ("ppo", {"optimizers": {"value": {"parameters": ["value_*"], "optimizer": "rmsprop"}}}),
     ],
 )
 def test_a_run_goes_on_with_its_own_weights_and_with_no_others(
@@ -127,6 +130,29 @@ def test_another_network_is_told_by_the_module_that_has_it() -> None:
     world, other = World(before, BOX, acts, "hunters"), config_of("ppo", **table, model=SMALL)
     with pytest.raises(ConfigError, match=r"^module 'hunters': .* of module 'hunters' have shape"):
         world.go_on(other, BOX, acts, ("adversary_0",))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        ({}, {"optimizer": "rmsprop"}, "its optimizer was another: 'default/moments/mean' is in"),
+        ({"optimizer": "rmsprop"}, {}, "its optimizer was another: 'default/moments/"),
+        (
+            {},
+            {"connectors": {"learner": ["normalize_rewards"]}},
+            "its state differs: 'learner_pipelines/default' is here, and not in the checkpoint",
+        ),
+    ],
+)
+def test_another_optimizer_or_pipeline_is_told_with_what_it_lacks(
+    before: dict[str, Any], now: dict[str, Any], told: str
+) -> None:
+    acts = spaces.Discrete(2)
+    world = World(config_of("ppo", **before), BOX, acts)
+    with pytest.raises(ConfigError) as refused:
+        world.go_on(config_of("ppo", **now), BOX, acts)
+    assert f"cannot go on from runs/mine/checkpoints/000000001: {told}" in str(refused.value)
+    assert str(refused.value).count("Restore") == 1
 
 
 def test_other_spaces_that_the_same_weights_fit_are_let_through() -> None:

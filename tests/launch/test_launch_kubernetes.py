@@ -222,3 +222,21 @@ def test_a_component_that_is_none_is_told(
 ) -> None:
     assert _launched("--component", "gpus") == 1
     assert "--component gpus: give autoscale or gpu, or a directory" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["BAD_NS", "lab.one", "-lab", "lab-", "l" * 64])
+def test_a_namespace_that_kubernetes_refuses_is_refused_before_anything_is_written(
+    kubectl: Kubectl, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert _launched(f"--namespace={name}", "--dry-run") == 1
+    said = capfd.readouterr()
+    assert f"--namespace {name}: Kubernetes takes names of at most 63 of a-z, 0-9" in said.err
+    assert said.out == ""
+    assert not (kubectl.path / "calls").exists()
+
+
+def test_a_namespace_that_kubernetes_takes_is_used(kubectl: Kubectl) -> None:
+    kubectl.answers([_job("Complete"), _pod("pod-1", "Succeeded", 0)])
+    longest = f"1-{'b' * 61}"
+    assert _launched(f"--namespace={longest}") == 0
+    assert all(longest in each for each in kubectl.calls if each[0] in ("get", "delete", "logs"))

@@ -9,6 +9,7 @@ from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.core.gradient_core import Forward, Loss
 from juggler.learner.core.population import Population
+from juggler.learner.data.replay.replay import Replay
 
 
 class Fails(Impala):
@@ -21,6 +22,17 @@ class TellsSteps(Impala):
 
     def loss(self, forward: Forward, columns: Any, state: Any) -> Loss:
         raise RuntimeError(f"{int(columns['live'].sum())} steps")
+
+
+class KeepsNothing(Impala):
+    """Its replay gets no row of what arrives."""
+
+    def data_source(self, seed: int = 0) -> Replay:
+        return Replay(rows=lambda columns: {}, capacity=100, size=4, ratio=1.0, seed=seed)
+
+
+class Keeping(juggler.Algorithm):
+    config, core = ImpalaConfig, KeepsNothing
 
 
 class Failing(juggler.Algorithm):

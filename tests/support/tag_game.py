@@ -85,6 +85,14 @@ class FarTag(Tag):
         return seen
 
 
+class MisnamedTag(Tag):
+    """Infos of a step have a number, and no agent that it is of."""
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        *others, infos = super().step(actions)
+        return *others, {**infos, "touches": 1.0}
+
+
 class MiscountingTag(Tag):
     """Everybody sees how many there are, of whom the runner counts too many in its steps."""
 

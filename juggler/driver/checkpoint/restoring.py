@@ -153,6 +153,12 @@ def restore_commands(module_id: str, checkpoint: Checkpoint) -> Iterator[trainin
         CheckpointError: the checkpoint has no such module.
     """
     checkpoint.module_id(module_id)
+    extra = checkpoint.modules.get(module_id, {}).get("extra", {})
+    return restores(module_id, learner_state(module_id, checkpoint), extra)
+
+
+def learner_state(module_id: str, checkpoint: Checkpoint) -> dict[str, Tree]:
+    """The arrays of a module's learner in a checkpoint, as `Learner.restore` takes them."""
     state: dict[str, Tree] = {}
     for name, branch in checkpoint.tree.items():
         key = _key_of_learner(name, module_id, checkpoint)
@@ -161,8 +167,7 @@ def restore_commands(module_id: str, checkpoint: Checkpoint) -> Iterator[trainin
                 state[key] = {DEFAULT_MODULE: branch[module_id]}
         elif key is not None:
             state[key] = branch
-    extra = checkpoint.modules.get(module_id, {}).get("extra", {})
-    return restores(module_id, state, extra)
+    return state
 
 
 def _key_of_learner(name: str, module_id: str, checkpoint: Checkpoint) -> str | None:

@@ -37,8 +37,10 @@ def find_weighting(weighting: Weighting) -> Callable[[float], float]:
         return found(weighting, "weighting")
     if weighting not in WEIGHTINGS:
         raise ValueError(
-            f"weighting = {weighting!r} is not known{nearest(weighting, WEIGHTINGS)} (one of your "
-            "own is named as 'package.module:function')"
+            f"weighting = {weighting!r} is not known"
+            + nearest(
+                weighting, WEIGHTINGS, own="one of your own is named as 'package.module:function'"
+            )
         )
     return WEIGHTINGS[weighting]
 

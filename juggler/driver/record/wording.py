@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from juggler.runtime.nearest import all_of, one_of
+
 if TYPE_CHECKING:  # it imports NumPy, which people who wait for a first line need not
     from juggler.driver.record.candidates import Played
 
@@ -38,7 +40,7 @@ def describe(config: Mapping[str, Any]) -> str:
     ]
     if (stop_return := config.get("stop_return")) is not None:
         until.insert(0, f"a return of {_returns(stop_return, quantity)}")
-    goal = f" until {' or '.join(until) or 'it is interrupted'}"
+    goal = f" until {one_of(until) or 'it is interrupted'}"
     seed = f", seed {config['seed']}" if "seed" in config else ""
     return f"{config.get('env')} with {algorithms(config)}{goal}{seed}"
 
@@ -83,7 +85,7 @@ def named_spreads(played: Mapping[str, Played]) -> str:
 def _returns(value: float | Mapping[str, float], words: Callable[[float], str]) -> str:
     """Word one return, or a table of them by name."""
     by_name = value if isinstance(value, Mapping) else {"": value}
-    return " and ".join(f"{name} {words(each)}".lstrip() for name, each in by_name.items())
+    return all_of(f"{name} {words(each)}".lstrip() for name, each in by_name.items())
 
 
 def mean_return(line: Mapping[str, Any], width: int = 0) -> str:

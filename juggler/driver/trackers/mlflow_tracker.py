@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
@@ -31,6 +32,7 @@ class MlflowTracker:
         self._entities: Any = mlflow.entities
         self._client: Any = mlflow.MlflowClient()
         self._run_id = ""
+        self._keys: dict[str, str] = {}  # of metrics, by MLflow's names
 
     def start(self, run_dir: Path, config: Mapping[str, Any], known_as: str) -> str:
         self._run_id = known_as
@@ -46,7 +48,8 @@ class MlflowTracker:
             tags={"run_dir": str(run_dir.resolve())},
         )
         self._run_id = run.info.run_id
-        values = {mlflow_name(key): value for key, value in flat(config).items()}
+        taken: dict[str, str] = {}
+        values = {_told_apart(key, taken): value for key, value in flat(config).items()}
         parameters = [
             self._entities.Param(key, str(value)[:_LONGEST_PARAMETER])
             for key, value in values.items()
@@ -59,7 +62,7 @@ class MlflowTracker:
     def metrics(self, numbers: Mapping[str, float], env_steps: int) -> None:
         now = int(1e3 * time.time())
         found = [
-            self._entities.Metric(mlflow_name(key), float(value), now, env_steps)
+            self._entities.Metric(_told_apart(key, self._keys), float(value), now, env_steps)
             for key, value in numbers.items()
         ]
         for first in range(0, len(found), _MOST_METRICS):
@@ -79,6 +82,20 @@ class MlflowTracker:
 
     def finish(self) -> None:
         pass  # MLflow takes checkpoints of a run that has ended, too
+
+
+def _told_apart(key: str, taken: dict[str, str]) -> str:
+    """A name that MLflow takes, and that no other key has.
+
+    Args:
+        key: of a metric or a parameter.
+        taken: the keys so far, by their names; gets this one.
+    """
+    name = mlflow_name(key)
+    if taken.setdefault(name, key) == key:
+        return name
+    digest = hashlib.blake2b(key.encode(), digest_size=4).hexdigest()
+    return f"{name[: _LONGEST_NAME - len(digest) - 1]}-{digest}"
 
 
 def mlflow_name(key: str) -> str:

@@ -154,6 +154,8 @@ def _kept(info: dict[str, Any]) -> dict[str, Any]:
 def misfit(space: gymnasium.Space[Any], observation: Any, what: str = "observation") -> str:
     """Explain why an observation, or what else there is of it, is not of the space; "" if no reason
     is found."""
+    if observation is None:
+        return f"its {what} is None, where its {what}_space says {space}"
     try:
         arrays = dict(flatten(tree_map(np.asarray, to_tree(space, observation))))
     except Exception as error:
@@ -162,8 +164,7 @@ def misfit(space: gymnasium.Space[Any], observation: Any, what: str = "observati
         array, dtype = arrays[path], np.dtype(leaf.dtype)
         if array.shape != leaf.shape or not np.can_cast(array.dtype, dtype, "same_kind"):
             part = f" at {path_name(path)}" if path else ""
-            return (
-                f"its {what}{part} is {array.dtype} of shape {list(array.shape)}, where its "
-                f"{what}_space says {leaf}"
-            )
+            is_none = array.dtype == object and array.ndim == 0 and array.item() is None
+            found = "None" if is_none else f"{array.dtype} of shape {list(array.shape)}"
+            return f"its {what}{part} is {found}, where its {what}_space says {leaf}"
     return ""

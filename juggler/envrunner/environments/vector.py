@@ -35,7 +35,10 @@ from juggler.envrunner.environments.naming import (
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.environments.wrappers import add_wrappers, wrapper_specs
 from juggler.envrunner.failures import failures_of
+from juggler.envrunner.multi_agent.interfaces import METHODS
+from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
 from juggler.runtime.annotations import signature
+from juggler.runtime.nearest import all_of
 
 _AUTORESET = {
     "auto": AutoresetMode.SAME_STEP,
@@ -178,7 +181,7 @@ def _from_callable(
         )
     if lacking := [key for key in ("observation_space", "action_space") if not hasattr(first, key)]:
         first.close()
-        raise ValueError(f"{name} must have {' and '.join(lacking)}: set them in its constructor")
+        raise ValueError(f"{name} must have {all_of(lacking)}: set them in its constructor")
     if config.vectorize == "native":
         first.close()
         raise ValueError(
@@ -237,6 +240,9 @@ def _from_single(
 
 def _about_agents(factory: Callable[..., Any], made: Any) -> str:
     """Say what a run needs to play an environment with several agents; "" for anything else."""
-    if not hasattr(made, "possible_agents"):
+    if not (hasattr(made, "possible_agents") or hasattr(made, "agents")):
         return ""
+    lacking = [each for each in METHODS if not callable(getattr(made, each, None))]
+    if lacking and not isinstance(made, MultiAgentVectorEnv):
+        return f"; for several agents, it lacks PettingZoo's methods {all_of(lacking)}"
     return _UNNAMED if isinstance(factory, type) else _SEVERAL

@@ -69,8 +69,11 @@ def _spec(piece: object) -> WrapperSpec:
         if use not in gymnasium.wrappers.__all__:
             raise ValueError(
                 f"env_wrappers: gymnasium.wrappers has no {use!r}"
-                f"{nearest(use, gymnasium.wrappers.__all__)}; your own must be named as "
-                "'package.module:Class'"
+                + nearest(
+                    use,
+                    gymnasium.wrappers.__all__,
+                    own="your own must be named as 'package.module:Class'",
+                )
             )
         use = f"gymnasium.wrappers:{use}"
     # Gymnasium's wrappers want tuples for shapes, and TOML and command lines have only lists.

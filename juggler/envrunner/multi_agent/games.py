@@ -150,6 +150,7 @@ class ParallelGame(Game):
             raise BrokenRule(self.index, "it must return (observations, infos), two dicts by agent")
         observations, infos = told
         self._begins()
+        self._keep_unread(infos, reports)
         self._all_act(self._agents(), observations, infos, reports)
         self._show_critics(observations, self._agents(), (), reports)
         by_agent: Mapping[Hashable, Any] = infos
@@ -164,6 +165,7 @@ class ParallelGame(Game):
             )
             raise BrokenRule(self.index, reason)
         observations, rewards, terminations, truncations, infos = told
+        self._keep_unread(infos, reports)
         there, late = dict.fromkeys(self._agents()), self._is_late()
         ended: list[Hashable] = []
         for agent in actions:
@@ -209,6 +211,10 @@ class ParallelGame(Game):
             acting = {agent: observations[agent] for agent in there}
             for kind, seen in self._seen_by_critics(lambda: acting).items():
                 reports.critics_now[kind][self.index] = seen
+
+    def _keep_unread(self, infos: Mapping[Hashable, Any], reports: Reports) -> None:
+        if strangers := infos.keys() - self._places.keys():
+            reports.unread.update(map(str, strangers))
 
     def _all_act(
         self,

@@ -234,7 +234,8 @@ class GamesInTurn:
         over = np.array(reports.over, np.intp)
         critics = {kind: self._of_critic(kind, reports) for kind in self._critics}
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
-        return Turn(tuple(groups), began, over, *ended_with, critics, infos=reports.infos)
+        gave = reports.infos, reports.unread
+        return Turn(tuple(groups), began, over, *ended_with, critics, None, *gave)
 
     def _of_critic(self, kind: str, reports: Reports) -> CriticObservations:
         now = self._critic_batch(self._critics[kind], reports.critics_now[kind])  # [N, ...]

@@ -22,6 +22,7 @@ from juggler.envrunner.multi_agent.pettingzoo_games import native
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
 from juggler.envrunner.multi_agent.vector_turns import VectorTurns
+from juggler.runtime.nearest import all_of, one_of
 
 #: Makes one environment from env_kwargs, or N of them from env_kwargs and num_envs.
 MultiAgentFactory = Callable[..., Any]
@@ -114,7 +115,7 @@ def _check_options(config: EnvRunnerConfig, name: str, is_vector: bool) -> None:
     if config.vectorize not in allowed:
         raise ValueError(
             f"vectorize = {config.vectorize!r}: the environments of {name} have several agents, "
-            f"and are stepped in the EnvRunner's own process; use {' or '.join(allowed)}"
+            f"and are stepped in the EnvRunner's own process; use {one_of(allowed)}"
         )
     if config.autoreset not in ("auto", "same_step"):
         raise ValueError(
@@ -142,7 +143,7 @@ def _check_options(config: EnvRunnerConfig, name: str, is_vector: bool) -> None:
 def _check_vector(vector: MultiAgentVectorEnv, num_envs: int, name: str) -> None:
     needed = ("num_envs", "agents", "observation_space", "action_space")
     if lacking := [each for each in needed if not hasattr(vector, each)]:
-        raise ValueError(f"{name} must have {' and '.join(lacking)}: set them in its constructor")
+        raise ValueError(f"{name} must have {all_of(lacking)}: set them in its constructor")
     if vector.num_envs != num_envs:
         raise ValueError(
             f"{name} has {vector.num_envs} environments where {num_envs} were asked for"

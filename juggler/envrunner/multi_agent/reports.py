@@ -38,6 +38,7 @@ class Reports:
             next.
         critics_at_end: the same with the agents that ended, where any did; copies.
         infos: numbers in the infos of agents that have acted or ended, [N * A] by name.
+        unread: names in infos by agent that are no agents.
 
     Args:
         groups: of agents.
@@ -46,6 +47,7 @@ class Reports:
 
     def __init__(self, groups: int, slots: int = 0) -> None:
         self.infos: dict[str, Any] = {}
+        self.unread: set[str] = set()
         self._slots = slots
         self.critics_now: dict[str, dict[int, Any]] = defaultdict(dict)
         self.critics_at_end: dict[str, dict[int, Any]] = defaultdict(dict)

@@ -28,6 +28,7 @@ from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import found
 from juggler.runtime.modules.named_classes import NamedClasses
+from juggler.runtime.nearest import one_of
 
 if TYPE_CHECKING:
     from juggler.learner.core.learner_core import LearnerCore
@@ -154,7 +155,7 @@ def _check_action_space(
     """
     if _acts_in(algorithm, action_space):
         return
-    needed = " or ".join(space.__name__ for space in algorithm.action_spaces)
+    needed = one_of(space.__name__ for space in algorithm.action_spaces)
     others = [
         key
         for key, each in ALGORITHMS.items()

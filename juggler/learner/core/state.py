@@ -15,7 +15,15 @@ from juggler.runtime.wire.trees import Tree
 
 
 class StateMismatch(ValueError):
-    """A checkpoint of another module, algorithm or optimizer; the message names the array."""
+    """A checkpoint of another module, algorithm or optimizer; the message names the array.
+
+    Attributes:
+        what: the array and what is wrong with it; "": the message has more words for it.
+    """
+
+    def __init__(self, message: str, what: str = "") -> None:
+        super().__init__(message)
+        self.what = what
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
@@ -116,5 +124,6 @@ def _mismatch(path: tuple[str, ...], what: str) -> StateMismatch:
     return StateMismatch(
         f"the checkpoint does not fit this module, algorithm and configuration: {name!r} {what}. "
         "Restore the file and the settings that it was made with, or begin a new run with the "
-        "parameters that still fit: --from and --from-parameters"
+        "parameters that still fit: --from and --from-parameters",
+        f"{name!r} {what}",
     )

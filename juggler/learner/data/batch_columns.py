@@ -72,7 +72,7 @@ def must_have_column(sample: Sample, error: KeyError, algorithm: str) -> None:
     for module_id, columns in sample.items():
         if key not in columns:
             raise ValueError(
-                f"the sample for module {module_id!r} has no column {key!r}, which {algorithm} "
+                f"the sample for module {module_id!r} has no column {key!r}, which {algorithm!r} "
                 f"needs; it has {', '.join(sorted(columns))}"
             ) from error
 

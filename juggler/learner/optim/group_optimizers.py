@@ -18,6 +18,7 @@ from juggler.learner.optim.optimizers import (
 )
 from juggler.learner.optim.parameter_group import ParameterGroup
 from juggler.runtime.checkpoints.weights import is_named
+from juggler.runtime.nearest import all_of
 
 
 class ParameterGroupOptimizers:
@@ -199,7 +200,7 @@ def _place(group: ParameterGroup, name: str, specs: Sequence[OptimizerSpec], res
         if any(is_named(pattern, full) for pattern in spec.patterns)
     ]
     if len(named) > 1:
-        both = " and ".join(f"optimizers.{specs[place].name}" for place in named)
+        both = all_of(f"optimizers.{specs[place].name}" for place in named)
         raise ValueError(f"{both} both name {name!r}: a parameter has one optimizer")
     return named[0] if named else rest
 

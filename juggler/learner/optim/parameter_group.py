@@ -18,6 +18,7 @@ from juggler.learner.optim.training_pass import TrainingPass
 from juggler.runtime.modules.acting import acting_names
 from juggler.runtime.modules.multi_rl_module import MultiRLModule
 from juggler.runtime.modules.rl_module import Batch, RLModule
+from juggler.runtime.nearest import all_of
 
 #: Functions that make modules with newly drawn parameters: one for each module id, or one for all.
 Factories = Mapping[str, Callable[[], RLModule]] | Callable[[], MultiRLModule]
@@ -200,7 +201,7 @@ def _check_one_dtype(modules: Mapping[str, RLModule]) -> None:
     """
     dtypes = {p.dtype for module in modules.values() for p in _trained(module).values()}
     if dtypes not in ({torch.float32}, {torch.float64}):
-        kinds = " and ".join(type(module).__name__ for module in modules.values())
+        kinds = all_of(type(module).__name__ for module in modules.values())
         raise ValueError(
             f"{kinds} has parameters in {', '.join(sorted(map(str, dtypes)))}: trained parameters "
             "must be all float32 or all float64; to compute in fewer bits, keep them so and use "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from juggler.runtime.nearest import all_of, one_of
+
 AUTO = "auto"
 
 
@@ -53,7 +55,11 @@ def device_for(name: str, index: int, here: Sequence[str]) -> str:
     if name == "cpu" or name.startswith("fake:"):
         return "cpu"
     if name not in here:
-        raise ValueError(f"devices = {name!r}: this host has {', '.join(here)}")
+        gpu = "" if "cuda:0" in here else "; for a GPU, install a PyTorch that finds it"
+        raise ValueError(
+            f"devices = {name!r}: this host has {all_of(here)}: name {one_of(here)}, or leave "
+            f"devices out{gpu}"
+        )
     return name
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from juggler.runtime.connectors.built_in import BUILT_IN
 from juggler.runtime.nearest import nearest
@@ -14,6 +14,8 @@ from juggler.runtime.nearest import nearest
 PieceLike: TypeAlias = "str | type[Any] | Mapping[str, Any] | Piece"
 #: How to find a piece of a pipeline: by its name or its class.
 Where: TypeAlias = "str | type[Any]"
+
+_OWN: Final = "your own must be named as 'package.module:Class'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,7 @@ class Piece:
                 f"a connector is a name, or a table that has one under 'use', not {given!r}"
             )
         if use not in BUILT_IN and ":" not in use:
-            raise ValueError(
-                f"there is no connector {use!r}{nearest(use, BUILT_IN)}; your own must be named "
-                "as 'package.module:Class'"
-            )
+            raise ValueError(f"there is no connector {use!r}{nearest(use, BUILT_IN, own=_OWN)}")
         if name is not None and (not isinstance(name, str) or not name or "/" in name):
             raise ValueError(f"the name of connector {use!r} must be a word, not {name!r}")
         if use in BUILT_IN:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from juggler.runtime.installing import installing
-from juggler.runtime.nearest import closest
+from juggler.runtime.nearest import all_of, closest
 
 #: Within the directory of a data set.
 DATA: Final = "data"
@@ -83,7 +83,7 @@ def read_metadata(data: Path) -> dict[str, Any]:
     # spaces, which runs code that the file names.
     needed = ("observation_space", "action_space", "dataset_id", "total_episodes")
     if not isinstance(metadata, dict) or (lacking := [k for k in needed if k not in metadata]):
-        what = " and ".join(lacking) if isinstance(metadata, dict) else "an object"
+        what = all_of(lacking) if isinstance(metadata, dict) else "an object"
         raise DatasetError(f"{file} lacks {what}: it is damaged, or was not finished")
     return metadata
 

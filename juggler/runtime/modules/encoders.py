@@ -166,8 +166,8 @@ def _named(name: str) -> Callable[..., Any]:
         return found(name, "encoder")
     known = ("auto", "mlp", "nature_cnn", "impala_resnet")
     raise ValueError(
-        f"there is no encoder {name!r}{nearest(name, known)}; your own must be named as "
-        "'package.module:Class'"
+        f"there is no encoder {name!r}"
+        + nearest(name, known, own="your own must be named as 'package.module:Class'")
     )
 
 

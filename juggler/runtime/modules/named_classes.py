@@ -44,8 +44,10 @@ class NamedClasses(Generic[Named]):
         """
         if not isinstance(name, str) or (":" not in name and name not in self._shipped):
             raise ValueError(
-                f"{self._key} = {name!r} is not known{nearest(name, self._shipped)} (one of your "
-                "own is named as 'package.module:Class')"
+                f"{self._key} = {name!r} is not known"
+                + nearest(
+                    name, self._shipped, own="one of your own is named as 'package.module:Class'"
+                )
             )
         if name in self._shipped:
             return self._shipped[name]

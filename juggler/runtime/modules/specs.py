@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
+from juggler.runtime.nearest import one_of
 from juggler.runtime.wire.trees import Path, path_name
 
 _KINDS = {
@@ -178,7 +179,7 @@ def _map(value: object, where: str, wanted: Mapping[str, Any]) -> Mapping[str, A
 
 
 def _either(specs: Mapping[str, Any]) -> str:
-    return " or ".join(
+    return one_of(
         f"{key!r}, {spec}" if isinstance(spec, TensorSpec) else repr(key)
         for key, spec in specs.items()
     )

@@ -6,10 +6,12 @@ import errno
 import json
 import math
 import shutil
+import sys
 import threading
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,7 +22,7 @@ from juggler.driver.callbacks import Evaluation, Run
 from juggler.driver.config import RunConfig
 from juggler.driver.driver_config import TENSORBOARD, TRACKERS
 from juggler.driver.trackers import tracking as module
-from juggler.driver.trackers.mlflow_tracker import mlflow_name
+from juggler.driver.trackers.mlflow_tracker import MlflowTracker, mlflow_name
 from juggler.driver.trackers.tracking import Tracking, tracking
 
 LINE = {"env_steps_sampled": 40, "episode_return_mean": None, "modules/default/kl": 0.5, "x": [1]}
@@ -339,3 +341,31 @@ def test_names_are_checked_and_a_missing_package_is_told_before_anything_is_made
 def test_mlflow_gets_names_that_it_takes(key: str, name: str) -> None:
     """Tried with MLflow 3.17, which refuses those on the left but the first."""
     assert mlflow_name(key) == name
+
+
+def test_mlflow_keeps_numbers_apart_whose_names_become_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Client:
+        def __init__(self) -> None:
+            self.told: list[Any] = []
+
+        def log_batch(self, run_id: str, metrics: list[Any]) -> None:
+            self.told += metrics
+
+    client = Client()
+    entities = SimpleNamespace(Metric=lambda name, value, now, step: (name, value))
+    fake = SimpleNamespace(entities=entities, MlflowClient=lambda: client)
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    tracker = MlflowTracker()
+    numbers = {"info/speed[0]": 1.0, "info/speed(0)": 2.0, f"{'x' * 300}a": 3.0, f"{'x' * 300}b": 4}
+    for _ in range(2):
+        tracker.metrics(numbers, 7)
+    first, second = client.told[:4], client.told[4:]
+    assert first == second, "each number has one name"
+    names = [name for name, _ in first]
+    assert len({*names}) == 4
+    assert [value for _, value in first] == [1.0, 2.0, 3.0, 4.0]
+    assert (names[0], names[2]) == ("info/speed-0-", "x" * 250)
+    assert names[1].startswith("info/speed-0--")
+    assert all(mlflow_name(name) == name for name in names)

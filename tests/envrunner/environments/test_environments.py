@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -223,8 +224,10 @@ def test_what_an_environment_raises_is_kept_with_its_traceback(vectorize, call) 
     with pytest.raises(EnvironmentFailed) as caught:
         fail(bad)
     failure = caught.value
-    assert str(failure) == (
-        f"environment 0 (Failing) failed in {call}: RuntimeError: the cube fell off the table"
+    assert re.fullmatch(
+        rf"environment 0 \(Failing\) failed in {call}: RuntimeError: the cube fell off the table "
+        r"\(scripted_environments\.py, line \d+, in the_guilty_line\)",
+        str(failure),
     )
     assert (failure.call, failure.reason.split(":")[0]) == (call, "RuntimeError")
     assert "in the_guilty_line" in failure.traceback

@@ -128,9 +128,9 @@ class Parts(Scripted):
         ({"a": np.zeros(2), "b": 1, "c": 0}, ""),
         ({"a": np.zeros(3, np.float32), "b": 1}, r"at 'a' is float32 of shape \[3\], where its"),
         ({"a": np.zeros(2), "b": 0.5}, r"at 'b' is float64 of shape \[\], .* says Discrete\(3\)"),
-        ({"a": None, "b": 1}, "at 'a' is object"),
+        ({"a": None, "b": 1}, "at 'a' is None, where its"),
         ({"b": 1}, "has other parts than Dict.*: KeyError: 'a'"),
-        (None, "has other parts than Dict"),
+        (None, "is None, where its observation_space says Dict"),
     ],
 )
 def test_an_observation_that_is_not_of_its_space_is_named(shown: Any, words: str) -> None:

@@ -77,6 +77,38 @@ def test_a_function_that_hides_several_agents_is_told_how_to_show_them() -> None
         make_vector_env(EnvRunnerConfig(env="mine"), of_unknown)
 
 
+class Listed:
+    """A game that lists who plays, and whose spaces are dicts, where PettingZoo has methods."""
+
+    agents = ("ann", "bob")
+    observation_spaces = action_spaces = dict.fromkeys(agents, gymnasium.spaces.Discrete(2))
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        return dict.fromkeys(self.agents, 0), {}
+
+    def step(self, actions: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_a_game_without_possible_agents_from_a_function_is_told_how_to_show_them() -> None:
+    class Bare(Listed):
+        def observation_space(self, agent: str) -> Any:
+            return self.observation_spaces[agent]
+
+        action_space = observation_space
+
+    with pytest.raises(ValueError, match="for several agents, write the class"):
+        make_vector_env(EnvRunnerConfig(env="mine"), lambda: Bare())
+    with pytest.raises(ValueError, match="Bare must have possible_agents: list in its constructor"):
+        make_multi_agent_envs(EnvRunnerConfig(env="mine"), lambda: Bare())
+
+
+def test_a_game_that_lacks_methods_is_told_which() -> None:
+    lacks = "lacks PettingZoo's methods observation_space and action_space$"
+    with pytest.raises(ValueError, match=lacks):
+        make_vector_env(EnvRunnerConfig(env="mine"), Listed)
+
+
 def test_a_class_of_several_agents_in_a_run_that_knows_of_one_is_told_to_name_them() -> None:
     with pytest.raises(ValueError, match="name its agents in the run's table agents"):
         make_vector_env(EnvRunnerConfig(env="mine"), Mine)

@@ -259,7 +259,7 @@ def test_a_sample_that_lacks_a_column_is_refused_by_its_name(
     sample = collate([make_batch()])
     del sample[key]
     before = learner.state
-    with pytest.raises(ValueError, match=rf"module 'default' has no column '{key}', which \w+ nee"):
+    with pytest.raises(ValueError, match=rf"module 'default' has no column '{key}', which '\w+' n"):
         learner.step({"default": sample})
     assert learner.state is before
     assert learner.updates == 0

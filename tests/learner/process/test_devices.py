@@ -36,5 +36,14 @@ def test_learners_take_turns_on_the_devices_of_their_host() -> None:
 
 
 def test_a_device_that_a_host_has_not_got_is_named_with_those_it_has() -> None:
-    with pytest.raises(ValueError, match="devices = 'cuda:2': this host has cuda:0, cuda:1"):
+    with pytest.raises(ValueError, match="devices = 'cuda:2': this host has cuda:0 and cuda:1: na"):
         device_for("cuda:2", 0, ["cuda:0", "cuda:1"])
+
+
+def test_a_gpu_that_a_host_has_not_got_is_told_with_what_to_do() -> None:
+    with pytest.raises(ValueError, match="'cuda:0'") as refused:
+        device_for("cuda:0", 0, ["cpu"])
+    assert str(refused.value) == (
+        "devices = 'cuda:0': this host has cpu: name cpu, or leave devices out; for a GPU, install "
+        "a PyTorch that finds it"
+    )
