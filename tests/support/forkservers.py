@@ -21,3 +21,7 @@ def have_jugglers_forkserver() -> None:
     if not processes._is_ours():
         end_forkserver()
     processes.warm_up()
+    # It answers once it has imported what workers need.
+    process = processes.start(processes.WorkerProgram("time:sleep", 0.0), "warm")
+    process.join()
+    processes.ended(process)
