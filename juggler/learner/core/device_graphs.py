@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +45,7 @@ class DeviceGraphs:
     ) -> tuple[TensorTree, Repeat | None]:
         """Call a function of a tree, whose tensors are `leaves` -> what it returns, and what makes
         its operations again; none: it cannot be captured, or would be wrong for other inputs."""
-        with (watch := _DeviceWatch()):
+        with (watch := _DeviceWatch(leaves)):
             outputs = function(inputs)
         made: list[Tensor] = []
         placed(outputs, made)
@@ -54,7 +55,7 @@ class DeviceGraphs:
             return outputs, None
         try:
             with self._backend.device(leaves[0].device):
-                return outputs, self._capture(function, inputs, leaves, places)
+                return outputs, self._capture(function, inputs, leaves, places, watch.constants)
         except RuntimeError as error:  # such as memory that is not there
             _log.info("operations of an update were not captured as a graph: %s", error)
             return outputs, None
@@ -65,6 +66,7 @@ class DeviceGraphs:
         inputs: TensorTree,
         leaves: list[Tensor],
         places: list[int],
+        constants: list[Tensor],
     ) -> Repeat:
         kept = {place: leaves[place].clone() for place in places}
         fixed = filled(placed(inputs, []), [kept.get(i, x) for i, x in enumerate(leaves)])
@@ -86,15 +88,34 @@ class DeviceGraphs:
         for place, x in kept.items():
             by_dtype[x.dtype].append(place)
         into = [([kept[place] for place in own], own) for own in by_dtype.values()]
+        return _Captured(graph, into, template, packed, constants).repeat
 
-        @torch.no_grad()
-        def repeat(leaves: list[Tensor]) -> TensorTree:
-            for copies, own in into:
-                torch._foreach_copy_(copies, [leaves[place] for place in own])
-            graph.replay()
-            return filled(template, packed.copied())
 
-        return repeat
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """A function that was captured.
+
+    Attributes:
+        graph: of its kernels.
+        into: the graph's inputs of one kind, and the places of those in a call.
+        template: the outputs, with their place in place of a tensor.
+        packed: the graph's outputs.
+        constants: tensors that it reads beside its inputs: their memory must stay what it is.
+    """
+
+    graph: Any
+    into: list[tuple[list[Tensor], list[int]]]
+    template: Any
+    packed: _Packed
+    constants: list[Tensor]
+
+    @torch.no_grad()
+    def repeat(self, leaves: list[Tensor]) -> TensorTree:
+        """What the function returns for these inputs."""
+        for copies, places in self.into:
+            torch._foreach_copy_(copies, [leaves[place] for place in places])
+        self.graph.replay()
+        return filled(self.template, self.packed.copied())
 
 
 class _Packed(NamedTuple):
@@ -127,16 +148,21 @@ class _DeviceWatch(Watch):  # type: ignore[no-untyped-call]
 
     Attributes:
         read: ids of tensors that operations read.
+        constants: those tensors that are no inputs, and that no operation made.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: list[Tensor]) -> None:
         super().__init__()
         self.read: set[int] = set()
+        self.constants: list[Tensor] = []
+        self._known = set(map(id, inputs))
 
     def saw(self, func: Any, args: Any, kwargs: Mapping[str, Any], outputs: Any) -> None:
         given = list(_tensors((args, kwargs)))
-        self.read.update(map(id, given))
         made = list(_tensors(outputs))
+        self.constants += [x for x in given if id(x) not in self._known]
+        self._known.update(map(id, (*given, *made)))
+        self.read.update(map(id, given))
         self.is_repeatable &= not any(
             one.device != other.device and (one.ndim or other.ndim or "copy" in func.name())
             for one in made

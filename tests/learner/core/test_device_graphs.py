@@ -103,6 +103,17 @@ def test_inputs_that_a_function_only_passes_on_are_up_to_date() -> None:
     assert recordings._recorded == 1
 
 
+def test_what_a_graph_reads_beside_its_inputs_stays_in_memory() -> None:
+    recordings, _ = graphs(often=1)
+    table = torch.full((2,), 3.0, device=DEVICE)  # [2]
+    for i in range(6):
+        x = torch.full((2,), float(i), device=DEVICE)  # [2]
+        found = recordings(lambda inputs: {"y": inputs["x"] * table + 1}, {"x": x}, None)
+        assert found["y"].tolist() == [3 * i + 1.0] * 2
+    (call,) = recordings._calls.values()
+    assert [x is table for x in call.repeat.__self__.constants] == [True]
+
+
 def reads_a_number(x: Tensor) -> Tensor:
     return x * 2 if float(x.sum()) > 0 else x
 
