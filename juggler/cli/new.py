@@ -63,7 +63,7 @@ def _write(directory: Path) -> int:
 
 
 def _is_project(directory: Path) -> bool:
-    """Whether this wrote it, once."""
+    """Whether it looks like a project of `juggler new`."""
     package = directory / directory.name / "__init__.py"
     return (directory / "train.toml").is_file() and package.is_file()
 

@@ -196,8 +196,8 @@ class RunConfig:
         stale = self.learner.max_staleness
         if self.driver.synchronous and stale != type(self.learner).max_staleness:
             doubts.append(
-                f"max_staleness = {stale} with synchronous = true has no effect: every step is "
-                "learned from by the update behind it. Leave max_staleness out"
+                f"max_staleness = {stale} with synchronous = true has no effect: each update "
+                "learns from the steps sampled just before it"
             )
         if RANDOM not in self.others:
             doubts += [
@@ -211,7 +211,7 @@ class RunConfig:
                 "of a league, because the return of a match does not say how good its players are: "
                 "their ratings do, which `juggler league RUN_DIR` shows"
             )
-        if not self.agents.modules:
+        if not self.agents.first_given:
             doubts += runners_without_room(
                 self.driver, self.env_runner, self.learner, self.staleness.open_updates
             )

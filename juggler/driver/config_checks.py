@@ -49,17 +49,18 @@ def runners_without_room(
         return []
     fragment = env_runner.envs_per_runner * env_runner.fragment_steps
     room = open_updates * learner.batch_size
-    at_once = -(-room // fragment)
+    learners = driver.learners  # each has its part of the room
+    at_once = learners * -(-room // (learners * fragment))
     if driver.num_env_runners <= at_once:
         return []
-    # One step more than the others' fragments, in whole fragments.
+    # Whole fragments, so many that room is left while all the others' are open.
     enough = ((driver.num_env_runners - 1) // open_updates + 1) * fragment
     return [
         f"at most {at_once} of the {driver.num_env_runners} EnvRunners sample at a time: fragments "
         f"of {fragment} steps fill the room for {room} steps, {open_updates} updates of "
         f"batch_size = {learner.batch_size}, that max_staleness = {learner.max_staleness} leaves. "
-        f"batch_size = {enough} would keep all of them at work; so would shorter fragment_steps "
-        "or a higher max_staleness"
+        f"batch_size = {enough} would let all of them sample at once; so would shorter "
+        "fragment_steps or a higher max_staleness"
     ]
 
 

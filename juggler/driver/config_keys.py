@@ -22,6 +22,7 @@ from juggler.runtime.nearest import all_of, nearest
 #: Values of the keys whose default shows nothing of what can be in them, as in TOML.
 _EXAMPLES: Final = {
     "agents": '{"*" = "default"}',
+    "burn_in": "8",
     "connectors": '{learner = ["clip_rewards"]}',
     "env_kwargs": "{size = 8}",
     "env_wrappers": '["FlattenObservation"]',
@@ -31,6 +32,7 @@ _EXAMPLES: Final = {
     "league": '{builder = "self_play"}',
     "model": "{hidden_sizes = [128]}",
     "modules": "{default = {lr = 1e-3}}",
+    "num_learners": "2",
     "optimizers": '{value = {parameters = ["value_*"]}}',
     "shared": '{"encoder.*" = ["first", "second"]}',
 }

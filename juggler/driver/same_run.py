@@ -60,8 +60,8 @@ def changed_connectors(config: RunConfig, before: RunConfig) -> list[str]:
     """
     return [
         f"{f'modules.{module_id}: ' if before.agents.agents else ''}connectors.{place} had "
-        f"{_named(had)}, and has {_named(has)} now: the weights are those of the former, and what "
-        "is new has learned nothing yet"
+        f"{_named(had)}, and has {_named(has)} now: the weights were learned with the former"
+        + ("; statistics of new connectors begin anew" if has else "")
         for module_id in config.module_ids
         for place in PLACES
         for had, has in [

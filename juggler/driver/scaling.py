@@ -134,7 +134,7 @@ def _must_fit(parts: RunParts, learners: Sequence[str]) -> None:
         ConfigError: what they keep does not fit into this host's memory.
     """
     registry, driver, vitals = parts.registry, parts.config.driver, parts.hub.vitals()
-    if all(worker_id in registry.attached for worker_id in learners):
+    if all(map(parts.local.is_up, learners)):
         return  # nobody comes
     sizes, taken = [], 0.0
     for worker_id in learners:

@@ -64,9 +64,9 @@ class Built:
         if made or self.learner.kept_rows() != 0:
             return ""
         return (
-            f"algorithm = {self.config.learner.algorithm!r}: of a fragment of "
-            f"{int(batch.live.sum())} steps, `rows` of its replay gave none to keep. If it never "
-            "gives any, nothing is ever learned"
+            f"algorithm = {self.config.learner.algorithm!r}: `rows` of its replay kept none of the "
+            f"{int(batch.live.sum())} steps of a fragment. If it never keeps any, nothing is ever "
+            "learned"
         )
 
 

@@ -28,7 +28,8 @@ def must_go_on(
 
     Raises:
         ConfigError: the weights of a module are of another network, of other spaces, or of another
-            algorithm, such as one without an intrinsic reward.
+            algorithm, such as one without an intrinsic reward; or its optimizer or its learner
+            connectors were others.
     """
     for module_id, each in built.items():
         agents = {agent for agent, ids in config.played_by.items() if module_id in ids}

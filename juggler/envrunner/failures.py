@@ -43,17 +43,18 @@ class EnvironmentFailed(Exception):
     @classmethod
     def during(cls, environment: str, call: str, error: Exception) -> EnvironmentFailed:
         """Make one from the exception that is being handled."""
-        return cls(environment, call, *_told(error))
+        return cls(environment, call, *_told(call, error))
 
     def __str__(self) -> str:
         return f"{self.environment} failed in {self.call}: {self.reason}"
 
 
-def _told(error: Exception) -> tuple[str, str]:
+def _told(call: str, error: Exception) -> tuple[str, str]:
     """The reason and the traceback of a failure, for those who may have written the environment."""
     reason, place = f"{type(error).__name__}: {error}".partition("\n")[0], place_of_readers(error)
-    # Where arguments do not suit, no line of the environment has run, and the reason says all.
-    was_called = place or not (isinstance(error, TypeError) and _MISCALLED.search(reason))
+    # Where a constructor does not take its arguments, the reason says all.
+    refused = call == "constructor" and isinstance(error, TypeError) and _MISCALLED.search(reason)
+    was_called = place or not refused
     return reason + place, traceback_of(error) if was_called else ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Protocol
 
@@ -34,12 +35,12 @@ class Plan(Protocol):
         """Show people how things stand; called again and again."""
 
 
-def must_be_some(what: str, number: int) -> None:
+def must_be_some(what: str, number: object) -> None:
     """
     Raises:
         ConfigError: so many runs, or so many at once, are none.
     """
-    if not isinstance(number, int) or number < 1:
+    if not isinstance(number, Integral) or number < 1:
         raise ConfigError(f"{what} = {number!r}: must be a whole number of at least 1")
 
 

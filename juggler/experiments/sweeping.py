@@ -169,7 +169,7 @@ def plan_of(
     must_be_some("trials", trials)
     own = {key: before[key] for key in _STOPS if before[key] is not None}
     stops = own or {key: flat[key] for key in _STOPS if flat[key] is not None}
-    plain = _plain(space)
+    plain = _plain(space, {key for key, value in flat.items() if isinstance(value, Mapping)})
     axes = parse_space(plain, run)  # before anything is made
     for each in configurations(axes, run):
         must_be_a_metric(metric, each)
@@ -187,8 +187,12 @@ def plan_of(
     )
 
 
-def _plain(space: object) -> dict[str, str | list[Any]]:
+def _plain(space: object, tables: Collection[str]) -> dict[str, str | list[Any]]:
     """A space as files hold it.
+
+    Args:
+        space: what somebody gave.
+        tables: keys of a run that hold tables.
 
     Raises:
         ConfigError: it is no dict, or a key has something else than a text or a list.
@@ -198,10 +202,12 @@ def _plain(space: object) -> dict[str, str | list[Any]]:
         raise ConfigError(f"space = {space!r}: give a dict, {example}")
     plain: dict[str, str | list[Any]] = {}
     for key, value in space.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and key in tables:
             inner = next(iter(value), "hidden_sizes")
-            raise ConfigError(f"space: a key of the table {key} has a dot: {f'{key}.{inner}'!r}")
-        if not isinstance(value, Iterable):
+            raise ConfigError(
+                f"space: name a key of the table {key} with a dot, as in {f'{key}.{inner}'!r}"
+            )
+        if isinstance(value, Mapping) or not isinstance(value, Iterable):
             raise ConfigError(f"space: {key} = {value!r}: give a text or a list, {example}")
         plain[key.strip().replace("-", "_")] = value if isinstance(value, str) else list(value)
     return plain

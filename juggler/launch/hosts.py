@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,6 @@ from juggler.runtime.nearest import nearest
 
 #: Of one role at one host, and of hosts: more is a slip of the keyboard.
 _MOST = 4096
-#: A process can listen there, and nobody can dial it.
-_EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +90,11 @@ def read_hosts(path: Path) -> Hosts:
     try:
         host, port = split_address(driver)
     except EndpointError as error:
-        raise LaunchError(f"{path}: driver = {error}") from error
-    if host in _EVERY_ADDRESS or not port:
+        raise LaunchError(
+            f"{path}: driver = {driver!r} is not an address: expected HOST:PORT, as in "
+            "10.77.0.1:5005"
+        ) from error
+    if not port or _is_of_all(host):
         raise LaunchError(
             f"{path}: driver = {driver!r} cannot be dialed: give the address and the port by which "
             'the others dial this host, as in driver = "10.77.0.1:5005"'
@@ -120,3 +122,11 @@ def _check(value: Any, kind: Any, where: str) -> None:
             raise LaunchError(f"{where} must be a whole number from 0 to {_MOST}, not {value!r}")
     elif not isinstance(value, str):
         raise LaunchError(f"{where} must be a text, not {value!r}")
+
+
+def _is_of_all(host: str) -> bool:
+    """Whether it is an address at which a process can listen, and that nobody can dial."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return False  # a name

@@ -96,8 +96,8 @@ def test_a_replay_that_gets_no_rows_is_a_warning_with_its_module() -> None:
     rehearse(_config(modules=modules, fragment_steps=7), warn=warned.append)
     (told,) = warned
     assert told.startswith(
-        f"module 'adversary': algorithm = '{OWN}:Keeping': of a fragment of 14 steps, `rows` of "
-        "its replay gave none to keep"
+        f"module 'adversary': algorithm = '{OWN}:Keeping': `rows` of its replay kept none of "
+        "the 14 steps of a fragment"
     )
 
 

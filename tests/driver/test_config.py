@@ -142,6 +142,12 @@ def test_the_example_in_an_error_about_a_type_is_a_value_that_the_key_takes(algo
                 converted(kind, values, "run.toml")  # and nothing is raised
 
 
+@pytest.mark.parametrize("key", ["num_learners", "burn_in", "num_env_runners", "batch_size"])
+def test_the_example_of_a_number_is_one_that_a_run_takes(key: str) -> None:
+    example = _error({key: "x"}).partition(", as in ")[2]
+    RunConfig.from_flat(tomllib.loads(example)).validate()
+
+
 def test_examples_of_tables_are_tables_that_a_run_takes() -> None:
     for key in RunConfig.from_flat({"algorithm": "sac"}).flat():
         with pytest.raises(ConfigError) as wrong:
@@ -372,8 +378,11 @@ def test_runners_that_would_always_wait_for_requests_are_doubted() -> None:
     (doubt,) = RunConfig.from_flat({**sizes, "num_env_runners": 15}).doubts()
     assert doubt.startswith("at most 3 of the 15 EnvRunners sample at a time")
     assert "batch_size = 2560" in doubt
-    for other in ({"batch_size": 2560}, {"synchronous": True}):
+    several = {"agents": {"*": "default"}}  # whose number is not known
+    for other in ({"batch_size": 2560}, {"synchronous": True}, several):
         assert RunConfig.from_flat({**sizes, "num_env_runners": 15, **other}).doubts() == []
+    # Each learner has room for 720 steps, and so for two fragments.
+    assert RunConfig.from_flat({**sizes, "num_env_runners": 4, "num_learners": 2}).doubts() == []
 
 
 def test_more_old_steps_than_are_kept_are_doubted() -> None:

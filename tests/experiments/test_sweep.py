@@ -287,8 +287,9 @@ def test_what_is_wrong_is_told_before_anything_starts(
         ({"space": {"lr": 1e-3}}, "space: lr = 0.001: give a text or a list, such as {"),
         (
             {"space": {"model": {"hidden_sizes": [[8], [16]]}}},
-            "space: a key of the table model has a dot: 'model.hidden_sizes'",
+            "space: name a key of the table model with a dot, as in 'model.hidden_sizes'",
         ),
+        ({"space": {"lr": {"min": 1e-4, "max": 1e-2}}}, "0.01}: give a text or a list, such as {"),
         ({"env": Mine}, "env: each run is a process of its own, which has to import it: give its"),
         ({"module": Mine}, 'give its name, such as "my_file:Mine"'),
         ({"trials": "3"}, "trials = '3': must be a whole number of at least 1"),

@@ -49,6 +49,7 @@ def test_certificates_are_for_the_driver_and_the_hosts_of_learners(tmp_path: Pat
         ("env_runners = 16", "env_runners = -1", "must be a whole number from 0 to 4096, not -1"),
         ('"10.77.0.1:5005"', '"10.77.0.1"', "'10.77.0.1' is not an address"),
         ('"10.77.0.1:5005"', '"0.0.0.0:5005"', "driver = '0.0.0.0:5005' cannot be dialed: give"),
+        ('"10.77.0.1:5005"', '"[::0]:5005"', "driver = '[::0]:5005' cannot be dialed: give"),
         ('"10.77.0.1:5005"', '"[::]:5005"', "driver = '[::]:5005' cannot be dialed: give"),
         ('"10.77.0.1:5005"', '"10.77.0.1:0"', "driver = '10.77.0.1:0' cannot be dialed: give"),
         ('driver = "10.77.0.1:5005"', "", "`driver` must be the address of this host"),

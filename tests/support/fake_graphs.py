@@ -18,8 +18,7 @@ class FakeGraph(TorchDispatchMode):
         self._made: list[tuple[Any, Any, Any, list[Tensor]]] = []
         self.replays = 0
 
-    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
-        assert pool == "pool"
+    def capture_begin(self, capture_error_mode: str) -> None:
         assert capture_error_mode == "thread_local"
         self.__enter__()
 
@@ -54,10 +53,7 @@ class FakeDevice:
         self.graphs.append(FakeGraph())
         return self.graphs[-1]
 
-    def graph_pool_handle(self) -> str:
-        return "pool"
-
-    def Stream(self) -> Any:
+    def Stream(self, device: object, priority: int) -> Any:
         return _FakeStream()
 
     def current_stream(self, device: object = None) -> Any:

@@ -32,7 +32,6 @@ class MlflowTracker:
         self._entities: Any = mlflow.entities
         self._client: Any = mlflow.MlflowClient()
         self._run_id = ""
-        self._keys: dict[str, str] = {}  # of metrics, by MLflow's names
 
     def start(self, run_dir: Path, config: Mapping[str, Any], known_as: str) -> str:
         self._run_id = known_as
@@ -48,8 +47,7 @@ class MlflowTracker:
             tags={"run_dir": str(run_dir.resolve())},
         )
         self._run_id = run.info.run_id
-        taken: dict[str, str] = {}
-        values = {_told_apart(key, taken): value for key, value in flat(config).items()}
+        values = {mlflow_name(key): value for key, value in flat(config).items()}
         parameters = [
             self._entities.Param(key, str(value)[:_LONGEST_PARAMETER])
             for key, value in values.items()
@@ -62,7 +60,7 @@ class MlflowTracker:
     def metrics(self, numbers: Mapping[str, float], env_steps: int) -> None:
         now = int(1e3 * time.time())
         found = [
-            self._entities.Metric(_told_apart(key, self._keys), float(value), now, env_steps)
+            self._entities.Metric(mlflow_name(key), float(value), now, env_steps)
             for key, value in numbers.items()
         ]
         for first in range(0, len(found), _MOST_METRICS):
@@ -84,22 +82,13 @@ class MlflowTracker:
         pass  # MLflow takes checkpoints of a run that has ended, too
 
 
-def _told_apart(key: str, taken: dict[str, str]) -> str:
-    """A name that MLflow takes, and that no other key has.
-
-    Args:
-        key: of a metric or a parameter.
-        taken: the keys so far, by their names; gets this one.
-    """
-    name = mlflow_name(key)
-    if taken.setdefault(name, key) == key:
+def mlflow_name(key: str) -> str:
+    """A name that MLflow takes: of letters, digits and a few marks, and no other as a path. With
+    one that it does not take it refuses all that is sent at once. A key that has to be changed for
+    that gets a digest behind it, so that no other key has its name."""
+    parts = re.sub(r"[^\w.\- :/]", "-", key)[:_LONGEST_NAME].split("/")
+    name = "/".join("-" if part in ("", ".", "..") else part for part in parts)
+    if name == key:
         return name
     digest = hashlib.blake2b(key.encode(), digest_size=4).hexdigest()
     return f"{name[: _LONGEST_NAME - len(digest) - 1]}-{digest}"
-
-
-def mlflow_name(key: str) -> str:
-    """A name that MLflow takes: of letters, digits and a few marks, and no other as a path. With
-    one that it does not take it refuses all that is sent at once."""
-    parts = re.sub(r"[^\w.\- :/]", "-", key)[:_LONGEST_NAME].split("/")
-    return "/".join("-" if part in ("", ".", "..") else part for part in parts)

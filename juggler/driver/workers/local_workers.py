@@ -152,6 +152,10 @@ class LocalWorkers:
         """Whether a process of this role runs or will run again."""
         return bool(self._up(role))
 
+    def is_up(self, worker_id: str) -> bool:
+        """Whether its process runs or will run again, and is to stay."""
+        return worker_id in self._worker_ids - self._down - self._let_go
+
     def _up(self, role: str) -> set[str]:
         """Ids of the workers of a role that run or will run again, and are to stay."""
         all_up = self._worker_ids - self._down - self._let_go

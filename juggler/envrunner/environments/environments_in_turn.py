@@ -125,7 +125,8 @@ class EnvironmentsInTurn(SyncVectorEnv):
 
     def _failure(self, index: int, call: str, error: Exception) -> EnvironmentFailed:
         raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
-        if (raised_here and "unpack" in str(error)) or isinstance(error, _NoInfo):
+        is_other = any(word in str(error) for word in ("unpack", "iterable"))
+        if (raised_here and is_other) or isinstance(error, _NoInfo):
             why = f"it must return {_RETURNED[call]}, as Gymnasium has it ({error})"
             return EnvironmentFailed(self.name_of(index), call, why)
         if raised_here and call == "step" and any(words in str(error) for words in _NO_NUMBER):

@@ -8,9 +8,11 @@ the same memory each time, so inputs are copied there, and outputs from there.
 from __future__ import annotations
 
 import logging
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class DeviceGraphs:
-    """Captures functions of trees of tensors as graphs. All of them share memory for what lies
+    """Captures functions of trees of tensors as graphs, each with memory of its own for what lies
     between inputs and outputs."""
 
     def __init__(self, backend: Any = torch.cuda) -> None:
@@ -31,7 +33,6 @@ class DeviceGraphs:
         backend: the torch module with graphs and streams of the device.
         """
         self._backend = backend
-        self._pool: Any = None
 
     def wait(self, device: torch.device) -> None:
         """Wait until a device is done with this thread's work."""
@@ -71,12 +72,11 @@ class DeviceGraphs:
         kept = {place: leaves[place].clone() for place in places}
         fixed = filled(placed(inputs, []), [kept.get(i, x) for i, x in enumerate(leaves)])
         backend = self._backend
-        self._pool = self._pool or backend.graph_pool_handle()
-        graph, stream = backend.CUDAGraph(), backend.Stream()
+        graph, stream = backend.CUDAGraph(), _capture_stream(backend, leaves[0].device)
         stream.wait_stream(backend.current_stream())
-        with backend.stream(stream):
+        with _CAPTURING, backend.stream(stream):
             # Other threads go on with copies meanwhile.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graph.capture_begin(capture_error_mode="thread_local")
             try:
                 made: list[Tensor] = []
                 template = placed(function(fixed), made)
@@ -89,6 +89,16 @@ class DeviceGraphs:
             by_dtype[x.dtype].append(place)
         into = [([kept[place] for place in own], own) for own in by_dtype.values()]
         return _Captured(graph, into, template, packed, constants).repeat
+
+
+_CAPTURING = threading.Lock()
+
+
+@cache
+def _capture_stream(backend: Any, device: torch.device) -> Any:
+    """The stream for captures on a device, of which there is one. torch hands out few, again and
+    again: this one is of those for urgent work, so that nobody copies on it."""
+    return backend.Stream(device, priority=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,20 +158,25 @@ class _DeviceWatch(Watch):  # type: ignore[no-untyped-call]
 
     Attributes:
         read: ids of tensors that operations read.
-        constants: those tensors that are no inputs, and that no operation made.
+        constants: those tensors that are no inputs, and whose memory no operation made.
     """
 
     def __init__(self, inputs: list[Tensor]) -> None:
         super().__init__()
         self.read: set[int] = set()
         self.constants: list[Tensor] = []
-        self._known = set(map(id, inputs))
+        self._made: list[Tensor] = []  # so that no other tensor gets the same memory
+        self._memory = {x.untyped_storage().data_ptr() for x in inputs}
 
     def saw(self, func: Any, args: Any, kwargs: Mapping[str, Any], outputs: Any) -> None:
         given = list(_tensors((args, kwargs)))
         made = list(_tensors(outputs))
-        self.constants += [x for x in given if id(x) not in self._known]
-        self._known.update(map(id, (*given, *made)))
+        for x in given:
+            if (memory := x.untyped_storage().data_ptr()) not in self._memory:
+                self._memory.add(memory)
+                self.constants.append(x)
+        self._made += made
+        self._memory.update(x.untyped_storage().data_ptr() for x in made)
         self.read.update(map(id, given))
         self.is_repeatable &= not any(
             one.device != other.device and (one.ndim or other.ndim or "copy" in func.name())

@@ -37,6 +37,9 @@ from juggler.learner.optim.parameter_group_state import State as State
 from juggler.learner.optim.parameter_group_state import copied, with_steps
 from juggler.runtime.modules import columns as c
 
+#: Keys that say how often a loss is computed in an update, if an algorithm has them.
+_PASSES = ("minibatches", "epochs")
+
 
 class GradientCore(StateCore, ABC):
     """A StateCore that minimizes a loss for each module.
@@ -223,7 +226,7 @@ class GradientCore(StateCore, ABC):
         compute = partial(self._optimized, group_id)
         if self._recordings is None or self.mapped or on_host(gradient):
             return compute(inputs)
-        found: dict[str, Any] = self._recordings(compute, inputs, self._basis())
+        found: dict[str, Any] = self._recordings(compute, inputs, self._basis(), adds_up=False)
         return found
 
     def _optimized(self, group_id: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,8 +257,9 @@ class GradientCore(StateCore, ABC):
         }
 
     def _basis(self) -> object:
-        """What operations depend on beside tensors."""
-        return dict(vars(self.config)), dict(self.schedules)
+        """What operations depend on beside tensors. How often they are made is none of it."""
+        config = {key: value for key, value in vars(self.config).items() if key not in _PASSES}
+        return config, dict(self.schedules)
 
     def _gradient(
         self,

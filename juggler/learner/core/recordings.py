@@ -20,7 +20,7 @@ from torch import Tensor
 
 from juggler.learner.core.device_graphs import DeviceGraphs
 from juggler.learner.core.operations import Repeat, recorded
-from juggler.learner.core.tensor_trees import TensorTree, near, read, same
+from juggler.learner.core.tensor_trees import TensorTree, alike, near, read, same
 
 _log = logging.getLogger(__name__)
 
@@ -44,8 +44,7 @@ class Recordings:
     Nor is a call whose operations take a GPU longer than the host needs to launch them.
 
     The first calls after a recording are made both ways. Should their results differ in a single
-    number, or by more than rounding on a GPU, which may add up in any order, nothing is recorded
-    any more, and the log says so.
+    number, or on a GPU by more than rounding, nothing is recorded any more, and the log says so.
     """
 
     def __init__(
@@ -72,6 +71,8 @@ class Recordings:
         inputs: TensorTree,
         basis: object,
         decided: bool | None = None,
+        *,
+        adds_up: bool = True,
     ) -> TensorTree:
         """What the function returns for these inputs, without gradients.
 
@@ -82,6 +83,7 @@ class Recordings:
                 are forgotten.
             decided: what the function decides by the only number that the host reads there; none:
                 it must not read any. Calls with another decision are recorded apart.
+            adds_up: whether it adds up many numbers, for which a GPU takes any order.
         """
         if self._is_off:
             return function(inputs)
@@ -95,7 +97,7 @@ class Recordings:
         if call is None:
             if len(self._calls) == _MOST_COUNTED:
                 return function(inputs)
-            call = self._calls[key] = _Call()
+            call = self._calls[key] = _Call(alike if adds_up else near)
         if call.repeat is None:
             return self._counted(call, function, inputs, leaves, decided is not None)
         if not call.checks_left:
@@ -134,14 +136,19 @@ class Recordings:
             outputs, call.repeat = recorded(function, inputs, leaves, may_read)
         if call.repeat:
             self._recorded += 1
-            call.is_alike = near if graphs else same
+            if not graphs:
+                call.is_alike = same
             self._compare(call, outputs, leaves)
         return outputs
 
     def _compare(self, call: _Call, outputs: TensorTree, leaves: list[Tensor]) -> None:
         """Give up recording if the recorded operations have other outputs."""
         assert call.repeat is not None
-        if call.is_alike(outputs, call.repeat(leaves)):
+        try:
+            if call.is_alike(outputs, call.repeat(leaves)):
+                return
+        except RuntimeError:  # a GPU has no memory for both
+            call.repeat = None
             return
         self._is_off, self._calls = True, {}
         _log.warning(
@@ -160,9 +167,9 @@ class _Call:
         checks_left: calls to make both ways from now on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_alike: Callable[[TensorTree, TensorTree], bool]) -> None:
         self.repeat: Repeat | None = None
-        self.is_alike: Callable[[TensorTree, TensorTree], bool] = same
+        self.is_alike = is_alike
         self.count, self.checks_left = 0, _CHECKS
         self._host = self._seconds = math.inf  # of the shortest call
 

@@ -47,12 +47,26 @@ def same(one: TensorTree, other: TensorTree) -> bool:
     return one.is_floating_point() and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-def near(one: TensorTree, other: TensorTree, tolerance: float = 0.01) -> bool:
-    """Whether the vectors of two trees differ by no more than rounding, as sums in another order
-    do. Single numbers are not looked at, since one rounding may tip what they count."""
+def near(one: TensorTree, other: TensorTree) -> bool:
+    """Whether two trees with the same names differ by no more than rounding. Integers must be the
+    same."""
+    return _near(one, other, 1e-5, numbers=True)
+
+
+def alike(one: TensorTree, other: TensorTree) -> bool:
+    """Whether they differ by no more than sums do that add up in another order. Single numbers are
+    not looked at, unless they are integers: one rounding may tip what they are a mean of."""
+    return _near(one, other, 0.01, numbers=False)
+
+
+def _near(one: TensorTree, other: TensorTree, tolerance: float, *, numbers: bool) -> bool:
     if isinstance(one, Mapping):
-        return all(near(each, other[name], tolerance) for name, each in one.items())
-    if not (one.ndim and one.is_floating_point()):
+        return all(
+            _near(each, other[name], tolerance, numbers=numbers) for name, each in one.items()
+        )
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    if not (one.ndim or numbers):
         return True
     one, other = one.double().nan_to_num(), other.double().nan_to_num()
     return bool((one - other).norm() <= tolerance * one.norm())

@@ -156,7 +156,7 @@ def _matched(
         if not names:
             raise ValueError(
                 f"shared: {pattern!r} matches no parameter of module {module_id!r}"
-                f"{nearest(pattern, known)}; there are {', '.join(known)}"
+                f"{nearest(pattern, known)}"
             )
         for name in names:
             if taken.setdefault(known[name], pattern) != pattern:

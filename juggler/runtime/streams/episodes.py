@@ -217,16 +217,20 @@ class _Stream:
         self.broken = ""  # why, once it is
         self.unanswered = False  # whether it broke because the learner did not answer
         self._first = FirstAnswer(channel)
-        self._stream = calls().ClientStream(
-            channel,
-            PUSH_METHOD,
-            shared.in_metadata(metadata),
-            self._next_chunk,
-            self._acknowledged,
-            self._ended,
-            name="episodes-acks",
-            answered=self._first.came,
-        )
+        try:
+            self._stream = calls().ClientStream(
+                channel,
+                PUSH_METHOD,
+                shared.in_metadata(metadata),
+                self._next_chunk,
+                self._acknowledged,
+                self._ended,
+                name="episodes-acks",
+                answered=self._first.came,
+            )
+        except BaseException:
+            self._first.came()  # nobody else will: it would close the channel of a later stream
+            raise
 
     def place(self, pieces: Sequence[Piece], size: int) -> int | None:
         """Put a large payload into shared memory. Returns its slot; None: it goes inline."""

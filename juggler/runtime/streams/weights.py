@@ -265,6 +265,9 @@ class WeightsSubscription:
             self._error = str(error.details() if hasattr(error, "details") else error)
         except WireError as error:
             self._error = f"bad weights: {error}"
+        except ValueError:  # what a closed channel raises
+            if not first.why_not:
+                raise
         finally:
             first.came()
             shared.close()

@@ -218,6 +218,25 @@ def test_a_reward_that_is_no_number_is_told_as_one(reward: Any, terminated: Any)
     assert not caught.value.traceback, "it would show Juggler's own lines"
 
 
+class Tells(Scripted):
+    """Returns something else than a dict as its info in `step`."""
+
+    def __init__(self, info: Any) -> None:
+        super().__init__()
+        self.info = info
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], self.info
+
+
+@pytest.mark.parametrize("info", [None, 0.0])
+def test_an_info_that_is_no_dict_is_told_as_what_a_step_returns(info: Any) -> None:
+    ours = EnvironmentsInTurn([functools.partial(Tells, info)], AutoresetMode.SAME_STEP, "toy")
+    with pytest.raises(EnvironmentFailed, match=r"it must return \(observation, reward") as caught:
+        begin(ours)
+    assert not caught.value.traceback
+
+
 def steps(env: EnvironmentsInTurn, count: int) -> None:
     for _ in range(count):
         env.step(np.zeros(2, int))

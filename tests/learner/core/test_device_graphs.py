@@ -159,7 +159,7 @@ def test_a_function_that_reads_more_than_its_inputs_is_found_out(
 
 def test_a_device_that_refuses_to_capture_computes_all_the_same() -> None:
     class Full(FakeDevice):
-        def graph_pool_handle(self) -> str:
+        def CUDAGraph(self) -> Any:
             raise RuntimeError("out of memory")
 
     recordings = Recordings(1, math.inf, {"cpu": DeviceGraphs(Full())})

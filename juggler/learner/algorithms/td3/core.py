@@ -91,8 +91,9 @@ class Td3(OffPolicyCore):
         (of_critics,) = self._of_critics[group.id].on(state["parameters"].device)  # [K]
         return super().moving(group, state, live_steps) & (of_critics | self._policy_moves(state))
 
-    def decided(self, state: ParameterGroupState) -> bool:
-        return bool(self._policy_moves(state))
+    def decided(self, state: ParameterGroupState) -> bool | None:
+        moves = self._policy_moves(state)  # []
+        return bool(moves) if self.reads(moves) else None
 
     def next_extra(self, new: ParameterGroupState, aux: GradientAux) -> dict[str, Tensor]:
         old, moves = new["extra"], self._policy_moves(new)  # []

@@ -1,0 +1,28 @@
+"""What people are told of an environment that raises."""
+
+from __future__ import annotations
+
+import pytest
+
+from juggler.envrunner.failures import EnvironmentFailed
+
+IN_A_LIBRARY = "/venv/lib/python3.11/site-packages/toys/art.py"
+
+
+def _failed(call: str) -> EnvironmentFailed:
+    """A call within an installed library does not suit the function that it is for."""
+    code = compile("def draw(x): ...\n\n\ndraw()", IN_A_LIBRARY, "exec")
+    with pytest.raises(TypeError) as raised:
+        exec(code, {})
+    raised.value.__traceback__ = raised.tb.tb_next  # without this function's own frame
+    return EnvironmentFailed.during("environment 0 (toy)", call, raised.value)
+
+
+def test_where_a_library_failed_in_a_step_is_shown() -> None:
+    assert IN_A_LIBRARY in _failed("step").traceback
+
+
+def test_arguments_that_a_constructor_does_not_take_are_told_by_the_reason_alone() -> None:
+    failed = _failed("constructor")
+    assert "missing 1 required positional argument: 'x'" in failed.reason
+    assert not failed.traceback
