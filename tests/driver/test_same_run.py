@@ -52,7 +52,7 @@ def test_connectors_that_a_run_has_not_learned_with_are_told_by_module_and_pipel
     assert changed_connectors(plain, plain) == changed_connectors(filtered, filtered) == []
     (told,) = changed_connectors(filtered, plain)
     assert told.startswith(
-        "connectors.env_to_module had nothing, and has mean_std_filter now: the weights are"
+        "connectors.env_to_module had nothing, and has mean_std_filter now: the weights were"
     )
     agents = {"agents": {"row": "main", "column": "other"}}
     clipped = {"connectors": {"learner": [{"use": "clip_rewards", "limit": 5.0}]}}
