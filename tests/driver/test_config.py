@@ -20,7 +20,6 @@ from juggler.driver.checkpoint.restoring import core_of
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.config_keys import converted
 from juggler.driver.given_config import load_config
-from juggler.driver.shipped import read_shipped, shipped_configs
 from juggler.learner.algorithms.registry import ALGORITHMS
 
 
@@ -360,51 +359,3 @@ def test_an_error_in_a_file_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as wrong:
         load_config(path)
     assert str(wrong.value) == f"{path}: gamma: Expected `float`, got `bool`, as in gamma = 0.99"
-
-
-@pytest.mark.parametrize("piece", ["clip_rewards", "normalize_rewards"])
-def test_rewards_that_are_scaled_twice_are_a_doubt_that_names_both(piece: str) -> None:
-    learner = {"connectors": {"learner": [piece]}}
-    (doubt,) = RunConfig.from_flat({**learner, "reward_scale": 0.02}).doubts()
-    assert "reward_scale = 0.02" in doubt
-    assert f"{piece} in connectors.learner" in doubt
-    assert RunConfig.from_flat({**learner, "reward_scale": 1.0}).doubts() == []
-    assert RunConfig.from_flat({"reward_scale": 0.02}).doubts() == []
-
-
-def test_runners_that_would_always_wait_for_requests_are_doubted() -> None:
-    sizes = {"envs_per_runner": 16, "fragment_steps": 32, "batch_size": 480, "max_staleness": 6}
-    assert RunConfig.from_flat({**sizes, "num_env_runners": 3}).doubts() == []
-    (doubt,) = RunConfig.from_flat({**sizes, "num_env_runners": 15}).doubts()
-    assert doubt.startswith("at most 3 of the 15 EnvRunners sample at a time")
-    assert "batch_size = 2560" in doubt
-    several = {"agents": {"*": "default"}}  # whose number is not known
-    for other in ({"batch_size": 2560}, {"synchronous": True}, several):
-        assert RunConfig.from_flat({**sizes, "num_env_runners": 15, **other}).doubts() == []
-    # Each learner has room for 720 steps, and so for two fragments.
-    assert RunConfig.from_flat({**sizes, "num_env_runners": 4, "num_learners": 2}).doubts() == []
-
-
-def test_more_old_steps_than_are_kept_are_doubted() -> None:
-    share = {"replay_share": 0.5, "batch_size": 512}
-    assert RunConfig.from_flat({**share, "replay_capacity": 512}).doubts() == []
-    (doubt,) = RunConfig.from_flat({**share, "replay_capacity": 511}).doubts()
-    assert doubt.startswith("replay_share = 0.5 asks for 512 old steps beside the 512 new ones")
-
-
-def test_a_synchronous_run_is_told_that_an_age_has_no_effect() -> None:
-    assert RunConfig.from_flat({"max_staleness": 3}).doubts() == []
-    assert RunConfig.from_flat({"synchronous": True}).doubts() == []
-    (doubt,) = RunConfig.from_flat({"max_staleness": 3, "synchronous": True}).doubts()
-    assert doubt.startswith("max_staleness = 3 with synchronous = true has no effect")
-
-
-@pytest.mark.parametrize("name", shipped_configs())
-def test_what_ships_leaves_no_doubt(name: str) -> None:
-    assert read_shipped(name).config.doubts() == []
-
-
-def test_a_league_with_evaluations_is_told_that_it_keeps_no_best_checkpoint() -> None:
-    flat = read_shipped("rock-paper-scissors-league").config.flat()
-    (doubt,) = RunConfig.from_flat({**flat, "evaluation_seconds": 30.0}).doubts()
-    assert "evaluation_seconds = 30 keeps no best checkpoint" in doubt

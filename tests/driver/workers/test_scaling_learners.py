@@ -383,6 +383,16 @@ def test_learners_may_go_where_nothing_is_free(
     assert world.scale(learners=1).result() == (0, 3)
 
 
+def test_learners_may_go_while_another_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = Keeping(tmp_path, algorithm="dqn", num_learners=3)
+    monkeypatch.setattr(learners_here, "usable_memory", lambda: 0)
+    world.leave(world.learners[1])
+    assert "learner-1" not in world.parts.registry.attached
+    assert world.scale(learners=2).result() == (0, 3)
+
+
 def test_a_device_of_the_list_can_be_left_to_others(make: Make) -> None:
     world = make(num_learners=2, devices="fake:2")
     assert world.scale(learners=1).result() == (0, 2)

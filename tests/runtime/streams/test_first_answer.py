@@ -20,7 +20,7 @@ from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.worker import Contact
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.streams import first_answer
+from juggler.runtime.streams import episodes, first_answer
 from juggler.runtime.streams.episodes import PUSH_METHOD
 from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.wire.layouts import Limits
@@ -81,6 +81,7 @@ class Mute:
         self._listening.bind(str(path))
         self._listening.listen()
         self._called = threading.Event()
+        self._connections: list[socket.socket] = []
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -95,18 +96,23 @@ class Mute:
         self._listening.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listening.close()
+        for connection in self._connections:
+            # A channel that is closed while it connects may keep its connection.
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _serve(self) -> None:
         with suppress(OSError):  # once it is shut down
             while True:
                 connection, _ = self._listening.accept()
+                self._connections.append(connection)
                 threading.Thread(target=self._hear, args=(connection,)).start()
 
     def _hear(self, connection: socket.socket) -> None:
         with suppress(OSError), connection:
             connection.sendall(_SETTINGS)
             heard = b""
-            while said := connection.recv(1 << 16):  # until the client closes its channel
+            while said := connection.recv(1 << 16):
                 heard += said
                 if (
                     b"juggler-incarnation" in heard and not self._called.is_set()
@@ -253,3 +259,21 @@ def test_a_learner_lets_a_subscription_in_before_there_are_weights(
         call = subscribe_by_hand(channel)
         call.initial_metadata()
         assert call.is_active(), "the metadata came with the call's end"
+
+
+def test_a_stream_that_could_not_be_made_leaves_the_channel_to_later_ones(
+    learner: LearnerEnd, timers: Timers, senders: Senders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sender = senders.open(learner.address)
+    with monkeypatch.context() as patch:
+        patch.setattr(episodes, "calls", lambda: SimpleNamespace(ClientStream=fails))
+        with pytest.raises(RuntimeError, match="new thread"):
+            sender.send(header(1), tree(1))
+    sender.send(header(2), tree(2))
+    assert senders.wait_for(2)[2] == ("", "")
+    timers.go_off(0)  # that of the one that was not made
+    sender.send(header(3), tree(3))
+    assert senders.wait_for(3)[3] == ("", "")
