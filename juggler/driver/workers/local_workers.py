@@ -154,12 +154,13 @@ class LocalWorkers:
 
     def is_up(self, worker_id: str) -> bool:
         """Whether its process runs or will run again, and is to stay."""
-        return worker_id in self._worker_ids - self._down - self._let_go
+        gone = worker_id in self._down or worker_id in self._let_go
+        return worker_id in self._worker_ids and not gone
 
     def _up(self, role: str) -> set[str]:
         """Ids of the workers of a role that run or will run again, and are to stay."""
-        all_up = self._worker_ids - self._down - self._let_go
-        return {each for each in all_up if each.startswith(f"{role}-")}
+        own = (each for each in self._worker_ids if each.startswith(f"{role}-"))
+        return set(filter(self.is_up, own))
 
     def keep_failing(self, role: str) -> bool:
         """Whether every process of this role has died twice or more without enough use."""

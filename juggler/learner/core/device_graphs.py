@@ -23,6 +23,9 @@ from juggler.learner.core.tensor_trees import TensorTree, filled, placed
 
 _log = logging.getLogger(__name__)
 
+#: Held during a capture, since all those on a device go onto one stream.
+_CAPTURING = threading.Lock()
+
 
 class DeviceGraphs:
     """Captures functions of trees of tensors as graphs, each with memory of its own for what lies
@@ -89,9 +92,6 @@ class DeviceGraphs:
             by_dtype[x.dtype].append(place)
         into = [([kept[place] for place in own], own) for own in by_dtype.values()]
         return _Captured(graph, into, template, packed, constants).repeat
-
-
-_CAPTURING = threading.Lock()
 
 
 @cache

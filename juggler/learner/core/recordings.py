@@ -147,7 +147,8 @@ class Recordings:
         try:
             if call.is_alike(outputs, call.repeat(leaves)):
                 return
-        except RuntimeError:  # a GPU has no memory for both
+        except RuntimeError as error:  # such as a GPU without memory for both
+            _log.info("recorded operations of an update could not be compared: %s", error)
             call.repeat = None
             return
         self._is_off, self._calls = True, {}
