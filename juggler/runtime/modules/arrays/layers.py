@@ -16,7 +16,7 @@ from juggler.runtime.modules.activations import Tanh
 from juggler.runtime.modules.arrays.live import LiveArrays, NotKnown
 from juggler.runtime.modules.arrays.operations import sigmoid
 from juggler.runtime.modules.encoders import Numbers, OneHot
-from juggler.runtime.modules.layers import MLP
+from juggler.runtime.modules.layers import MLP, Linear
 
 Array = NDArray[Any]
 #: What a layer does with arrays; it has the parameters of the layer's `forward`.
@@ -47,7 +47,7 @@ def _linear(layer: nn.Linear, live: LiveArrays) -> ArrayFunction:
 def _mlp(layers: MLP, live: LiveArrays) -> ArrayFunction:
     size, steps = layers.inputs, []
     for layer in layers:
-        if type(layer) is nn.Linear:
+        if isinstance(layer, nn.Linear) and type(layer) in (Linear, nn.Linear):
             steps.append(_linear(layer, live))
         elif type(layer) in _HIDDEN and steps:  # there is new memory to write into
             steps.append(_HIDDEN[type(layer)])
@@ -197,6 +197,7 @@ def _recurrent(layer: nn.LSTM | nn.GRU, live: LiveArrays) -> ArrayFunction:
 
 #: By the class of a layer, what makes its function.
 LAYERS: dict[type[nn.Module], Callable[[Any, LiveArrays], ArrayFunction]] = {
+    Linear: _linear,
     nn.Linear: _linear,
     MLP: _mlp,
     Tanh: lambda layer, live: np.tanh,

@@ -1,0 +1,71 @@
+"""Linear layers with few inputs: their gradient is that of torch, by a product that is fast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import linear
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from juggler.runtime.modules.layers import Linear
+
+MANY, FEW = 600, 5
+
+
+@pytest.mark.parametrize("shape", [(FEW, 4), (MANY, 4), (2, MANY // 2, 4), (MANY, 60)])
+def test_a_linear_layer_and_its_gradient_are_those_of_torch(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    layer, x = Linear(shape[-1], 64), torch.randn(shape, requires_grad=True)
+    inputs = [x, layer.weight, layer.bias]
+    y, expected = layer(x), linear(x, layer.weight, layer.bias)  # [..., H]
+    torch.testing.assert_close(y, expected)
+    gradient = torch.randn(y.shape)
+    found = torch.autograd.grad(y, inputs, gradient)
+    wanted = torch.autograd.grad(expected, inputs, gradient)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_it_works_under_the_transforms_of_torch_func() -> None:
+    torch.manual_seed(0)
+    layer, x = Linear(4, 64), torch.randn(3, MANY, 4)
+
+    def loss(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        outputs = torch.func.functional_call(layer, {"weight": weight}, (x,))
+        return outputs.square().mean()  # type: ignore[no-any-return]
+
+    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(layer.weight, x)  # [3, H, F]
+    for own, each in zip(found, x, strict=True):
+        (expected,) = torch.autograd.grad(
+            linear(each, layer.weight, layer.bias).square().mean(), [layer.weight]
+        )
+        torch.testing.assert_close(own, expected)
+
+
+class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the shapes of what matrix products make."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.made: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mm.default:
+            self.made.append(tuple(outputs.shape))
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "made"), [(MANY, 4, (4, 64)), (FEW, 4, (64, 4)), (MANY, 60, (64, 60))]
+)
+def test_weights_of_few_inputs_and_many_rows_have_their_gradient_as_a_narrow_product(
+    rows: int, inputs: int, made: tuple[int, int]
+) -> None:
+    layer = Linear(inputs, 64)
+    with Products() as products:
+        layer(torch.randn(rows, inputs)).sum().backward()
+    assert products.made == [made]
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.shape == (64, inputs)
