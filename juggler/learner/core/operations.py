@@ -153,8 +153,8 @@ class Recorder(Watch):  # type: ignore[no-untyped-call]
         for node in graph.nodes:
             if not self._changes and _is_constant(node):
                 node.replace_all_uses_with(self._constant(node.meta["tensor"]))
-            elif node.target in _IN_PLACE and _may_change(node.args[0]):
-                node.target = _IN_PLACE[node.target]
+            else:
+                _write_over_argument(node)
         graph.eliminate_dead_code(_is_needed)
         for node in graph.nodes:
             node.meta.clear()  # it holds tensors
@@ -206,14 +206,33 @@ class Recorder(Watch):  # type: ignore[no-untyped-call]
         return self._last_input
 
 
-#: Operations that may write their result over their argument.
-_IN_PLACE: dict[Any, Any] = {torch.relu: torch.relu_, torch.tanh: torch.tanh_}
+#: Operations that may write their result over their first argument, and what does so.
+_IN_PLACE: dict[Any, Any] = {
+    torch.relu: torch.relu_,
+    torch.tanh: torch.tanh_,
+    torch.mul: operator.imul,
+}
+#: The same for operations that are told where to write, by the name of that argument.
+_INTO: dict[Any, tuple[str, Any]] = {
+    _aten.tanh_backward.default: ("grad_input", _aten.tanh_backward.grad_input),
+    _aten.threshold_backward.default: ("grad_input", _aten.threshold_backward.grad_input),
+}
 
 
-def _may_change(node: Any) -> bool:
-    """Whether one other operation alone reads what this one made, in memory of its own."""
-    made = node.meta.get("operation") in (_aten.addmm.default, _aten.mm.default)
-    return made and len(node.users) == 1
+def _write_over_argument(node: fx.Node) -> None:
+    """Let an operation write its result over its first argument, if it is a product that nothing
+    else reads: new memory would have to be brought into the caches."""
+    over = node.args[0] if node.args else None
+    if not (isinstance(over, fx.Node) and len(over.users) == 1):
+        return
+    if over.meta.get("operation") not in (_aten.addmm.default, _aten.mm.default):
+        return
+    old, new = over.meta["tensor"], node.meta["tensor"]
+    if node.target in _IN_PLACE and (old.shape, old.dtype) == (new.shape, new.dtype):
+        node.target = _IN_PLACE[node.target]
+    elif node.target in _INTO:
+        name, node.target = _INTO[node.target]
+        node.kwargs = {**node.kwargs, name: over}
 
 
 def _is_needed(node: fx.Node) -> bool:

@@ -214,3 +214,35 @@ def test_numbers_that_the_function_makes_stay_its_own() -> None:
         assert_equal(found, {"two": torch.full((2,), 2.0), "view": torch.ones(2), "y": 2 * x})
         for each in found.values():
             each.add_(1)
+
+
+def of_a_product(x: Tensor, w: Tensor) -> dict[str, Tensor]:
+    """What may be written over products, and what reads them twice or has another shape."""
+    twice = x @ w  # [B, H]
+    whole = (10 * x).long() @ (10 * w).long()  # [B, H]
+    return {
+        "relu": (x @ w).relu(),
+        "tanh": (x @ w).tanh(),
+        "mul": (x @ w) * 3,
+        "square": (x @ w).square() * (x @ w),
+        "by rows": (x @ w) * x[:, :1],
+        "wider": (x[:1] @ w) * w.sum(0, keepdim=True).expand(4, -1),
+        "tanh backward": torch.ops.aten.tanh_backward(x @ w, w[:1].tanh().expand(5, -1)),
+        "threshold backward": torch.ops.aten.threshold_backward(x @ w, x[:, :1].expand(5, 2), 0),
+        "twice": torch.ops.aten.threshold_backward(twice, twice.relu(), 0) + twice * 2,
+        "halves of whole numbers": whole * 0.5,
+        "product": twice,
+    }
+
+
+def test_what_is_written_over_products_is_read_by_nobody_else() -> None:
+    recordings = Recordings(1, math.inf)
+    for seed in range(7):
+        generator = torch.Generator().manual_seed(seed)
+        x, w = torch.randn(5, 3, generator=generator), torch.randn(3, 2, generator=generator)
+        given = {"x": x.clone(), "w": w.clone()}
+        found = recordings(lambda inputs: of_a_product(inputs["x"], inputs["w"]), given, None)
+        assert_equal(found, of_a_product(x, w))
+        assert_equal(given, {"x": x, "w": w})
+    assert recordings._recorded == 1
+    assert not recordings._is_off
