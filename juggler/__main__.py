@@ -1,7 +1,5 @@
 """`python -m juggler` is the command `juggler`."""
 
-import sys
+from juggler.cli import command_line
 
-from juggler.cli import main
-
-sys.exit(main())
+command_line()

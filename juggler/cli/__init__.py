@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import NoReturn
 
 from juggler.runtime.nearest import closest
 
@@ -39,6 +40,8 @@ COMMANDS = {
     "certs": ("juggler.cli.certs", "make certificates for TLS between hosts"),
 }
 
+_WORKERS = ("envrunner", "learner", "evaluator")
+
 #: What people ask for by other words.
 _OTHER_WORDS = {"resume": "train --resume RUN", "go-on": "train --resume RUN", "run": "train"}
 
@@ -47,6 +50,20 @@ juggler runs on Linux. On macOS and Windows, use docker (see docs/docker.md). In
 
   docker build -f docker/Dockerfile -t juggler .
   docker run --rm --init -v runs:/runs juggler train cartpole"""
+
+
+def command_line() -> NoReturn:
+    """Be the process of a command, to its end. Workers, whose streams have threads, leave as those
+    do that a driver starts itself."""
+    if sys.platform != "linux" or not set(sys.argv[1:2]).intersection(_WORKERS):
+        sys.exit(main())
+    from juggler.runtime.actors.processes import leave
+
+    try:
+        code: int | str | None = main()
+    except SystemExit as error:
+        code = error.code
+    leave(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

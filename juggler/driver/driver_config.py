@@ -78,8 +78,8 @@ class DriverConfig:
     stop_seconds: float | None = None
     """Stop after so many seconds of training, which begin with the first sample request and not
     with the command, and go on where a run is resumed. Updates that were begun (updates_in_flight)
-    are still finished, with a last checkpoint. A run that cannot begin ends after as many, and not
-    before worker_timeout_seconds."""
+    are still finished, with a last checkpoint. A run whose workers do not come ends when it has
+    waited for them that long, and not before worker_timeout_seconds."""
 
     checkpoint_seconds: float = 30.0
     """Between checkpoints of an asynchronous run; there is always one at the end."""

@@ -16,7 +16,8 @@ class Times(NamedTuple):
 
 
 class RunClock:
-    """Begins with the command; training begins with the first sample request.
+    """Begins with the command; training begins with the first sample request. It is made when a run
+    begins to wait for its workers.
 
     Args:
         started: when the command was given, in seconds of `time.monotonic`.
@@ -25,6 +26,7 @@ class RunClock:
 
     def __init__(self, started: float, resume: Checkpoint | None = None) -> None:
         self._started = started
+        self._waits_since = time.monotonic()  # for its workers
         self._began: float | None = None  # to train
         self._before = Times(0.0, 0.0)
         if resume is not None:
@@ -46,8 +48,12 @@ class RunClock:
         return Times(self._before.wall + now - self._started, self._before.training + trained)
 
     def is_up(self, stop_seconds: float, patience: float) -> bool:
-        """Whether a run that is to train for so long has done so; or has not begun for as long, and
-        for longer than anything is waited for."""
+        """Whether a run that is to train for so long has done so; or has waited for its workers for
+        as long, and for longer than anything is waited for.
+
+        What came before it had workers to wait for does not count: to import torch alone may take
+        longer, and who runs commands in one process gives all of them the start of that process.
+        """
         if self.training:
             return self.now().training >= stop_seconds
-        return time.monotonic() - self._started >= max(stop_seconds, patience)
+        return time.monotonic() - self._waits_since >= max(stop_seconds, patience)

@@ -78,6 +78,17 @@ def test_time_is_up_for_a_run_that_cannot_begin_too(
     assert clock.is_up(stop_seconds, patience=60)
 
 
+def test_a_run_waits_for_its_workers_however_long_ago_the_command_was_given(
+    time: SimpleNamespace,
+) -> None:
+    clock = RunClock(time.now - 1000)  # imports took long, or the process has had other commands
+    assert not clock.is_up(10, patience=60)
+    time.now += 59
+    assert not clock.is_up(10, patience=60)
+    time.now += 1
+    assert clock.is_up(10, patience=60)
+
+
 def test_the_end_tells_both() -> None:
     summary = {
         "solved": True,

@@ -335,23 +335,25 @@ def test_a_step_that_lets_nothing_else_run_shows_where_it_was(place: Place) -> N
     place.assert_nothing_is_left()
 
 
-def test_gradients_that_are_not_finite_end_the_run_and_name_the_module(place: Place) -> None:
-    place.write(
-        "broken.py",
+@pytest.mark.usefixtures("one_forkserver")
+def test_gradients_that_are_not_finite_end_the_run_and_name_the_module(
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (in_a_directory / "diverging.py").write_text(
         "import torch\n"
         "from juggler.runtime.modules.models import ActorCritic\n"
         "class Diverging(ActorCritic):\n"
         "    def _forward_train(self, batch):\n"
         "        outputs = super()._forward_train(batch)\n"
-        "        return {**outputs, 'values': outputs['values'] * torch.inf}\n",
+        "        return {**outputs, 'values': outputs['values'] * torch.inf}\n"
     )
-    options = ["--module", "broken:Diverging", "--run-dir", "run", "--stop-seconds", 30]
-    run = place.run("train", "cartpole", *options)
-    assert run.status == 1, run.output
-    last = [line for line in run.output.splitlines() if "is lost" in line][-1]
+    options = ["--module", "diverging:Diverging", "--run-dir", "run", "--stop-steps", 100_000]
+    status = status_of("train", "cartpole", *options)
+    said = "".join(capsys.readouterr())
+    assert status == 1, said
+    last = [line for line in said.splitlines() if "is lost" in line][-1]
     assert "module 'default'" in last
     assert "not finite" in last
-    place.assert_nothing_is_left()
 
 
 def test_a_driver_that_is_killed_takes_its_workers_with_it(place: Place) -> None:

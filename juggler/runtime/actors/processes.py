@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import multiprocessing
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
-from typing import Any
+from typing import Any, NoReturn
 
 from juggler.runtime.actors.orphans import die_with_parent, kill_children, take_in_orphans
 from juggler.runtime.actors.temporary import claim_multiprocessings
@@ -187,6 +188,28 @@ def must_end(seconds: float = _LEAVE_SECONDS) -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def leave(code: int | str | None) -> NoReturn:
+    """End this process as `sys.exit(code)` in its main thread would, but without taking the
+    interpreter apart; multiprocessing ends those that it starts in the same way.
+
+    Threads may still be in C++ code then: those of streams, of gRPC, which gives nobody its own to
+    join, and of other people's environments. Up to Python 3.13, a thread that comes back to Python
+    while the interpreter is taken apart is unwound, and where C++ does not allow that the process
+    aborts, though its work is done. What everybody else relies on still happens: threads that are
+    no daemons end, what is registered with `atexit` is called, and output is written.
+    """
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    # Python and multiprocessing use these two; they have no public names.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        # Nobody may read them any more, and a process without a terminal may have none.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 @contextmanager
