@@ -21,7 +21,7 @@ from juggler.driver.trial_weights import must_go_on
 from juggler.envrunner.multi_agent.turns import AgentGroup
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.core.state import StateMismatch
-from juggler.learner.process.beginning import go_on_with
+from juggler.learner.process.beginning import begin_with, go_on_with
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.wire.spaces import space_to_message
 
@@ -232,3 +232,20 @@ def test_a_learner_says_what_does_not_fit_where_nobody_could_know_it_before() ->
     )
     with pytest.raises(StateMismatch, match=said):
         go_on_with(other, state, extra, "runner")
+
+
+def test_a_player_that_is_reset_to_one_with_another_network_is_told_what_does_not_fit() -> None:
+    acts = spaces.Discrete(2)
+    small, large = (
+        build(config_of("ppo", **keys), BOX, acts).learner for keys in ({"model": SMALL}, {})
+    )
+    before = small.get_weights()
+    said = (
+        "^league: hunter, reset to the weights of stone: weights '.*' of module 'default' have "
+        r"shape \(64, 4\); expected \(8, 4\). They are of another network"
+    )
+    words = "league: hunter, reset to the weights of stone"
+    with pytest.raises(ValueError, match=said):
+        begin_with(small, large.get_weights(), words, whole=True, selectable=False)
+    for name, array in before["default"].items():
+        np.testing.assert_array_equal(small.get_weights()["default"][name], array)
