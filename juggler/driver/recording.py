@@ -82,7 +82,7 @@ def record(
             "most likely actions",
         }
         spaces = envs.single_observation_space, envs.single_action_space
-        spec = None if callable(env) else spec_of(config.env_runner)
+        spec = spec_of(config.env_runner, env if callable(env) else None)
         dataset_id = f"juggler/{words_of(config.env_runner.env)}-v0"
         with writing(place, dataset_id, *spaces, spec, about) as writer:
             yield EpisodeRecorder(envs, writer.add)

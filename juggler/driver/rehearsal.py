@@ -5,7 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,7 @@ from juggler.driver.module_ids import listed
 from juggler.driver.preflight import DOES, FAILED, FOUND, WARNS, Rehearsal, named_parts
 from juggler.driver.trial_steps import try_steps
 from juggler.driver.trial_updates import Built, can_be_tried, first_batches
-from juggler.driver.trial_weights import must_go_on
+from juggler.driver.trial_weights import groups_before, must_go_on
 from juggler.driver.with_dataset import is_of_another
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.dm_env_rpc.options import SCHEME
@@ -105,9 +105,13 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
         for what, name in named_parts(config):
             does(f"importing {name}")
             found(name, what)
-    runner = config.env_runner
-    if runner.gateway or runner.env.startswith(SCHEME):
-        return []  # its environments are on other hosts
+    runner, before = config.env_runner, rehearsal.before
+    if runner.gateway or runner.env.startswith(SCHEME):  # its environments are on other hosts
+        if before is not None:
+            known = groups_before(config, before)
+            built = _build(config, known, {}, module_factory, own_classes, does)
+            must_go_on(config, built, (), before)
+        return []
     if runner.dataset:
         does(f"reading the data set {runner.dataset}")
     else:
@@ -126,10 +130,10 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
         does(f"rendering the environment {runner.env}")
         _must_render(config, env_factory)
     config = with_agents(config, said)
-    before = rehearsal.before
     frozen = frozen_modules(config, before.run_dir if before else None)
     must_fit(config, frozen, said)
-    built = _build(config, groups, critic_spaces, module_factory, own_classes, does)
+    group_of = _groups_by_module(config, groups)
+    built = _build(config, group_of, critic_spaces, module_factory, own_classes, does)
     kept = {module_id: each.learner.kept_bytes for module_id, each in built.items()}
     must_fit_together(config, kept, [device == CPU for device in devices])
     if before is None:
@@ -188,29 +192,35 @@ def _group_of(env: VectorEnvironment) -> AgentGroup:
     return AgentGroup((), env.single_observation_space, env.single_action_space)
 
 
+def _groups_by_module(config: RunConfig, groups: Sequence[AgentGroup]) -> dict[str, AgentGroup]:
+    """By id of a module, agents that it plays."""
+    group_of = {agent: group for group in groups for agent in group.agents}
+    played = {id: group_of[agent] for agent, ids in config.played_by.items() for id in ids}
+    return {module_id: played.get(module_id, groups[0]) for module_id in config.module_ids}
+
+
 def _build(
     config: RunConfig,
-    groups: list[AgentGroup],
+    group_of: Mapping[str, AgentGroup],
     critic_spaces: Mapping[str, Space[Any]],
     module_factory: Any,
     own_classes: Mapping[str, type[Any]],
     does: Callable[[str], None],
 ) -> dict[str, Built]:
-    """Build every module and its learner once."""
-    group_of = {agent: group for group in groups for agent in group.agents}
-    spaces_of = {
-        module_id: group_of[agent] for agent, ids in config.played_by.items() for module_id in ids
-    }
+    """Build each of these modules and its learner once.
+
+    Args:
+        group_of: by id of a module, agents that it plays.
+    """
     shared = SharedParts(config.agents.shared)
-    several = bool(spaces_of)
+    several = bool(config.played_by)
     built: dict[str, Built] = {}
-    for module_id in config.module_ids:
+    for module_id, group in group_of.items():
         which = f"module {module_id!r}" if several else "the module"
         does(f"building {which} and its learner")
         of_module = config.of(module_id)
         factory = given_or_named(of_module.module.module, module_factory, own_classes)
         with _failures_of(module_id if several else ""):
-            group = spaces_of.get(module_id, groups[0])
             critic_space = critic_spaces.get(of_module.module.critic_sees)
             built[module_id] = build_one(of_module, group, critic_space, factory, own_classes)
         shared.add(module_id, built[module_id].learner)

@@ -73,7 +73,8 @@ class Result:
 
 def goal_reached(run_dir: Path, before: RunConfig, now: RunConfig) -> str:
     """Return the stop condition that ended a run; "" if there was none, or it has changed since."""
-    reason = str(last_summary(run_dir).get("reason_for_stop", ""))
+    summary, _ = last_summary(run_dir)
+    reason = str(summary.get("reason_for_stop", ""))
     goal = _GOALS.get(reason, "")
     return reason if goal and vars(now.driver)[goal] == vars(before.driver)[goal] else ""
 

@@ -15,7 +15,6 @@ from gymnasium import Space, spaces
 from gymnasium.vector import VectorEnv, VectorWrapper
 from numpy.typing import NDArray
 
-from juggler.driver.module_ids import listed
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
@@ -132,11 +131,7 @@ class CheckedGames:
 
             self._checks.check(group.observation_space, said.observations, call, who)
         if turn.unread and self._warn is not None:
-            self._warn(
-                f"infos after {call} have {listed(sorted(turn.unread))}, and no agent is called "
-                "so: nothing reads that. Infos have a dict for each agent, as in "
-                f"{{{self.agents[0]!r}: {{...}}}}"
-            )
+            self._warn(f"infos after {call} have {turn.unread}")
             self._warn = None
         return turn
 

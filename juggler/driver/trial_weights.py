@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from google.protobuf.json_format import ParseDict
 
 from juggler.driver.agents_found import FoundGroup
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.preflight import GoesOn, Layout
 from juggler.driver.trial_updates import Built
+from juggler.envrunner.multi_agent.turns import AgentGroup
 from juggler.learner.core.state import StateMismatch
 from juggler.learner.learner import Learner
+from juggler.learner.process.beginning import REMEDY
 from juggler.runtime.episodes.version import DEFAULT_MODULE
+from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.trees import Path, unflatten
+from juggler.runtime.wire.v1 import spaces_pb2
+
+#: Agents of simulators, whose spaces are those of the checkpoint.
+_UNKNOWN = FoundGroup((), None, None)
 
 
 def must_go_on(
@@ -23,7 +31,7 @@ def must_go_on(
     Args:
         config: of the run.
         built: its modules with their learners, which stay as they are.
-        groups: the agents of the environment.
+        groups: the agents of the environment; (): nobody here knows them.
         before: what the run goes on from.
 
     Raises:
@@ -33,14 +41,29 @@ def must_go_on(
     """
     for module_id, each in built.items():
         agents = {agent for agent, ids in config.played_by.items() if module_id in ids}
-        (group,) = (group for group in groups if not agents or agents & {*group.agents})
+        groups_of_it = (each for each in groups if not agents or agents & {*each.agents})
+        group = next(groups_of_it, _UNKNOWN)
         which = f"module {module_id!r}: " if agents else ""
         if why := _misfit(each, module_id, group, before):
             raise ConfigError(
-                f"{which}the run cannot go on from {before.checkpoint}: {why}. Restore "
-                "the files and the settings that it was made with, or begin a new run with the "
-                "parameters that still fit: --from and --from-parameters"
+                f"{which}the run cannot go on from {before.checkpoint}: {why}. {REMEDY}"
             )
+
+
+def groups_before(config: RunConfig, before: GoesOn) -> dict[str, AgentGroup]:
+    """By id of a module, the spaces of its agents when the run was saved, of those modules that
+    need to know no more."""
+    found = {}
+    for module_id in config.module_ids:
+        spaces = before.spaces.get(module_id, {})
+        seen = config.of(module_id).module.critic_sees
+        if {*spaces} >= {"observation", "action"} and seen in (None, "observation"):
+            both = (
+                space_from_message(ParseDict(spaces[side], spaces_pb2.Space()))
+                for side in ("observation", "action")
+            )
+            found[module_id] = AgentGroup((), *both)
+    return found
 
 
 def _misfit(built: Built, module_id: str, group: FoundGroup, before: GoesOn) -> str:

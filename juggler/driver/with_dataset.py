@@ -29,7 +29,7 @@ def with_dataset(
         is_new: the run has recorded nothing yet.
 
     Raises:
-        ConfigError: the algorithm learns from nothing else, there is no such data set, nothing
+        ConfigError: the algorithm learns from nothing else, there is no such data set, nobody
             says what evaluations are to play, or nothing can be recorded there.
     """
     if is_here:
@@ -48,14 +48,25 @@ def with_dataset(
         raise ConfigError(f"dataset: {error}") from error
     if "env" in given:
         told = {}
-    elif not told and config.plays:
-        raise ConfigError(
-            f"evaluation_seconds = {config.driver.evaluation_seconds:g}: data set {name!r} does "
-            "not say which environment it is of; name it with env = ..."
-        )
-    elif not told:
+    elif not told or ":" in told["env"]:  # a module that it names would be imported, and called
+        if config.plays:
+            raise ConfigError(
+                f"evaluation_seconds = {config.driver.evaluation_seconds:g}: data set {name!r} "
+                f"{_in_words(told)}"
+            )
         told = {"env": Path(name).name}  # for people; nobody plays it
     return replace(config, env_runner=replace(config.env_runner, dataset=_kept(name), **told))
+
+
+def _in_words(told: dict[str, Any]) -> str:
+    """What a data set says of its environment that is not enough, and what to do."""
+    if not told:
+        return "does not say which environment it is of; name it with env = ..."
+    kwargs = f" and env_kwargs = {told['env_kwargs']}" if told["env_kwargs"] else ""
+    return (
+        f"says that it is of {told['env']}, and no code runs because a data set names it: if you "
+        f"trust it, say env = {told['env']!r}{kwargs} yourself"
+    )
 
 
 def is_of_another(runner: EnvRunnerConfig) -> bool:
@@ -64,10 +75,10 @@ def is_of_another(runner: EnvRunnerConfig) -> bool:
     Raises:
         DatasetError: there is no such data set, or it is damaged.
     """
-    told = environment_of(runner.dataset)
-    if not told:
-        return runner.env != Path(runner.dataset).name
-    return {"env": runner.env, "env_kwargs": runner.env_kwargs} != told
+    if runner.env == Path(runner.dataset).name:
+        return False  # nobody named one
+    played = {"env": runner.env, "env_kwargs": runner.env_kwargs}
+    return played != environment_of(runner.dataset)
 
 
 def must_be_playable(dataset: str, env: str, gateway: str = "") -> None:
@@ -79,8 +90,8 @@ def must_be_playable(dataset: str, env: str, gateway: str = "") -> None:
         gateway: of the run; "": none, or `env` is not the run's.
 
     Raises:
-        ConfigError: the data set did not say which environment it is of, or the run's env was only
-            a name, and nobody says another one.
+        ConfigError: the run's env is only a name, of its data set or of simulators, and nobody says
+            another one.
     """
     if gateway and ":" not in env and env not in gymnasium.registry:
         raise ConfigError(
@@ -90,8 +101,8 @@ def must_be_playable(dataset: str, env: str, gateway: str = "") -> None:
         )
     if dataset and env == Path(dataset).name and env not in gymnasium.registry:
         raise ConfigError(
-            f"the run learned from the data set {dataset}, which does not say which "
-            "environment it is of: name it with --env, or env in Python"
+            f"the run learned from the data set {dataset}, and nobody has said which environment "
+            "it was to play: name it with --env, or env in Python"
         )
 
 

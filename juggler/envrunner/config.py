@@ -26,8 +26,8 @@ class EnvRunnerConfig:
     simulator."""
     dataset: str = ""
     """Learn from this Minari data set, a directory or a name, instead of sampling environments: for
-    algorithms that can, such as bc. Evaluations play env, or the environment that the data set
-    names."""
+    algorithms that can, such as bc. Evaluations play env, or the registered environment that the
+    data set names."""
     record: str = ""
     """Record what is sampled as a data set in this directory, which `dataset` of another run can
     name. Each EnvRunner writes parts of its own there, on its own host; with "" there is none."""

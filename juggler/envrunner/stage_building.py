@@ -61,9 +61,7 @@ def build_stage(
                 env = RecordedEnvs.of(told.env_runner)
             else:
                 env = make_vector_env(told.env_runner, env_factory, index)
-                env = recorded_while_played(
-                    env, told.env_runner, worker_id, named=env_factory is None, tell=tell
-                )
+                env = recorded_while_played(env, told.env_runner, worker_id, env_factory, tell)
             undo.callback(env.close)
             stage = SingleAgentStage(told, env, seed, own_code)
             step_back(env)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -156,6 +157,41 @@ def test_what_is_damaged_is_said_and_the_other_runs_are_listed(
         "bad": 100,
         "gone": 0,
     }
+
+
+@pytest.mark.parametrize("lost", ["config.toml", "checkpoints", "metrics.jsonl"])
+def test_a_run_that_has_lost_a_part_is_listed_with_what_is_missing(
+    lost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = made(tmp_path / "run", [line(100, 1.0)]) / lost
+    (Path.unlink if part.is_file() else shutil.rmtree)(part)
+    what = "directory checkpoints" if lost == "checkpoints" else lost
+    for directory in (tmp_path, tmp_path / "run"):
+        (run,) = listed(directory, capsys)
+        assert (run["name"], run["problem"]) == ("run", f"there is no {what}")
+        assert main(["runs", str(directory)]) == 0
+        assert f"{tmp_path / 'run'}: there is no {what}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("only", ["config.toml", "checkpoints", "metrics.jsonl"])
+def test_a_directory_with_one_thing_like_that_of_a_run_is_none(
+    only: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for part in made(tmp_path / "other", [line(100, 1.0)]).iterdir():
+        if part.name != only:
+            (Path.unlink if part.is_file() else shutil.rmtree)(part)
+    assert listed(tmp_path, capsys) == []
+
+
+@pytest.mark.parametrize("text", ['{"solved": tr', "[1]"])
+def test_a_damaged_summary_is_told(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path, [line(100, 1.0)], {"solved": True})
+    summary = tmp_path / "summary.json"
+    summary.write_text(text)
+    (run,) = listed(tmp_path, capsys)
+    assert run["problem"].startswith("summary.json is damaged: ")
 
 
 def test_a_directory_without_runs_and_one_that_is_not_there_are_told_apart(

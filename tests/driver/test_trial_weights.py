@@ -13,13 +13,15 @@ from support.algorithms import action_space_of, needs_memory
 from juggler.driver.agents_found import FoundGroup
 from juggler.driver.checkpoint.restoring import checkpoint_tree
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.preflight import GoesOn
+from juggler.driver.preflight import GoesOn, PreflightError, rehearse
 from juggler.driver.record.checkpoints import write
 from juggler.driver.rehearsal import _begin, _ModuleFailed, build_one
 from juggler.driver.trial_updates import Built
 from juggler.driver.trial_weights import must_go_on
 from juggler.envrunner.multi_agent.turns import AgentGroup
 from juggler.learner.algorithms.registry import ALGORITHMS
+from juggler.learner.core.state import StateMismatch
+from juggler.learner.process.beginning import begin_with, go_on_with
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.wire.spaces import space_to_message
 
@@ -188,3 +190,62 @@ def test_a_module_whose_table_names_weights_of_another_network_is_told_before_a_
         said = str(failed.value.__cause__)
         assert said.startswith(f"modules.main: from = '{tmp_path}:old': weights ")
         assert "from_parameters" not in said, "which is for from_checkpoint alone"
+
+
+@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.parametrize("env", [{"gateway": "127.0.0.1:0"}, {"env": "dm_env_rpc://robots:5005"}])
+def test_a_run_of_simulators_is_rehearsed_with_the_spaces_of_its_checkpoint(
+    env: dict[str, Any],
+) -> None:
+    """Its learners are here, and its simulators may dial later."""
+    before = config_of("ppo", **env)
+    world = World(before, BOX, spaces.Discrete(2))
+    assert rehearse(before, before=world.before) == ()
+    for change, said in (
+        ({"model": SMALL}, "cannot go on from runs/mine/checkpoints/000000001: weights .* shape"),
+        ({"optimizer": "rmsprop"}, "its optimizer was another: 'default/moments/mean' is in the"),
+        ({"connectors": {"learner": ["normalize_rewards"]}}, "'learner_pipelines/default' is here"),
+        ({"connectors": {"env_to_module": [{"use": "frame_stack", "k": 2}]}}, "weights .*sha"),
+    ):
+        with pytest.raises(PreflightError, match=said):
+            rehearse(config_of("ppo", **env, **change), before=world.before)
+
+
+@pytest.mark.usefixtures("one_forkserver")
+def test_each_module_of_simulators_goes_on_with_the_spaces_of_its_own_agents() -> None:
+    tables = {"agents": {"hunter_*": "hunters", "*": "runner"}}
+    before = config_of("ppo", **tables, gateway="127.0.0.1:0")
+    world = World(before, BOX, spaces.Discrete(2), "runner")
+    assert rehearse(before, before=world.before) == (), "nobody knows those of the hunters"
+    other = {"modules": {"runner": {"model": SMALL}}}
+    with pytest.raises(PreflightError, match=r"^module 'runner': the run cannot go on from"):
+        rehearse(config_of("ppo", **tables, gateway="127.0.0.1:0", **other), before=world.before)
+
+
+def test_a_learner_says_what_does_not_fit_where_nobody_could_know_it_before() -> None:
+    acts = spaces.Discrete(2)
+    state, extra = build(config_of("ppo"), BOX, acts).learner.save()
+    other = build(config_of("ppo", optimizer="rmsprop"), BOX, acts).learner
+    said = (
+        "^module 'runner': the run cannot go on from its checkpoint: .*'default/moments/mean' is "
+        "in the checkpoint, .*Restore the files and the settings"
+    )
+    with pytest.raises(StateMismatch, match=said):
+        go_on_with(other, state, extra, "runner")
+
+
+def test_a_player_that_is_reset_to_one_with_another_network_is_told_what_does_not_fit() -> None:
+    acts = spaces.Discrete(2)
+    small, large = (
+        build(config_of("ppo", **keys), BOX, acts).learner for keys in ({"model": SMALL}, {})
+    )
+    before = small.get_weights()
+    said = (
+        "^league: hunter, reset to the weights of stone: weights '.*' of module 'default' have "
+        r"shape \(64, 4\); expected \(8, 4\). They are of another network"
+    )
+    words = "league: hunter, reset to the weights of stone"
+    with pytest.raises(ValueError, match=said):
+        begin_with(small, large.get_weights(), words, whole=True, selectable=False)
+    for name, array in before["default"].items():
+        np.testing.assert_array_equal(small.get_weights()["default"][name], array)

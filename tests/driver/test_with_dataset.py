@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.with_dataset import must_be_playable, with_dataset
+from juggler.driver.with_dataset import is_of_another, must_be_playable, with_dataset
 
 
 @pytest.fixture
@@ -94,8 +94,27 @@ def test_an_evaluation_needs_an_environment(place: Path) -> None:
     assert unnamed.env_runner.env == "mine", "and not the default environment"
 
 
+def test_code_that_a_data_set_names_is_run_only_if_somebody_says_so(place: Path) -> None:
+    file = place / "data" / "metadata.json"
+    metadata = json.loads(file.read_text())
+    named = {"id": "robots:Arm", "kwargs": {"joints": 3}}
+    file.write_text(json.dumps({**metadata, "env_spec": json.dumps(named)}))
+    given = {"algorithm": "bc", "dataset": str(place)}
+    with pytest.raises(ConfigError) as raised:
+        begin(**given, evaluation_seconds=1.0)
+    assert "say env = 'robots:Arm' and env_kwargs = {'joints': 3} yourself" in str(raised.value)
+    unplayed = begin(**given).env_runner
+    assert (unplayed.env, unplayed.env_kwargs) == ("mine", {})
+    assert not is_of_another(unplayed)
+    said = {"env": "robots:Arm", "env_kwargs": {"joints": 3}}
+    played = begin(**given, **said, evaluation_seconds=1.0).env_runner
+    assert (played.env, played.env_kwargs) == ("robots:Arm", {"joints": 3})
+    assert not is_of_another(played)
+    assert is_of_another(begin(**given, env="robots:Leg").env_runner)
+
+
 def test_who_plays_what_was_learned_from_a_data_set_that_names_no_environment_is_told() -> None:
-    with pytest.raises(ConfigError, match="from the data set /data/shown, which does not say"):
+    with pytest.raises(ConfigError, match="from the data set /data/shown, and nobody has"):
         must_be_playable("/data/shown", "shown")
     must_be_playable("/data/shown", "envs:Robot")
     must_be_playable("/data/CartPole-v1", "CartPole-v1")

@@ -103,6 +103,8 @@ class League:
             asked = list(itertools.islice(self._builder.initial(), _MOST_COMMANDS))
         except Exception as error:  # whatever a builder of one's own raises
             raise ValueError(f"{name}.initial failed: {told(error)}") from error
+        for command in asked:
+            _must_begin_anew(command)
         commands = [made for command in [*fixed, *asked] for made in self._apply(command)]
         if not self.roster.learners():
             raise ValueError(f"{name}.initial adds no player that learns: add one")
@@ -286,3 +288,21 @@ class League:
             return []
         self._reported.append(message)
         return [events.Report(message)]
+
+
+def _must_begin_anew(command: events.BuilderCommand) -> None:
+    """
+    Raises:
+        ValueError: a player that learns from the beginning would have the weights of another one,
+            which nobody takes over before the run has begun.
+    """
+    if (
+        isinstance(command, events.AddPlayer)
+        and command.learning
+        and command.source != events.INITIAL
+    ):
+        raise ValueError(
+            f"{command.player_id} learns from the beginning, and cannot begin as "
+            f"{command.source!r}: leave out source, and name the checkpoint of those weights with "
+            f"from, in the table modules.{command.player_id}; or add the player in build"
+        )

@@ -24,19 +24,26 @@ _FRESH_SECONDS = 15.0  # a run writes a line each second
 _UNIX: Final = "unix:"
 
 
-def last_summary(run_dir: Path) -> dict[str, Any]:
-    """The summary of a run that has ended; {} if there is none, or the run has been resumed since.
+def last_summary(run_dir: Path) -> tuple[dict[str, Any], str]:
+    """The summary of a run that has ended, and what is wrong with its file; {} if there is none, or
+    the run has been resumed since.
 
     A run writes its summary last: one that is older than the metrics is from before a resume.
     """
+    file = run_dir / SUMMARY_FILE
     try:
-        file = run_dir / SUMMARY_FILE
         if file.stat().st_mtime_ns < (run_dir / METRICS_FILE).stat().st_mtime_ns:
-            return {}
+            return {}, ""
         summary = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return summary if isinstance(summary, dict) else {}
+    except FileNotFoundError:
+        return {}, ""
+    except OSError as error:
+        return {}, f"cannot read {SUMMARY_FILE}: {error.strerror}"
+    except (ValueError, RecursionError) as error:
+        return {}, f"{SUMMARY_FILE} is damaged: {error}"
+    if not isinstance(summary, dict):
+        return {}, f"{SUMMARY_FILE} is damaged: it has no object"
+    return summary, ""
 
 
 def state_of(run_dir: Path, summary: dict[str, Any]) -> RunState:

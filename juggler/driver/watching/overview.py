@@ -101,9 +101,9 @@ class Overseer:
         return known
 
     def _read_all(self) -> Overview:
-        config, problem = read_config(self._run_dir)
-        problem = "; ".join(each for each in (problem, self._read()) if each)
-        summary = last_summary(self._run_dir)
+        config, of_config = read_config(self._run_dir)
+        summary, of_summary = last_summary(self._run_dir)
+        problems = of_config, self._read(), of_summary, _problem_of_checkpoints(self._run_dir)
         last = self._last or _Line(0.0, 0.0)
         return Overview(
             name=self._name,
@@ -119,7 +119,7 @@ class Overseer:
             wall_time=_number(summary.get(TIME), last.wall_time) or 0.0,
             checkpoints=checkpoint_updates(self._run_dir),
             written=_written(self._run_dir),
-            problem=problem,
+            problem="; ".join(filter(None, problems)),
         )
 
     def _read(self) -> str:
@@ -182,7 +182,7 @@ def names_of(run_dirs: list[Path]) -> list[str]:
 
 def _walk(directory: Path, left: list[int], depth: int) -> Iterator[Path]:
     left[0] -= 1
-    if (directory / CONFIG_FILE).is_file() and (directory / DIRECTORY).is_dir():
+    if _is_run(directory):
         yield directory
         return
     if depth == 0 or left[0] <= 0:
@@ -195,6 +195,16 @@ def _walk(directory: Path, left: list[int], depth: int) -> Iterator[Path]:
         )
         for _, name in below:
             yield from _walk(directory / name, left, depth - 1)
+
+
+def _is_run(directory: Path) -> bool:
+    """Whether it has at least two of what a run begins with: one may be damaged."""
+    kept = [directory / name for name in (CONFIG_FILE, METRICS_FILE)]
+    try:
+        found = [*(each.is_file() for each in kept), (directory / DIRECTORY).is_dir()]
+    except OSError:  # nobody may look into it
+        return False
+    return sum(found) >= 2
 
 
 def read_config(run_dir: Path) -> tuple[dict[str, Any], str]:
@@ -217,6 +227,11 @@ def checkpoint_updates(run_dir: Path) -> tuple[int, ...]:
     except OSError:
         return ()
     return tuple(sorted((int(name) for name in names if name.isdigit()), reverse=True))
+
+
+def _problem_of_checkpoints(run_dir: Path) -> str:
+    directory = run_dir / DIRECTORY
+    return "" if directory.is_dir() else f"there is no directory {DIRECTORY}"
 
 
 def _written(run_dir: Path) -> float:

@@ -64,7 +64,7 @@ class WatchedRun:
         """All else."""
         with self._lock:
             self._read_events()
-            summary = last_summary(self._run_dir)
+            summary, _ = last_summary(self._run_dir)
             state = state_of(self._run_dir, summary)
             config, _ = read_config(self._run_dir)
             if time.monotonic() - self._looked >= _LOOK_SECONDS:

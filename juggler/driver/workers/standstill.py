@@ -70,8 +70,11 @@ class Standstill:
         silent = self._by_silent_runner()
         new = [text for name, text in silent.items() if name not in self._silent]
         self._silent = set(silent)
+        hang_seconds = self._config.driver.hang_seconds
         return [
-            f"{text}. Others are asked for less meanwhile. Are its environments slow, or stuck?"
+            f"{text}. Others are asked for less meanwhile. Are its environments slow, or stuck? An "
+            f"EnvRunner that makes no progress for {hang_seconds:g} s (hang_seconds) is killed and "
+            "replaced"
             for text in new
         ]
 

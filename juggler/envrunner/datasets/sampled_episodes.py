@@ -190,8 +190,7 @@ def recorded_while_played(
     env: VectorEnv[Any, Any, Any],
     config: EnvRunnerConfig,
     worker: str,
-    *,
-    named: bool,
+    factory: Callable[..., Any] | None,
     tell: Callable[[str], None],
 ) -> VectorEnv[Any, Any, Any]:
     """Environments whose episodes are recorded, if the configuration says so.
@@ -200,7 +199,7 @@ def recorded_while_played(
         env: N environments.
         config: says where.
         worker: the EnvRunner's name.
-        named: `config.env` names the environments.
+        factory: made the environments instead of the name in `config`; None: that did.
         tell: as in `SampledEpisodes`.
 
     Raises:
@@ -209,5 +208,5 @@ def recorded_while_played(
     if not config.record:
         return env
     spaces = env.single_observation_space, env.single_action_space
-    spec = spec_of(config) if named else None
+    spec = spec_of(config, factory)
     return RecordedWhilePlayed(env, SampledEpisodes(config, worker, *spaces, spec, tell))

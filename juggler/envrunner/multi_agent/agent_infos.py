@@ -2,13 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
+from numbers import Real
+from typing import Any, Final
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
 
 from juggler.envrunner.info_numbers import InfoNumbers, InfoWatch, told_apart
 from juggler.envrunner.multi_agent.turns import Turn
+from juggler.runtime.nearest import all_of
+
+#: Kinds of what an environment may have meant as numbers of its agents.
+_MEANT: Final = (np.ndarray, Mapping, Real)
+_MOST_NAMED: Final = 20
+
+
+def arrays_in(
+    infos: Mapping[str, Any], shape: tuple[int, int]
+) -> tuple[dict[str, NDArray[Any]], str]:
+    """What is of the shape [N, A] in the infos of a step of a vector: copies [N * A] by name; and
+    for people, what nothing reads of the others."""
+    found: dict[str, NDArray[Any]] = {}
+    others: list[str] = []
+    for name, given in infos.items():
+        if isinstance(given, np.ndarray) and given.shape == shape:
+            found[name] = given.flatten()
+        elif isinstance(given, _MEANT):
+            others.append(str(name))
+    if not others:
+        return found, ""
+    return found, (
+        f"{_listed(others)}, and no array of the shape {list(shape)} there: nothing reads that. "
+        "Infos have arrays [num_envs, agents] by name"
+    )
+
+
+def of_strangers(names: Collection[str], agents: Sequence[str]) -> str:
+    """For people: what infos by agent have under names that are no agents."""
+    return (
+        f"{_listed(sorted(names))}, and no agent is called so: nothing reads that. Infos have a "
+        f"dict for each agent, as in {{{agents[0]!r}: {{...}}}}"
+    )
+
+
+def _listed(names: Collection[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    shown = [repr(name) for name in islice(names, _MOST_NAMED)]
+    return all_of([*shown, f"{more} more"] if more > 0 else shown)
 
 
 class AgentInfos:

@@ -133,6 +133,10 @@ class Game(ABC):
             reason = f"the reward of agent {agent!r} must be a number, not {reward!r}"
             raise BrokenRule(self.index, reason) from None
 
+    def _keep_unread(self, infos: Mapping[Hashable, Any], reports: Reports) -> None:
+        if strangers := infos.keys() - self._places.keys():
+            reports.unread.update(map(str, strangers))
+
     def _place(self, agent: Hashable) -> int:
         place = self._places.get(agent)
         if place is None:
@@ -212,10 +216,6 @@ class ParallelGame(Game):
             for kind, seen in self._seen_by_critics(lambda: acting).items():
                 reports.critics_now[kind][self.index] = seen
 
-    def _keep_unread(self, infos: Mapping[Hashable, Any], reports: Reports) -> None:
-        if strangers := infos.keys() - self._places.keys():
-            reports.unread.update(map(str, strangers))
-
     def _all_act(
         self,
         agents: Iterable[Hashable],
@@ -247,15 +247,18 @@ class TurnBasedGame(Game):
     def reset(self, seed: int, reports: Reports) -> Mapping[Hashable, Any]:
         self.env.reset(seed=seed)
         self._on_turn = reader(self.env, "agent_selection")
+        self._infos = reader(self.env, "infos") if hasattr(self.env, "infos") else dict
         self._begins()
+        self._keep_unread(self._infos(), reports)
         # What becomes of agents that end at once goes to nobody, since they have not acted.
         if not self._serve(Reports(len(reports.acting)), reports):
             self._require_agents()
-        return dict(getattr(self.env, "infos", {}))
+        return dict(self._infos())
 
     def step(self, actions: Mapping[Hashable, Any], reports: Reports) -> None:
         (action,) = actions.values()
         self.env.step(action)
+        self._keep_unread(self._infos(), reports)
         if not self._serve(reports, reports, self._is_late()):
             reports.over.append(self.index)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.multi_agent.agent_infos import of_strangers
 from juggler.envrunner.multi_agent.critics import AllObservations, States, no_state
 from juggler.envrunner.multi_agent.games import Game
 from juggler.envrunner.multi_agent.group_observations import GroupObservations, Misfit
@@ -234,8 +235,10 @@ class GamesInTurn:
         over = np.array(reports.over, np.intp)
         critics = {kind: self._of_critic(kind, reports) for kind in self._critics}
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
-        gave = reports.infos, reports.unread
-        return Turn(tuple(groups), began, over, *ended_with, critics, None, *gave)
+        unread = of_strangers(reports.unread, self.agents) if reports.unread else ""
+        return Turn(
+            tuple(groups), began, over, *ended_with, critics, infos=reports.infos, unread=unread
+        )
 
     def _of_critic(self, kind: str, reports: Reports) -> CriticObservations:
         now = self._critic_batch(self._critics[kind], reports.critics_now[kind])  # [N, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -100,7 +100,7 @@ class Turn:
         stepped: [M] the environments that made a step; None: all of them.
         infos: what the step put into infos, [N * A] by name, as `InfoWatch` takes it. It means
             something for slots that act next, in the same episode, and for those that ended.
-        unread: names in infos by agent that are no agents, so that nothing reads what they have.
+        unread: for people, what the step's infos have that nothing reads, and why; "": nothing.
     """
 
     groups: tuple[GroupTurn, ...]
@@ -112,7 +112,7 @@ class Turn:
     critics: Mapping[str, CriticObservations] = field(default_factory=dict)
     stepped: NDArray[np.intp] | None = None
     infos: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    unread: Collection[str] = ()
+    unread: str = ""
 
 
 class MultiAgentEnvs(Protocol):

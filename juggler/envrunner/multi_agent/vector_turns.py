@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from juggler.envrunner.environments.legal_actions import LegalActions
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.failures import EnvironmentFailed, failures_of
+from juggler.envrunner.multi_agent.agent_infos import arrays_in
 from juggler.envrunner.multi_agent.critics import (
     joined,
     joint_space,
@@ -129,10 +130,10 @@ class VectorTurns:
         )
         # Copies, since environments that begin an episode may reuse the memory.
         rewards = np.array(rewards, np.float64).ravel()  # [N * A]
-        infos = self._flat(told)
+        infos, unread = self._read(told)
         ends = terminated.tobytes() + truncated.tobytes()
         if ends in self._no_ends and acting.tobytes() == self._acts:
-            return self._same_act(observations, acting, rewards, infos)
+            return self._same_act(observations, acting, rewards, infos, unread)
         ended = ((terminated | truncated).ravel() & ~self._books.ended).nonzero()[0]  # [E]
         last_observations = _kept(observations, ended)
         ended_terminated = terminated.ravel()[ended]  # [E]
@@ -176,7 +177,7 @@ class VectorTurns:
             terminated=ended_terminated,
         )
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
-        return Turn((group,), began, gone, *ended_with, critics, infos=infos)
+        return Turn((group,), began, gone, *ended_with, critics, infos=infos, unread=unread)
 
     def _same_act(
         self,
@@ -184,6 +185,7 @@ class VectorTurns:
         acting: Bools,
         rewards: NDArray[np.float64],
         infos: dict[str, NDArray[Any]],
+        unread: str,
     ) -> Turn:
         """The turn after a step in which no agent ended, if the same ones act again."""
         try:
@@ -208,7 +210,7 @@ class VectorTurns:
         )
         none = first.over
         ended_with = first.env_returns, first.env_lengths, first.agent_returns
-        return Turn((group,), none, none, *ended_with, critics, infos=infos)
+        return Turn((group,), none, none, *ended_with, critics, infos=infos, unread=unread)
 
     def overdue(self, steps: int) -> str:
         found = self._books.overdue(steps)
@@ -319,16 +321,12 @@ class VectorTurns:
                 )
                 raise EnvironmentFailed(self._all_of_them, call, reason, lasting=True)
 
-    def _flat(self, infos: Any) -> dict[str, NDArray[Any]]:
-        """Copies [N * A] of what is [N, A] in the infos of a step."""
+    def _read(self, infos: Any) -> tuple[dict[str, NDArray[Any]], str]:
+        """The infos of a step, and what nothing reads of them, as `Turn` has both."""
         if not isinstance(infos, Mapping):
             reason = f"its infos must be a dict of arrays by name, not {infos!r}"
             raise EnvironmentFailed(self._all_of_them, "step", reason, lasting=True)
-        return {
-            name: given.flatten()
-            for name, given in infos.items()
-            if isinstance(given, np.ndarray) and given.shape == self._shape
-        }
+        return arrays_in(infos, self._shape)
 
     def _failure(self, env: int, call: str, reason: str) -> EnvironmentFailed:
         where = f"environment {env} ({self._name})"

@@ -226,7 +226,9 @@ class GradientCore(StateCore, ABC):
         compute = partial(self._optimized, group_id)
         if self._recordings is None or self.mapped or on_host(gradient):
             return compute(inputs)
-        found: dict[str, Any] = self._recordings(compute, inputs, self._basis(), adds_up=False)
+        found: dict[str, Any] = self._recordings(
+            compute, inputs, self._basis(), before={"state": state}
+        )
         return found
 
     def _optimized(self, group_id: str, inputs: Mapping[str, Any]) -> dict[str, Any]:

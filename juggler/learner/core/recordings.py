@@ -71,8 +71,7 @@ class Recordings:
         inputs: TensorTree,
         basis: object,
         decided: bool | None = None,
-        *,
-        adds_up: bool = True,
+        before: TensorTree | None = None,
     ) -> TensorTree:
         """What the function returns for these inputs, without gradients.
 
@@ -83,7 +82,8 @@ class Recordings:
                 are forgotten.
             decided: what the function decides by the only number that the host reads there; none:
                 it must not read any. Calls with another decision are recorded apart.
-            adds_up: whether it adds up many numbers, for which a GPU takes any order.
+            before: of what it returns, by the same names, what it makes a step from. Without any it
+                adds up many numbers, for which a GPU takes any order.
         """
         if self._is_off:
             return function(inputs)
@@ -97,9 +97,9 @@ class Recordings:
         if call is None:
             if len(self._calls) == _MOST_COUNTED:
                 return function(inputs)
-            call = self._calls[key] = _Call(alike if adds_up else near)
+            call = self._calls[key] = _Call()
         if call.repeat is None:
-            return self._counted(call, function, inputs, leaves, decided is not None)
+            return self._counted(call, function, inputs, leaves, decided is not None, before)
         if not call.checks_left:
             try:
                 return call.repeat(leaves)
@@ -107,7 +107,7 @@ class Recordings:
                 return function(inputs)
         call.checks_left -= 1
         outputs = function(inputs)
-        self._compare(call, outputs, leaves)
+        self._compare(call, outputs, leaves, before)
         return outputs
 
     def _counted(
@@ -117,6 +117,7 @@ class Recordings:
         inputs: TensorTree,
         leaves: list[Tensor],
         may_read: bool,
+        before: TensorTree | None,
     ) -> TensorTree:
         """Call the function, and record it if that is worth it."""
         call.count += 1
@@ -136,16 +137,17 @@ class Recordings:
             outputs, call.repeat = recorded(function, inputs, leaves, may_read)
         if call.repeat:
             self._recorded += 1
-            if not graphs:
-                call.is_alike = same
-            self._compare(call, outputs, leaves)
+            self._compare(call, outputs, leaves, before)
         return outputs
 
-    def _compare(self, call: _Call, outputs: TensorTree, leaves: list[Tensor]) -> None:
+    def _compare(
+        self, call: _Call, outputs: TensorTree, leaves: list[Tensor], before: TensorTree | None
+    ) -> None:
         """Give up recording if the recorded operations have other outputs."""
         assert call.repeat is not None
+        on_graph = leaves[0].device.type in self._graphs
         try:
-            if call.is_alike(outputs, call.repeat(leaves)):
+            if _is_same(outputs, call.repeat(leaves), before, on_graph):
                 return
         except RuntimeError as error:  # such as a GPU without memory for both
             _log.info("recorded operations of an update could not be compared: %s", error)
@@ -163,14 +165,12 @@ class _Call:
 
     Attributes:
         repeat: makes its operations for other inputs; none: they are not recorded.
-        is_alike: whether two outputs are what both ways must give.
         count: of calls.
         checks_left: calls to make both ways from now on.
     """
 
-    def __init__(self, is_alike: Callable[[TensorTree, TensorTree], bool]) -> None:
+    def __init__(self) -> None:
         self.repeat: Repeat | None = None
-        self.is_alike = is_alike
         self.count, self.checks_left = 0, _CHECKS
         self._host = self._seconds = math.inf  # of the shortest call
 
@@ -193,6 +193,15 @@ class _Call:
         self._host = min(self._host, host)
         self._seconds = min(self._seconds, time.perf_counter() - started)
         return outputs
+
+
+def _is_same(
+    outputs: TensorTree, again: TensorTree, before: TensorTree | None, on_graph: bool
+) -> bool:
+    """Whether two outputs are what both ways must give."""
+    if not on_graph:
+        return same(outputs, again)
+    return alike(outputs, again) if before is None else near(outputs, again, before)
 
 
 def _do_nothing() -> None:

@@ -11,7 +11,7 @@ from juggler.learner.data.batch_store import BatchStore, HeldBatch
 from juggler.learner.group.membership import Membership
 from juggler.learner.group.peers import PeerLost
 from juggler.learner.learner import Learner
-from juggler.learner.process.beginning import begin_with
+from juggler.learner.process.beginning import begin_with, go_on_with
 from juggler.learner.process.overlap import InTurn, Overlapped, Share, Updating, works_by_itself
 from juggler.learner.process.pending_metrics import PendingMetrics
 from juggler.learner.process.setup import critic_space_of
@@ -138,8 +138,8 @@ class HostedModule:
         if frame is None or not isinstance(frame.tree, dict):
             raise ValueError("the state to continue from is not complete")
         if not part.weights:
-            self.learner.restore(frame.tree, json.loads(frame.header.extra))
-            return
+            extras = json.loads(frame.header.extra)
+            return go_on_with(self.learner, frame.tree, extras, self.module_id)
         if part.source:
             begin_with(
                 self.learner,

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ DATA: Final = "data"
 METADATA: Final = "metadata.json"
 #: Within a directory, the data sets that are parts of one: each EnvRunner of a run has its own.
 PARTS: Final = "envrunner-*-part-*-v0"
+#: Directories in which a data set with another name is looked for.
+_MOST_LOOKED_AT: Final = 10_000
 
 
 class DatasetError(ValueError):
@@ -46,17 +49,14 @@ def find_dataset(name: str) -> list[Path]:
     """
     path, kept = Path(name).expanduser(), _minari_directory()
     for directory in (path, kept / name):
-        for place in (directory / DATA, directory):
-            if (place / METADATA).is_file():
-                return [place]
-        if parts := sorted(directory.glob(f"{PARTS}/{DATA}")):
-            return parts
+        if places := _places_in(directory):
+            return places
     if path.exists():
         raise DatasetError(
             f"{name} is no Minari data set: it has no file {DATA}/{METADATA}, and no parts that a "
             f"run with record = ... has completed{_unfinished(path, PARTS)}"
         )
-    near = closest(name, _names_in(kept))
+    near = _nearest_path(Path(name)) or closest(name, _names_in(kept))
     raise DatasetError(
         f"there is no data set {name!r}, neither as a directory nor among those of Minari in "
         f"{kept}: "
@@ -119,6 +119,36 @@ def _unfinished(directory: Path, name: str) -> str:
         f". {directory / found[0]}{others} cannot be read: it is being written, or was when its "
         "process was killed"
     )
+
+
+def _places_in(directory: Path) -> list[Path]:
+    """The directories with the data of what may be a data set; []: it is none."""
+    for place in (directory / DATA, directory):
+        if (place / METADATA).is_file():
+            return [place]
+    return sorted(directory.glob(f"{PARTS}/{DATA}"))
+
+
+def _nearest_path(wrong: Path) -> str | None:
+    """The path of the data set that was probably meant, where its last name is wrong, or the one
+    before it."""
+    for count in range(1, 1 + min(2, len(wrong.parts))):
+        above = wrong.parents[count - 1]
+        directory = above.expanduser()
+        if directory.is_dir():
+            found = islice(directory.glob("/".join("*" * count)), _MOST_LOOKED_AT)
+            known = [each.relative_to(directory).as_posix() for each in found if _is_one(each)]
+            near = closest("/".join(wrong.parts[-count:]), known)
+            return near and str(above / near)
+    return None
+
+
+def _is_one(directory: Path) -> bool:
+    """Whether a directory has a data set, of those that somebody may name."""
+    try:
+        return not directory.name.startswith(".") and bool(_places_in(directory))
+    except OSError:  # which nobody may read
+        return False
 
 
 def _minari_directory() -> Path:

@@ -186,6 +186,21 @@ def test_a_league_that_nobody_learns_in_is_refused() -> None:
         League(LeagueConfig(), AGENTS, 0, Nobody()).begin()
 
 
+@pytest.mark.parametrize("source", ["stone", "main-0", "main-0-v0"])
+def test_who_learns_from_the_beginning_begins_as_nobody_else(source: str) -> None:
+    """Its weights would be new ones all the same."""
+
+    class Heirs(LeagueBuilder):
+        def initial(self) -> list[Any]:
+            stone = AddPlayer("stone", "fixed", learning=False, source="rock")
+            heir = AddPlayer("heir", "main", source=source)
+            return [stone, AddPlayer("main-0", "main"), FreezePlayer("main-0"), heir]
+
+    said = f"heir learns from the beginning, and cannot begin as '{source}': leave out source"
+    with pytest.raises(ValueError, match=said):
+        League(LeagueConfig(), AGENTS, 0, Heirs()).begin()
+
+
 # What is kept.
 
 

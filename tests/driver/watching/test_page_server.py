@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import ssl
 from collections.abc import Iterator
@@ -121,7 +122,7 @@ def test_a_run_that_begins_later_comes_in_and_one_that_is_deleted_goes(runs: Pat
         assert ids(url).keys() == {"one", "two"}
         gone = ids(url)["one"]
         made(runs / "three", [])
-        (runs / "one" / "config.toml").unlink()
+        shutil.rmtree(runs / "one")
         assert ids(url).keys() == {"two", "three"}
         with pytest.raises(HTTPError) as refused:
             told(f"{url}/api/run", id=gone)

@@ -57,6 +57,14 @@ def test_an_envrunner_that_brings_nothing_is_named_once(world: World) -> None:
     assert world.standstill.silent_runners() == [], "it was said"
 
 
+def test_it_is_said_after_which_time_such_an_envrunner_is_replaced(world: World) -> None:
+    keys = {"worker_timeout_seconds": SECONDS, "hang_seconds": 90.0}
+    standstill = _standstill_of(world, lambda: 0.0, **keys)
+    world.now += SECONDS
+    (text,) = standstill.silent_runners()
+    assert text.endswith("makes no progress for 90 s (hang_seconds) is killed and replaced")
+
+
 def test_one_that_brought_something_is_named_anew_when_it_brings_nothing_again(
     world: World,
 ) -> None:

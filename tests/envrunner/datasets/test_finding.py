@@ -52,6 +52,37 @@ def test_a_wrong_name_names_the_nearest(kept: Path) -> None:
         find_dataset("poles/humans-v0")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("runs/demo-datset", "runs/demo-dataset"),
+        ("runs/sampeld", "runs/sampled"),
+        ("rnus/demo-dataset", "runs/demo-dataset"),
+        ("demonstratoins", "demonstrations"),
+        ("~/runs/demo-datset", "~/runs/demo-dataset"),
+    ],
+)
+def test_a_wrong_path_names_the_nearest(
+    wrong: str, meant: str, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    put(tmp_path / "demonstrations")
+    put(tmp_path / "runs" / "demo-dataset")
+    put(tmp_path / "runs" / "sampled" / "envrunner-0-part-1-v0")
+    put(tmp_path / "runs" / ".demo-datset.partial-1")
+    (tmp_path / "runs" / "demo-datsets").mkdir()  # nearer, and no data set
+    with pytest.raises(DatasetError, match=rf"no data set '{wrong}'.*did you mean '{meant}'\?"):
+        find_dataset(wrong)
+
+
+def test_a_path_that_is_like_no_other_names_none(kept: Path, tmp_path: Path) -> None:
+    put(tmp_path / "runs" / "demo-dataset")
+    for wrong in ("runs/quux", "quux/xyzzy", "one/two/three"):
+        with pytest.raises(DatasetError, match=r"give the path of its directory"):
+            find_dataset(str(tmp_path / wrong))
+
+
 def test_a_directory_that_is_no_data_set_is_told(kept: Path, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"is no Minari data set: .* data/metadata\.json"):
         find_dataset(str(tmp_path))

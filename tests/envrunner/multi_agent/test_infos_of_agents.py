@@ -266,3 +266,29 @@ def test_a_vector_whose_infos_are_no_dict_is_told_so(infos: Any) -> None:
 
     with pytest.raises(EnvironmentFailed, match="its infos must be a dict of arrays by name"):
         told(VectorTurns(Odd(2), "Odd"), 3, 3)
+
+
+class Misnamed(InTurns):
+    """A step has a number under a name that is no agent."""
+
+    def step(self, action: Any) -> None:
+        super().step(action)
+        self.infos["touches"] = 1.0
+
+
+def test_what_nothing_reads_in_infos_is_told_whatever_the_interface() -> None:
+    def first_turns(envs: MultiAgentEnvs) -> list[str]:
+        """What nothing reads after a reset and after a step."""
+        began = envs.reset(0)
+        return [began.unread, envs.step([np.zeros(len(began.groups[0].acting), int)]).unread]
+
+    no_agent = "no agent is called so: nothing reads that. Infos have a dict for each agent, as in"
+    assert first_turns(parallel()) == ["", f"'c' and 'common', and {no_agent} {{'a': {{...}}}}"]
+    assert first_turns(in_turns()) == ["", ""]
+    misnamed = GamesInTurn([TurnBasedGame(Misnamed(), 0)], "Misnamed")
+    assert first_turns(misnamed) == ["", f"'touches', and {no_agent} {{'a': {{...}}}}"]
+    assert first_turns(vector()) == [
+        "",
+        "'flat' and '7', and no array of the shape [2, 2] there: nothing reads that. Infos have "
+        "arrays [num_envs, agents] by name",
+    ]

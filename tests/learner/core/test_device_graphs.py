@@ -14,7 +14,7 @@ from support.fake_graphs import FakeDevice
 from torch import Tensor
 
 from juggler.learner.algorithms.registry import ALGORITHMS
-from juggler.learner.core import gradient_core
+from juggler.learner.core import gradient_core, tensor_trees
 from juggler.learner.core.device_graphs import DeviceGraphs
 from juggler.learner.core.recordings import Recordings
 from juggler.learner.learner import Learner
@@ -155,6 +155,41 @@ def test_a_function_that_reads_more_than_its_inputs_is_found_out(
         found = recordings(function, {"x": torch.ones(2, device=DEVICE)}, None)
         assert found["y"].tolist() == [factor, factor]
     assert caplog.text.count("gave other results") == 1
+
+
+@pytest.mark.parametrize("step", [1e-6, 1e-3])
+def test_a_wrong_step_is_found_out_however_small_it_is(
+    step: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Numbers of 1 that it changes by a millionth are near to what they would be without it."""
+    recordings, _ = graphs(often=1)
+    factor = 1.0
+
+    def function(inputs: Any) -> Any:
+        return {"state": {"parameters": inputs["x"] + factor * step}}
+
+    for _ in range(3):
+        x = torch.ones(2, device=DEVICE)  # [2]
+        recordings(function, {"x": x}, None, before={"state": {"parameters": x}})
+        assert not caplog.text
+    factor = 0.0
+    recordings(function, {"x": x}, None, before={"state": {"parameters": x}})
+    assert caplog.text.count("gave other results") == 1
+
+
+def test_a_step_may_differ_by_rounding() -> None:
+    before = {"state": {"parameters": torch.linspace(-3, 3, 1000)}}  # [1000]
+    step = torch.linspace(1e-5, -2e-5, 1000)  # [1000]
+
+    def after(change: Tensor) -> Any:
+        steps = {"parameters": before["state"]["parameters"] + change, "steps": torch.tensor(7.0)}
+        return {"state": steps, "metrics": {"grad_norm": torch.tensor(0.5)}}
+
+    assert tensor_trees.near(after(step), after(step * (1 + 1e-6)), before)
+    assert not tensor_trees.near(after(step), after(step * 1.5), before)
+    assert not tensor_trees.near(after(step), after(-step), before)
+    assert not tensor_trees.near(after(step), after(torch.zeros(1000)), before)
+    assert tensor_trees.near(after(step), after(torch.zeros(1000)), {}), "it is small"
 
 
 def test_a_device_that_refuses_to_capture_computes_all_the_same() -> None:
