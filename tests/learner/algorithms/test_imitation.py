@@ -70,7 +70,7 @@ def make_inner(name: str) -> GradientCore:
         return Dqn({"default": partial(QNetwork, VECTOR, TWO, MODEL)}, config)
     make = {"default": partial(ActorCritic, VECTOR, TWO, MODEL)}
     if name == "ppo":
-        return Ppo(make, PpoConfig(gamma=GAMMA, minibatches=2, epochs=2))
+        return Ppo(make, PpoConfig(gamma=GAMMA, minibatches=2, epochs=1))
     return Impala(make, ImpalaConfig(gamma=GAMMA))
 
 
