@@ -252,7 +252,7 @@ def test_it_learns_to_tell_them_apart_and_is_smooth_with_a_penalty(
     state = core.init(0)
     columns = collate([make_batch(8, 16, seed=1)])
     columns["observations"] = columns["observations"] + 5
-    for _ in range(100):
+    for _ in range(60):
         output = core.step(copied(state), {"default": columns})
         state = output.state
     metrics = output.metrics["default"]
