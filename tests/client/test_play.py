@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 import gymnasium
@@ -37,33 +38,29 @@ class Deadly(gymnasium.Env[Any, Any]):
         return np.ones(3, np.float32), 1.0, self._left == 0, False, {}
 
 
-def serve(address: str, begin: Any) -> None:
-    begin.wait(60)
+def serve(address: str) -> None:
     with GatewayWorld(rows=1, address=address) as world:
         world.ask(1000)
         threading.Event().wait()
 
 
 def test_play_goes_on_with_the_gateway_that_takes_the_place_of_a_dead_one() -> None:
-    context = multiprocessing.get_context("spawn")
-    address, begin = free_address(), [context.Event(), context.Event()]
-    gateways = [context.Process(target=serve, args=(address, each)) for each in begin]
-    for gateway in gateways:
-        gateway.start()
+    address = free_address()
+    first = multiprocessing.get_context("spawn").Process(target=serve, args=(address,))
+    first.start()
+    with ExitStack() as stack:
 
-    def replace() -> None:
-        gateways[0].kill()
-        gateways[0].join()
-        begin[1].set()
+        def replace() -> None:
+            first.kill()
+            first.join()
+            stack.enter_context(GatewayWorld(rows=1, address=address)).ask(1000)
 
-    env = Deadly(replace)
-    begin[0].set()
-    try:
-        assert play(env, address, episodes=3) == [4, 4, 4]
-    finally:
-        for gateway in gateways:
-            gateway.kill()
-            gateway.join()
+        env = Deadly(replace)
+        try:
+            assert play(env, address, episodes=3) == [4, 4, 4]
+        finally:
+            first.kill()
+            first.join()
     assert env.episodes == 4, "that which ran when the gateway died was begun anew"
     assert env.steps == 3 * 4 + 2
 

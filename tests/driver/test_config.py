@@ -332,7 +332,7 @@ _changes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(_changes)
 def test_a_configuration_comes_back_from_toml_from_json_and_from_itself(
     changes: dict[str, Any],

@@ -58,7 +58,7 @@ def test_fragments_hold_what_a_slow_loop_over_single_environments_records(kind_a
         assert (fragment.batch.segment_updates == update).all()
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(
     kind=st.sampled_from(["in turn", "native"]),
     mode=st.sampled_from(MODES),

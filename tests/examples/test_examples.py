@@ -29,6 +29,7 @@ def evaluated(output: str) -> float:
     return float(output.partition("episodes: return ")[2].split()[0])
 
 
+@pytest.mark.slow
 def test_an_environment_of_ones_own_is_learned(tmp_path: Path, run_python: RunPython) -> None:
     output = run_python(EXAMPLES / "custom_environment.py")
     summary, _ = summary_and_run(tmp_path)
@@ -36,25 +37,37 @@ def test_an_environment_of_ones_own_is_learned(tmp_path: Path, run_python: RunPy
     assert evaluated(output) > -10, "a thermostat that knows nothing gets about -25"
 
 
-def test_others_train_for_an_update_and_play_what_it_made_of_their_modules(
-    tmp_path: Path, run_python: RunPython
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("custom_environment", "tensor_environments", "custom_module"),
+        pytest.param(
+            ("custom_distribution", "custom_connector", "extended_module"), marks=pytest.mark.slow
+        ),
+    ],
+    ids=", ".join,
+)
+def test_they_train_for_an_update_and_play_what_it_made_of_their_modules(
+    tmp_path: Path, run_python: RunPython, names: tuple[str, ...]
 ) -> None:
-    scripts = [str(EXAMPLES / f"{name}.py") for name in ("tensor_environments", "custom_module")]
+    """In one process: what each would import takes seconds."""
+    scripts = [str(EXAMPLES / f"{name}.py") for name in names]
     each = (
         f"import runpy\nfor script in {scripts}:\n    runpy.run_path(script, run_name='__main__')\n"
     )
-    both = tmp_path / "both.py"
-    both.write_text(SHORTLY + each)
-    output = run_python(both)
-    assert output.count("20 episodes: return ") == 2, output
+    script = tmp_path / "examples.py"
+    script.write_text(SHORTLY + each)
+    output = run_python(script)
+    assert output.count("20 episodes: return ") == 3, output
     ends = [
         json.loads(path.read_text())["reason_for_stop"]
         for path in (tmp_path / "runs").glob("*/summary.json")
     ]
-    assert ends == ["stop_steps"] * 2
+    assert ends == ["stop_steps"] * 3
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_environments_in_tensors_are_learned(tmp_path: Path, run_python: RunPython) -> None:
     output = run_python(EXAMPLES / "tensor_environments.py")
     summary, _ = summary_and_run(tmp_path)
@@ -64,6 +77,7 @@ def test_environments_in_tensors_are_learned(tmp_path: Path, run_python: RunPyth
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_module_of_ones_own_is_trained(tmp_path: Path, run_python: RunPython) -> None:
     output = run_python(EXAMPLES / "custom_module.py")
     summary, run_dir = summary_and_run(tmp_path)
@@ -91,9 +105,9 @@ def test_an_algorithm_of_ones_own_is_trained_with(tmp_path: Path, run_python: Ru
     ("name", "parameter"),
     [
         ("custom_encoder", "encoder.waves.weight"),
-        ("custom_distribution", "policy_head.weight"),
-        ("custom_connector", "policy_head.weight"),
-        ("extended_module", "encoder.1.layers.1.weight"),
+        pytest.param("custom_distribution", "policy_head.weight", marks=pytest.mark.long),
+        pytest.param("custom_connector", "policy_head.weight", marks=pytest.mark.long),
+        pytest.param("extended_module", "encoder.1.layers.1.weight", marks=pytest.mark.long),
     ],
 )
 def test_a_part_of_ones_own_is_trained_with(

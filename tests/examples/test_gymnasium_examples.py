@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from gymnasium.vector import AutoresetMode
+from support.commands import status_of
 
 from juggler.driver.given_config import load_config
 from juggler.envrunner.environments.vector import make_vector_env, reset_environments
@@ -48,13 +48,15 @@ def test_its_environments_are_made_and_stepped(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_forkserver")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_run_learns_from_it_and_is_evaluated(
-    name: str, tmp_path: Path, run_python: Callable[..., str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if name in NEEDS:
         pytest.importorskip(NEEDS[name], reason=f"needs juggler[{name}]")
     run = tmp_path / "run"
-    run_python("-m", "juggler", "train", EXAMPLES / f"{name}.toml", "--run-dir", run)
-    played = run_python("-m", "juggler", "evaluate", run, "--episodes", "2")
-    assert "2 episodes: return" in played
+    assert status_of("train", EXAMPLES / f"{name}.toml", "--run-dir", run) == 0
+    capsys.readouterr()
+    assert status_of("evaluate", run, "--episodes", 2) == 0
+    assert "2 episodes: return" in capsys.readouterr().out

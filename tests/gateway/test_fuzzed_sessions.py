@@ -202,6 +202,13 @@ def _waits(one: Simulator) -> bool:
 
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("wild", [False, True])
-def test_whatever_simulators_do_every_step_is_somewhere(wild: bool, several: bool) -> None:
-    for seed in range(30):
+@pytest.mark.parametrize(
+    "seeds",
+    [range(12), pytest.param(range(12, 30), marks=[pytest.mark.slow, pytest.mark.long])],
+    ids=["some", "others"],
+)
+def test_whatever_simulators_do_every_step_is_somewhere(
+    seeds: range, wild: bool, several: bool
+) -> None:
+    for seed in seeds:
         Story(seed, wild, several).tell(150)

@@ -31,11 +31,11 @@ from juggler.runtime.wire.v1 import simulator_pb2 as pb
 SESSION = "/juggler.simulator.v1.Simulator/Session"
 
 
-def test_a_thousand_connections_that_break_leave_nothing_behind() -> None:
+def test_hundreds_of_connections_that_break_leave_nothing_behind() -> None:
     """Each of them in the middle of an episode, with a step that waits."""
     with GatewayWorld(rows=1, resume_seconds=0.1) as world:
         threads = threading.active_count()
-        for _ in range(20):
+        for _ in range(6):
             with grpc.insecure_channel(world.address) as channel:
                 talk = channel.stream_stream(
                     SESSION,
@@ -46,10 +46,10 @@ def test_a_thousand_connections_that_break_leave_nothing_behind() -> None:
                 calls = [talk(_two_messages(goes_on)) for _ in range(50)]
                 assert all(next(call).HasField("welcome") for call in calls)
                 goes_on.set()
-        eventually(lambda: world.count("sessions_lost") == 1000)
+        eventually(lambda: world.count("sessions_lost") == 300)
         eventually(lambda: threading.active_count() < threads + 100, 10)
         counts = world.info().counts
-        assert counts["sessions_begun"] == 1000
+        assert counts["sessions_begun"] == 300
         assert (counts["sessions"], counts["environments"], counts["steps_waiting"]) == (0, 0, 0)
         world.ask()
         with world.connect() as session:

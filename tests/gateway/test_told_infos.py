@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -16,8 +18,9 @@ from support.gateway_world import GatewayWorld, RawSimulator, eventually, steps_
 from juggler.client import GatewayError, box, connect, connect_agents, discrete, play
 from juggler.envrunner import info_numbers
 from juggler.envrunner.info_numbers import MOST_EPISODES, MOST_NUMBERS, InfoNumber, InfoNumbers
-from juggler.gateway import runner
+from juggler.gateway import publisher, runner
 from juggler.gateway.session_infos import SessionInfos
+from juggler.runtime.connectors.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 from juggler.runtime.wire.v1.tensors_pb2 import DType
@@ -54,8 +57,20 @@ def perform(session: Any, episodes: int) -> None:
             session.step(np.ones(3), 1.0, step == length, infos=numbers(step, length))
 
 
+#: The model of the policy that all these gateways have: an export takes seconds.
+EXPORTED: list[Any] = []
+
+
+def exported_once(graph: ActingGraph, optimize: bool) -> Any:
+    if not EXPORTED:
+        EXPORTED.append(to_onnx(graph, optimize).model_proto)
+    (model,) = EXPORTED
+    return SimpleNamespace(model_proto=copy.deepcopy(model))  # who has it takes its weights out
+
+
 @pytest.fixture
-def world() -> Iterator[GatewayWorld]:
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[GatewayWorld]:
+    monkeypatch.setattr(publisher, "to_onnx", exported_once)
     with GatewayWorld(rows=1, steps=4) as world:
         world.ask(1000)
         yield world

@@ -196,13 +196,25 @@ def test_the_evaluator_of_a_run_plays_a_checkpoint_as_it_is(
     evaluator.close()
 
 
-#: An export takes a second: those that have the most in them stand for the others.
-QUICK = {"cartpole", "stack behind a filter", "masked in infos"}
+#: An export takes seconds. That of one run stands for the others in the fast tests, and those of
+#: the runs with most in them in the slow ones.
+FAST_EXPORT = "masked in infos"
+SLOW_EXPORTS = {
+    "gru, what came before",
+    "stack behind a filter",
+    "parts as they were",
+    "images",
+    "connectors of one's own",
+}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=[] if each in QUICK else pytest.mark.slow) for each in RUNS]
-)
+def _exported() -> list[Any]:
+    marks = {FAST_EXPORT: [], **{name: [pytest.mark.slow] for name in SLOW_EXPORTS}}
+    further = [pytest.mark.slow, pytest.mark.long]
+    return [pytest.param(name, marks=marks.get(name, further)) for name in RUNS]
+
+
+@pytest.mark.parametrize("name", _exported())
 def test_an_onnx_model_of_it_gives_the_same_actions(name: str, tmp_path: Path) -> None:
     keys = RUNS[name]
     path = worlds.written(tmp_path, **keys)

@@ -1,16 +1,10 @@
-"""A program: a learner of rank 1 in a group of two, which is killed in their second update.
-
-Its arguments are the address of the meeting point, the configuration as JSON, and where it dies: at
-the "arrival" of its sample, before the other hears of it, or in the "step" that follows. It says
-"ready" before it goes to the meeting point, where the other does not wait for long.
-"""
+"""A process: a learner of rank 1 in a group of two, which is killed in their second update."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
+from multiprocessing.synchronize import Event
 from typing import Any
 
 import numpy as np
@@ -27,18 +21,20 @@ def die(*_: Any) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(address: str, config: str, dies_at: str) -> None:
+def main(address: str, config: dict[str, Any], dies_at: str, ready: Event) -> None:
+    """Args:
+    address: of the meeting point.
+    config: of the learner.
+    dies_at: the "arrival" of its sample, before the other hears of it, or the "step" that follows.
+    ready: is set before it goes to the meeting point, where the other does not wait for long.
+    """
     observations, actions = spaces.Box(-10, 10, (4,), np.float32), spaces.Discrete(2)
     model = {"hidden_sizes": [8]}
-    learner = build_learner(json.loads(config), None, observations, actions, model)
-    print("ready", flush=True)
+    learner = build_learner(config, None, observations, actions, model)
+    ready.set()
     learner.join(GlooPeers(address, GENERATION, 1, 2, "127.0.0.1", lambda: False))
     learner.update_from_episodes([make_batch(4, 8, seed=101)])
     if dies_at == "arrival":
         die()
     learner.core.step = die  # type: ignore[method-assign]
     learner.update_from_episodes([make_batch(4, 8, seed=102)])
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

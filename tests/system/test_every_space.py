@@ -267,7 +267,7 @@ class World:
         learner.restore(*self.learner.save())
         return learner
 
-    def train(self, updates: int = 3) -> None:
+    def train(self, updates: int = 2) -> None:
         """Updates, each on one batch that the newest weights acted in."""
         for batch_id in range(updates):
             self.publish()

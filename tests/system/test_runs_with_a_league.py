@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.commands import status_of
 from support.league_runs import LEAGUE, players
-from support.place import REPOSITORY, Place, assert_books_balance, eventually, metrics, summary
+from support.place import Place, assert_books_balance, eventually, metrics, summary
 
 from juggler.driver.shipped import read_shipped
 from juggler.envrunner.environments.extras import check_extra
@@ -88,24 +88,26 @@ class Mine(LeagueBuilder):
 """
 
 
-def test_a_builder_of_ones_own_is_needed_to_train_and_not_to_look(place: Place) -> None:
-    (place.path / "own").mkdir()
-    place.write("own/mine.py", OWN)
-    path = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{place.path / 'own'}"}
-    league = json.dumps({"builder": "mine:Mine", "options": {"every": 500}})
+@pytest.mark.usefixtures("one_forkserver")
+def test_a_builder_of_ones_own_is_needed_to_train_and_not_to_look(
+    in_a_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = in_a_directory / "own"
+    own.mkdir()
+    (own / "builder_of_mine.py").write_text(OWN)
+    league = json.dumps({"builder": "builder_of_mine:Mine", "options": {"every": 500}})
     options = ["--env", "juggler:MatrixGame", "--algorithm", "ppo", "--league", league]
     options += ["--num-env-runners", 1, "--envs-per-runner", 16, "--fragment-steps", 16]
     options += ["--batch-size", 256, "--stop-steps", 2_500, "--run-dir", "run"]
-    run = place.run("train", *options, **path)
-    assert run.status == 0, run.output
-    assert metrics(place.path / "run")[-1]["league"]["historical"] >= 2
-    (shown, table), (again, said) = place.run_in_turn(
-        ("league", "run", "--tournament", 4), ("train", "--resume", "run", "--stop-steps", 3_000)
-    )
-    assert shown == 0, table
-    assert again == 2
-    assert "there is no Python module 'mine' here" in said
-    place.assert_nothing_is_left()
+    with monkeypatch.context() as path:
+        path.syspath_prepend(own)
+        assert status_of("train", *options) == 0
+    del sys.modules["builder_of_mine"]
+    assert metrics(in_a_directory / "run")[-1]["league"]["historical"] >= 2
+    assert status_of("league", "run", "--tournament", 4) == 0
+    capsys.readouterr()
+    assert status_of("train", "--resume", "run", "--stop-steps", 3_000) == 2
+    assert "there is no Python module 'builder_of_mine' here" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def value(observation: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("row_age", [0, 2, 1000])
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS[:2])
 def test_targets_are_those_of_whole_stretches_of_episodes(seed: int, row_age: int) -> None:
     envs = random_world(seed)
     collected = Collected(sampler_of(envs, TWO_MODULES, steps=6, row_age=row_age))

@@ -84,8 +84,15 @@ def values(trained: Learner, sees: str) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("sees", ["state", "all_observations"])
-@pytest.mark.parametrize("algorithm", ["ppo", "impala", "appo"])
+@pytest.mark.parametrize(
+    ("algorithm", "sees"),
+    [
+        ("ppo", "state"),
+        ("ppo", "all_observations"),
+        ("impala", "state"),
+        ("appo", "all_observations"),
+    ],
+)
 def test_a_critic_that_sees_everything_learns_the_values_exactly(algorithm: str, sees: str) -> None:
     trained = learner(sees, algorithm, lr=[[0, 1e-2], [30_000, 1e-4]])
     for _ in range(250 if algorithm != "ppo" else 40):

@@ -275,7 +275,7 @@ def test_an_update_before_the_replay_has_begun_changes_nothing(make_batch: MakeB
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
 def test_a_restored_learner_goes_on_as_the_saved_one(make_batch: MakeBatch, alpha: float) -> None:
     keys: dict[str, Any] = {"priority_exponent": alpha, "replay_capacity": 30, "replay_begin": 5}
-    keys["replay_batch_size"] = 8
+    keys |= {"replay_batch_size": 8, "replay_ratio": 1.0}
     one, other = (Learner(make_core(**keys), seed=seed) for seed in (0, 1))
     for seed in range(4):
         one.update_from_episodes([make_batch(4, 6, seed=seed)])
@@ -291,7 +291,7 @@ def test_a_restored_learner_goes_on_as_the_saved_one(make_batch: MakeBatch, alph
 def test_priorities_reach_the_replay_of_a_learner(
     make_batch: MakeBatch, passes: dict[str, Any]
 ) -> None:
-    core = make_core(priority_exponent=1.0, replay_batch_size=8, replay_begin=0)
+    core = make_core(priority_exponent=1.0, replay_batch_size=8, replay_begin=0, replay_ratio=8.0)
     learner = Learner(core)
     learner.update_from_episodes([make_batch(4, 6)], **passes)
     tree, _ = learner.save()

@@ -43,8 +43,9 @@ from juggler.runtime.wire.trees import Tree
 from juggler.testing import MakeCore, MakeLearner, check_core, check_learner, sample_for
 
 MakeBatch = Callable[..., EpisodeBatch]
-#: Of PPO: as many steps of its optimizer as show that it makes several of them.
-FEW_PASSES = {"epochs": 2, "minibatches": 2}
+#: As many steps of the optimizer as show that an update makes several of them: of PPO, and of PPO
+#: and PQN within cores around them, beside which each is tried alone.
+FEW_PASSES, FEWER_PASSES = {"epochs": 2, "minibatches": 2}, {"epochs": 1, "minibatches": 2}
 EXAMPLES = Path(__file__).parents[3] / "examples"
 VECTOR = spaces.Box(-10, 10, (4,), np.float32)
 TWO = spaces.Discrete(2)
@@ -113,8 +114,12 @@ def make_shipped(name: str, model: dict[str, Any], **config: Any) -> GradientCor
     return core
 
 
+def make_inner(name: str, model: dict[str, Any]) -> GradientCore:
+    return make_shipped(name, model, **(FEWER_PASSES if name in ("ppo", "pqn") else {}))
+
+
 def make_population(name: str) -> Population:
-    return Population(make_shipped(name, {}), hyperparameters={"lr": [1e-3, 1e-2]})
+    return Population(make_inner(name, {}), hyperparameters={"lr": [1e-3, 1e-2]})
 
 
 def make_recording() -> GradientCore:
@@ -132,7 +137,7 @@ def make_curious() -> LearnerCore[Any]:
 
 def make_rnd(name: str, model: dict[str, Any] | None = None) -> Rnd:
     own = IntrinsicConfig(model={"hidden_sizes": [8]}, features=4, predictor_share=0.5)
-    return Rnd(make_shipped(name, model or {}), own)
+    return Rnd(make_inner(name, model or {}), own)
 
 
 CORES: dict[str, MakeCore] = {
@@ -186,10 +191,23 @@ LEARNERS: dict[str, MakeLearner] = {
 }
 
 
-#: Those around another core that every run of the tests tries as learners: one for each way of
-#: making an update, in one step, in several, and from a replay. A learner knows of its core only
-#: how that makes updates, and each of the others is tried as a core, and without what is around it.
-QUICK = {
+#: What is tried further, beside what every run of the tests tries.
+FURTHER = [pytest.mark.slow, pytest.mark.long]
+#: One for each way of making an update, in one step, in several, and from a replay: what is around
+#: a core knows of it only how it makes updates, and each of the others is tried without that.
+WITH_RND = {
+    "impala with rnd",
+    "ppo with rnd",
+    "dqn with rnd",
+    "impala with a memory and rnd",
+    "r2d2 with a memory and rnd",
+}
+#: So does a learner.
+AS_LEARNERS = {
+    *ALGORITHMS,
+    "impala with a memory",
+    "ppo with a memory",
+    "r2d2 with a memory",
     "population of impala",
     "population of ppo",
     "population of dqn with atoms",
@@ -197,13 +215,19 @@ QUICK = {
     "ppo with rnd",
     "dqn with rnd",
     "r2d2 with a memory and rnd",
+    "a core around another",
+    "a core of a user's own",
+    "a learner around another library",
 }
 
 
-def _when(name: str) -> list[pytest.MarkDecorator]:
-    """The marks of a learner: which tests try it."""
-    around = name.startswith("population of ") or name.endswith(" rnd")
-    return [pytest.mark.slow, pytest.mark.long] if around and name not in QUICK else []
+def _cores() -> list[Any]:
+    later = {name for name in CORES if name.endswith(" rnd")} - WITH_RND
+    return [pytest.param(name, marks=FURTHER if name in later else []) for name in CORES]
+
+
+def _learners() -> list[Any]:
+    return [pytest.param(name, marks=[] if name in AS_LEARNERS else FURTHER) for name in LEARNERS]
 
 
 def sample_of(make_batch: MakeBatch, module_ids: Sequence[str], seed: int = 0) -> Sample:
@@ -217,12 +241,12 @@ def sample_of(make_batch: MakeBatch, module_ids: Sequence[str], seed: int = 0) -
     return sample
 
 
-@pytest.mark.parametrize("name", CORES)
+@pytest.mark.parametrize("name", _cores())
 def test_core(make_batch: MakeBatch, name: str) -> None:
     check_core(CORES[name], sample_of(make_batch, MODULES))
 
 
-@pytest.mark.parametrize("name", [pytest.param(each, marks=_when(each)) for each in LEARNERS])
+@pytest.mark.parametrize("name", _learners())
 def test_learner(make_batch: MakeBatch, name: str) -> None:
     modules = ("default",) if LEARNERS[name] is make_external else MODULES
     check_learner(LEARNERS[name], [sample_of(make_batch, modules, seed) for seed in range(2)])

@@ -61,7 +61,7 @@ def test_sixteen_members_are_sixteen_runs(
         for lr, entropy in zip(RATES, entropies, strict=True)
     ]
     states = [run.init(seed=3 + index) for index, run in enumerate(runs)]
-    for update in range(20):
+    for update in range(8):
         sample = in_float64(make_batch, seed=update % 7)
         output = population.step(state, sample)
         state = output.state

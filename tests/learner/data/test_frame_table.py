@@ -176,15 +176,19 @@ def assert_the_same_is_learned(one: Any, other: Any) -> None:
     assert_same(*({name: columns[name] for name in names} for columns in (one, other)))
 
 
-@pytest.mark.parametrize("space", SPACES)
-@pytest.mark.parametrize("make", [rows_kept, mixed_in])
+RULES = [{"capacity": 1000}, {"capacity": 60}, {"capacity": 60, "priority_exponent": 0.6}]
+
+
 @pytest.mark.parametrize(
-    "rules",
-    [{"capacity": 1000}, {"capacity": 60}, {"capacity": 60, "priority_exponent": 0.6}],
-    ids=str,
+    ("space", "rules", "make"),
+    [  # each pair of two
+        pytest.param(space, rules, (rows_kept, mixed_in)[(i + j) % 2], id=f"{space}, {rules}")
+        for i, space in enumerate(SPACES)
+        for j, rules in enumerate(RULES)
+    ],
 )
 def test_rows_whose_frames_are_stacked_when_they_are_drawn_are_those_that_were_kept_whole(
-    make_batch: MakeBatch, space: str, make: Any, rules: dict[str, Any]
+    make_batch: MakeBatch, space: str, rules: dict[str, Any], make: Any
 ) -> None:
     sources: list[Any] = []
     of_both = drawn_by_both(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +18,7 @@ from juggler.runtime.wire.v1 import training_pb2
 MakeBatch = Callable[..., EpisodeBatch]
 
 
+@pytest.mark.usefixtures("one_forkserver")
 @pytest.mark.parametrize(
     ("dies_at", "saved", "dropped", "kept"),
     [
@@ -44,16 +42,12 @@ def test_a_step_is_trained_if_it_is_kept_and_else_lost(
     )
     world = World(tmp_path, make_batch, **config)
     point = world.module.membership.meeting_address()
-    tests = Path(dying_learner.__file__).parent.parent
-    process = subprocess.Popen(
-        [sys.executable, "-m", "support.dying_learner", point, json.dumps(config), dies_at],
-        env={**os.environ, "PYTHONPATH": f"{tests.parent}:{tests}"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    context = multiprocessing.get_context("forkserver")
+    ready = context.Event()
+    process = context.Process(target=dying_learner.main, args=(point, config, dies_at, ready))
+    process.start()
     try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        assert ready.wait(60)
         group = training_pb2.Group(
             module_id="default",
             generation=dying_learner.GENERATION,
@@ -67,7 +61,8 @@ def test_a_step_is_trained_if_it_is_kept_and_else_lost(
         assert not world.update(1).peer_lost
         done = world.update(2)
         assert done.peer_lost
-        assert process.wait(30) == -9
+        process.join(30)
+        assert process.exitcode == -9
         assert [used.dropped for used in done.batches] == [dropped]
         world.join(dying_learner.GENERATION + 1)
         world.send(3, update=11, generation=dying_learner.GENERATION + 1)
@@ -79,5 +74,5 @@ def test_a_step_is_trained_if_it_is_kept_and_else_lost(
         assert told["replay_rows"] == world.steps(*kept)
     finally:
         process.kill()
-        process.communicate()
+        process.join()
         world.close()

@@ -135,7 +135,7 @@ def test_a_runner_shows_a_module_what_a_slow_loop_puts_together(pipeline, mode) 
             spaces_ = observed, acted
             config = ConnectorsConfig(env_to_module=PIPELINES[pipeline])
             contexts = Contexts(build_env_to_module(config, *spaces_).contexts)
-            played = fragments(*spaces_, rows=3, steps=9, mode=mode, ends=0.2, seed=1)
+            played = fragments(*spaces_, rows=2, steps=6, mode=mode, ends=0.2, seed=1)
             for fragment in islice(played, 2):
                 seen, _ = in_runner(contexts, fragment)
                 for row, pasts in enumerate(fragment.pasts):

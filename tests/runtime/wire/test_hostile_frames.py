@@ -51,7 +51,7 @@ def read_safely(messages: list[bytes]) -> None:
         assert len(complaint) < 400
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(
     st.sampled_from([ONE_CHUNK, MANY_CHUNKS]),
     st.lists(st.tuples(st.integers(0), st.integers(0), st.integers(0, 7)), max_size=4),
@@ -91,7 +91,7 @@ def test_any_bit_flipped_in_the_fields_before_the_payload_raises_nothing_but_a_w
             read_safely([message[:at] + bytes([message[at] ^ 1 << bit]) + message[at + 1 :]])
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(
     st.booleans(),
     st.sampled_from([0, 1, 100, 200]),
@@ -155,7 +155,7 @@ def chunks_with_odd_trees(draw: st.DrawFn) -> list[bytes]:
     return [first.SerializeToString(), second.SerializeToString()]
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(chunks_with_odd_trees())
 def test_any_tree_information_is_refused_or_read_within_the_limits(chunks: list[bytes]) -> None:
     read_safely(chunks)
@@ -178,7 +178,7 @@ fields = st.one_of(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.lists(fields, max_size=8).map(b"".join))
 def test_whatever_the_generated_classes_read_we_read_alike(message: bytes) -> None:
     try:
