@@ -21,6 +21,8 @@ _OF_THE_DRIVER: Final = (
     "num_learners",
     "restarts",
 )
+#: The end of the names of what evaluations have.
+_OF_EVALUATIONS: Final = "evaluation_return_mean"
 #: Tables: what is in them depends on the algorithm, the environment or the workers.
 _TABLES: Final = (
     "modules",
@@ -52,6 +54,11 @@ def must_be_a_metric(name: str, config: RunConfig) -> None:
         ConfigError: no line will have such a number, as far as that is known before a run.
     """
     table, slash, rest = name.partition("/")
+    if name.endswith(_OF_EVALUATIONS) and not config.driver.evaluation_seconds:
+        raise ConfigError(
+            f"metric = {name!r}: a run evaluates only with evaluation_seconds: give it, and less "
+            "than a trial takes"
+        )
     if name in plain_metrics():
         return
     first = config.module_ids[0]

@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from juggler.driver.config import ConfigError, RunConfig
@@ -205,6 +206,9 @@ def _range(key: str, match: re.Match[str], where: str, run: Mapping[str, Any]) -
                 f"{where}: after the colon stands log, or a step between two values, not {how!r}"
             )
         step = float(how)
+        first = Decimal(match[1])
+        last = first + (Decimal(match[2]) - first) // Decimal(how) * Decimal(how)
+        high = float(last)  # which the steps from the lower bound reach
     if log and low <= 0:
         raise ConfigError(f"{where}: with :log, both bounds have to be above 0")
     whole = _is_whole(key, match, run)

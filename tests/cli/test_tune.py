@@ -10,6 +10,7 @@ from support.commands import status_of
 from juggler.driver.config import RunConfig
 from juggler.driver.given_config import load_config
 from juggler.experiments.tuning.advice import advice_for, lines_of, write
+from juggler.experiments.tuning.measuring import usual_seconds
 from juggler.experiments.tuning.speeds import (
     Sampling,
     Sizes,
@@ -150,6 +151,23 @@ def test_the_file_has_the_sizes_and_what_is_not_as_by_default(tmp_path: Path) ->
     assert again.env_runner.envs_per_runner == advice.best.sizes.environments
 
 
+def fragment(wall: float, cpu: float) -> dict[str, float]:
+    return {"wall": wall, "cpu": cpu, "environment": wall / 2, "inference": wall / 4}
+
+
+def test_slow_resets_count_though_few_fragments_have_them() -> None:
+    usual = usual_seconds([fragment(0.01, 0.01)] * 9 + [fragment(1.01, 0.5)], waited=0.0)
+    assert usual["wall"] == pytest.approx(0.11)
+    assert usual["environment"] == pytest.approx(0.055)
+    assert usual["cpu"] == pytest.approx(0.059)
+
+
+def test_a_fragment_that_other_work_holds_up_does_not_count() -> None:
+    usual = usual_seconds([fragment(0.01, 0.01)] * 9 + [fragment(1.01, 0.01)], waited=1.0)
+    assert usual["wall"] == pytest.approx(0.01)
+    assert usual["inference"] == pytest.approx(0.0025)
+
+
 @pytest.mark.usefixtures("one_forkserver")
 @pytest.mark.parametrize("algorithm", ["impala", pytest.param("dqn", marks=pytest.mark.slow)])
 def test_it_measures_a_real_environment_and_writes_what_train_takes(
@@ -179,7 +197,8 @@ def test_it_measures_a_real_environment_and_writes_what_train_takes(
     ("options", "why"),
     [
         (("--write", "nowhere/tuned.toml"), "--write nowhere/tuned.toml: there is no directory"),
-        (("--gateway", "127.0.0.1:0"), "the simulators of a gateway are elsewhere"),
+        (("--gateway", "127.0.0.1:0"), "juggler tune: only environments of this host with one"),
+        (("--league", "self_play"), "this run has a table for several agents or modules"),
         (("--env", "dm_env_rpc://127.0.0.1:9"), "are elsewhere"),
         (("--seconds", "0.1"), "--seconds must be at least 1"),
         (("--seconds", "nan"), "--seconds must be at least 1"),

@@ -53,6 +53,14 @@ def test_the_metrics_of_ones_own_algorithm_and_of_its_optimizers_are_let_through
     must_be_a_metric("modules/default/lr_value", RunConfig.from_flat({"optimizers": optimizers}))
 
 
+def test_what_evaluations_have_needs_evaluations() -> None:
+    name, keys = "by_agent/agent_0/evaluation_return_mean", {"env": "pettingzoo:x"}
+    for metric in (name, "evaluation_return_mean"):
+        with pytest.raises(ConfigError, match="only with evaluation_seconds"):
+            must_be_a_metric(metric, RunConfig.from_flat(keys))
+        must_be_a_metric(metric, RunConfig.from_flat({**keys, "evaluation_seconds": 2.0}))
+
+
 PREY = {"train": False, "from": "somewhere"}
 SEVERAL = {
     "agents": {"adversary_*": "hunters", "agent_0": "prey", "*": "random"},

@@ -79,6 +79,67 @@ def test_a_module_that_cannot_be_exported_is_named(tmp_path: Path) -> None:
     policy.act(np.zeros(4))
 
 
+class Heavy(juggler.ActionDistribution):
+    """A distribution of one's own, around one of torch, which checks its arguments."""
+
+    def __init__(self, inputs):
+        location, log_scale = inputs.chunk(2, -1)
+        self.each = torch.distributions.Laplace(location, log_scale.exp())
+
+    def log_prob(self, actions):
+        return self.each.log_prob(actions).sum(-1)
+
+    def entropy(self):
+        return self.each.entropy().sum(-1)
+
+    def kl(self, other):
+        return torch.distributions.kl_divergence(self.each, other.each).sum(-1)
+
+    def mode(self):
+        return self.each.mode
+
+    def sample(self, noise):
+        return self.each.icdf(noise)
+
+
+class HeavySpec(juggler.DistributionSpec):
+    def __call__(self, inputs):
+        return Heavy(inputs)
+
+    def zeros(self, leading_shape):
+        return torch.zeros(*leading_shape, self.noise_size)
+
+
+class HeavyTailed(juggler.ActorCritic):
+    def action_distribution(self):
+        size = self.action_space.shape[0]
+        return HeavySpec(inputs_size=2 * size, noise_size=size)
+
+
+def test_a_distribution_around_one_of_torch_can_be_exported(tmp_path: Path) -> None:
+    path = worlds.written(tmp_path, "Pendulum-v1", HeavyTailed, module="__main__:HeavyTailed")
+    seen = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    (action,) = model_of(path, module=HeavyTailed).run(["action"], {"observation": seen})
+    expected = juggler.load_policy(path, module=HeavyTailed).act(seen)[0]
+    np.testing.assert_allclose(action, expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="scale"):
+        torch.distributions.Laplace(0.0, -1.0)  # checks as before
+
+
+class Branching(juggler.ActorCritic):
+    def _forward(self, batch):
+        seen = batch["observations"]
+        return super()._forward({"observations": 2 * seen if seen.sum() > 0 else seen})
+
+
+def test_a_module_that_branches_on_values_is_told_where_and_what_to_do(tmp_path: Path) -> None:
+    path = worlds.written(tmp_path, worlds.plain, Branching, module="__main__:Branching")
+    policy = juggler.load_policy(path, module=Branching)
+    place = r"torch\.where \(test_onnx_models\.py, line \d+, in _forward\)"
+    with pytest.raises(ValueError, match=f"Branching cannot be exported: .*{place}"):
+        policy.export_onnx(tmp_path / "policy.onnx")
+
+
 def test_a_missing_package_is_named_with_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

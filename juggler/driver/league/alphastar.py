@@ -109,8 +109,8 @@ class AlphaStar(LeagueBuilder):
             "snapshot_above",
             "league_reset_probability",
         )
-        find_weighting(self.main_weighting)
-        find_weighting(self.league_weighting)
+        find_weighting(self.main_weighting, "main_weighting")
+        find_weighting(self.league_weighting, "league_weighting")
         if self.pfsp_probability + self.verification_probability > 1:
             raise ValueError(
                 f"pfsp_probability = {self.pfsp_probability}: must be at most 1 with "

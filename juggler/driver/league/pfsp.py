@@ -26,18 +26,22 @@ Weighting = str | Callable[[float], float]
 _NOTHING = 1e-10
 
 
-def find_weighting(weighting: Weighting) -> Callable[[float], float]:
+def find_weighting(weighting: Weighting, key: str = "weighting") -> Callable[[float], float]:
     """
+    Args:
+        weighting: which one.
+        key: of a configuration that names it.
+
     Raises:
         ValueError: there is no weighting of that name.
     """
     if callable(weighting):
         return weighting
     if ":" in weighting:
-        return found(weighting, "weighting")
+        return found(weighting, key)
     if weighting not in WEIGHTINGS:
         raise ValueError(
-            f"weighting = {weighting!r} is not known"
+            f"{key} = {weighting!r} is not known"
             + nearest(
                 weighting, WEIGHTINGS, own="one of your own is named as 'package.module:function'"
             )

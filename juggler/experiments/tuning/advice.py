@@ -72,8 +72,8 @@ def advise(
         groups = rehearse(config)
         if groups and groups[0].agents:
             raise ConfigError(
-                f"{config.env_runner.env} has several agents, and juggler tune measures "
-                "environments with one: start short runs, and compare their steps/s"
+                f"{config.env_runner.env} has several agents, and only environments with one can "
+                "be measured: start short runs, and compare their steps/s"
             )
         config, said = settled(config, given, groups)
         if said:
@@ -214,10 +214,10 @@ def _must_be_measurable(config: RunConfig) -> None:
         (runner.gateway, "the simulators of a gateway are elsewhere"),
         (runner.is_served, f"the simulators at {runner.env} are elsewhere"),
         (runner.dataset, "a run that learns from a data set samples nothing"),
-        (config.agents.first_given, "it has several agents or modules"),
+        (config.agents.first_given, "this run has a table for several agents or modules"),
     ):
         if there:
             raise ConfigError(
-                f"juggler tune measures environments of this host with one agent, and {what}: "
+                f"only environments of this host with one agent can be measured, and {what}: "
                 "start short runs, and compare their steps/s"
             )

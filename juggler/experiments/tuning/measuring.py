@@ -126,7 +126,7 @@ class Measurements:
             sampler = sampler_of(steps)
             fragment = sampler.sample((0, 0))
         each: list[dict[str, float]] = []
-        live, end = 0, time.perf_counter() + seconds
+        live, waited, end = 0, _waited(), time.perf_counter() + seconds
         while not each or time.perf_counter() < end:
             began, used = time.perf_counter(), _used(pids)
             fragment = sampler.sample((0, 0))
@@ -135,16 +135,13 @@ class Measurements:
             live += fragment.batch.live_steps
         self._batches[count] = fragment.batch
         steps = fragment.batch.steps
-        # Other work on the machine disturbs some of them, and less so the median.
-        middle = {name: median(found[name] for found in each) / steps for name in each[0]}
-        if pids:  # the system counts the time of other processes in hundredths of a second
-            middle["cpu"] = fmean(found["cpu"] for found in each) / steps
+        usual = usual_seconds(each, _waited() - waited)
         return Sampling(
             count,
-            middle["wall"],
-            middle["cpu"],
-            middle["environment"],
-            middle["inference"],
+            usual["wall"] / steps,
+            usual["cpu"] / steps,
+            usual["environment"] / steps,
+            usual["inference"] / steps,
             live / (len(each) * steps * count),
         )
 
@@ -218,6 +215,27 @@ class Measurements:
             f"{of_large * 1e3:.2f} ms of CPU at both ends"
         )
         return Transport(bytes_per_step, seconds, per_step)
+
+
+def usual_seconds(fragments: Sequence[Mapping[str, float]], waited: float) -> dict[str, float]:
+    """What a fragment takes when other work does not disturb it.
+
+    Other work disturbs some fragments, and less so the median. But the median does not see what
+    takes long in a few of them, as slow resets do; the mean sees it, without the time for which
+    the thread waited for a core.
+
+    Args:
+        fragments: the seconds of each by part, of which "wall" is the whole and "cpu" processor
+            time, which other work hardly changes.
+        waited: seconds for which the thread could have computed, and waited for a core.
+    """
+    undisturbed = max(0.0, 1 - waited / sum(found["wall"] for found in fragments))
+    usual = {}
+    for name in fragments[0]:
+        each = [found[name] for found in fragments]
+        usual[name] = max(median(each), undisturbed * fmean(each))
+    usual["cpu"] = fmean(found["cpu"] for found in fragments)
+    return usual
 
 
 def _build(config: RunConfig, env: VectorEnvironment) -> Built:

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from gymnasium import Space
 from torch import Tensor, nn
+from torch.distributions import Distribution
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.leaves import LeafFunctions, holds_masks, in_dtype
@@ -26,6 +28,7 @@ from juggler.runtime.modules.columns import (
 )
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.modules.stepping import best_actions, initial_states, one_step, restarted
+from juggler.runtime.own_frames import place_of_readers
 from juggler.runtime.wire.structures import space_leaves, to_tree, tree_leaves, tree_map, zeros
 from juggler.runtime.wire.trees import Path, unflatten
 
@@ -239,11 +242,11 @@ def to_onnx(graph: ActingGraph, optimize: bool = True) -> torch.onnx.ONNXProgram
     inputs = graph.inputs
     with torch.no_grad():
         # A first call outside the export, in which modules and distributions create what they
-        # create once.
+        # create once. Here torch.distributions check their arguments; in the export they cannot.
         graph(*inputs.values())
     batch = torch.export.Dim("batch")
     try:
-        with _quiet():
+        with _quiet(), _unchecked():
             program = torch.onnx.export(
                 graph,
                 tuple(inputs.values()),
@@ -276,9 +279,26 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
+@contextlib.contextmanager
+def _unchecked() -> Iterator[None]:
+    """torch.distributions do not check their arguments, since checks look at values of tensors."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
+
+
 def _cause(error: BaseException) -> str:
-    """The first line of the message of the original error."""
+    """The first line of the original error's message, and where in the reader's code it was."""
     while error.__cause__ is not None:
         error = error.__cause__
+    place = place_of_readers(error)
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return (
+            "what it does next depends on the value of a tensor, as in `if x.sum() > 0`, and a "
+            f"model does the same for all values: choose with torch.where{place}"
+        )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    return f"{type(error).__name__}: {lines[0] if lines else ''}{place}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from juggler.driver.league.alphastar import AlphaStar
 from juggler.driver.league.builder import LeagueBuilder, Pairing
 from juggler.driver.league.builders import find_builder, give_builder
 from juggler.driver.league.config import LeagueConfig
@@ -84,3 +85,10 @@ def test_a_class_of_a_script_is_found_by_the_name_that_stands_for_it() -> None:
 
 def test_a_weighting_may_be_a_function_by_name() -> None:
     assert pfsp({"a": 0.2, "b": 0.9}, "my_league:hard") == {"a": 1.0, "b": 0.0}
+
+
+@pytest.mark.parametrize("key", ["main_weighting", "league_weighting"])
+@pytest.mark.parametrize("weighting", ["squard", "my_league:hrd"])
+def test_an_unknown_weighting_is_told_with_the_key_that_names_it(key: str, weighting: str) -> None:
+    with pytest.raises(ValueError, match=f"^{key} .*did you mean"):
+        AlphaStar(**{key: weighting})
