@@ -11,6 +11,7 @@ from torch import Tensor
 from juggler.learner.optim.parameter_group import ParameterGroup
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import Batch, RLModule
+from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.structures import tree_map
 
 
@@ -180,6 +181,13 @@ class Forward:
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         return self.group.forward_train(self.module_id, self.named, self.buffers, batch)
+
+
+class NamedColumns(dict[str, Any]):
+    """Columns that say which ones there are when somebody asks for another one."""
+
+    def __missing__(self, name: object) -> Any:
+        raise KeyError(f"there is no column {name!r}{nearest(name, self)}")
 
 
 #: Observations in one chunk.

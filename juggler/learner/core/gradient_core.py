@@ -14,7 +14,12 @@ from torch import Tensor
 from juggler.learner.config import LearnerConfig
 from juggler.learner.core.forward import Forward as Forward
 from juggler.learner.core.forward import Loss as Loss
-from juggler.learner.core.forward import checked_loss, gradient_for_vmap, gradient_of
+from juggler.learner.core.forward import (
+    NamedColumns,
+    checked_loss,
+    gradient_for_vmap,
+    gradient_of,
+)
 from juggler.learner.core.learner_core import (
     Aux,
     Columns,
@@ -289,7 +294,8 @@ class GradientCore(StateCore, ABC):
         """What `_gradient` returns, as a tree of tensors."""
         own = inputs["state"]
         forward = Forward(group, module_id, own["parameters"], own["buffers"]).differentiable()
-        loss = self._checked(self.loss(forward, inputs["columns"][module_id], own))
+        columns = NamedColumns(inputs["columns"][module_id])
+        loss = self._checked(self.loss(forward, columns, own))
         gradient = gradient_of(loss.total, forward)  # [P]
         given = {name: each for name, each in loss._asdict().items() if each is not None}
         loss_of = {**given, "total": loss.total.detach()}
@@ -298,7 +304,7 @@ class GradientCore(StateCore, ABC):
     def _loss_for_vmap(
         self, forward: Forward, columns: Columns, state: ParameterGroupState
     ) -> Loss:
-        return self._checked(self.loss(forward, columns, state))
+        return self._checked(self.loss(forward, NamedColumns(columns), state))
 
     def _checked(self, loss: object) -> Loss:
         where = f"{type(self).__name__}.loss"

@@ -93,3 +93,22 @@ def test_the_loss_of_a_population_is_checked_too() -> None:
     population = juggler.Population(mine(with_metric(0.5)), size=2)
     with pytest.raises(ValueError, match=r"metrics\['odd'\] is 0.5"):
         population.step(population.init(0), SAMPLE)
+
+
+class Mistyped(Mine):
+    """Asks for a column that there is not."""
+
+    def loss(
+        self,
+        forward: juggler.Forward,
+        columns: juggler.Columns,
+        state: juggler.ParameterGroupState,
+    ) -> juggler.Loss:
+        assert "advantages" not in columns
+        return super().loss(forward, {**columns, "rewards": columns["reward"]}, state)
+
+
+def test_a_column_that_there_is_not_is_named_with_the_nearest_one() -> None:
+    core = Mistyped({"default": MODULE}, juggler.LearnerConfig())
+    with pytest.raises(KeyError, match=r"there is no column 'reward': did you mean 'rewards'\?"):
+        core.grads(core.init(0), SAMPLE)
