@@ -246,10 +246,15 @@ def test_a_league_adds_players_that_learn_and_has_them_when_it_is_killed_and_res
 
 
 @pytest.mark.slow
-def test_a_league_goes_on_while_workers_are_killed(place: Place) -> None:
+def test_a_league_whose_players_replay_steps_goes_on_while_workers_are_killed(
+    place: Place,
+) -> None:
+    """Each of two learners keeps the steps of its own players, as AlphaStar's replay shards do."""
     run_dir = place.path / "run"
-    place.write("league.toml", LEAGUE)
+    replaying = LEAGUE.replace('"ppo"', '"appo"').replace("epochs = 2", "replay_share = 0.5")
+    place.write("league.toml", replaying)
     options = ["--run-dir", "run", "--stop-steps", 1_000_000, "--num-env-runners", 2]
+    options += ["--num-learners", 2]
     run = place.start("train", "league.toml", *options, "--checkpoint-seconds", 2)
 
     def league() -> dict[str, Any]:
@@ -260,7 +265,7 @@ def test_a_league_goes_on_while_workers_are_killed(place: Place) -> None:
         return sum(each["copies"] for each in league().get("learning", {}).values())
 
     eventually(lambda: copies() >= 3, 90, lambda: run.output)
-    for role in ("envrunner 0", "learner 0", "envrunner 1"):
+    for role in ("envrunner 0", "learner 1", "envrunner 1"):
         had = copies()
         place.worker(role).kill()
         eventually(lambda had=had: copies() >= had + 3, 90, lambda: run.output)
@@ -269,6 +274,9 @@ def test_a_league_goes_on_while_workers_are_killed(place: Place) -> None:
     assert run.wait(30) == 130, run.output
     assert_books_balance(run_dir)
     assert summary(run_dir)["restarts"] == 3
+    last = metrics(run_dir)[-1]
+    assert last["modules"].keys() == last["league"]["learning"].keys()
+    assert all(each["replayed_steps"] > 0 for each in last["modules"].values())
     place.assert_nothing_is_left()
 
 
