@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.learner_end import PATIENCE, LearnerEnd, Senders, tree
-from support.sharing import SIZE, begin_to_share, mapped, send_each, soon
+from support.sharing import FURTHER, SIZE, begin_to_share, mapped, send_each, soon
 
+from juggler.runtime.streams.memory_reader import Reader
 from juggler.runtime.streams.memory_sockets import memory_path, token_in
 from juggler.runtime.streams.memory_writer import Writer
 from juggler.runtime.streams.shared_memory import Memory, least_bytes
@@ -153,6 +154,24 @@ def test_an_end_that_is_closed_as_it_connects_is_no_error(learner: LearnerEnd) -
     assert said == []
     soon(lambda: taken, "the learner has its end")
     taken[0].close()
+
+
+def test_what_goes_wrong_with_one_connection_ends_no_other(
+    learner: LearnerEnd,
+    senders: Senders,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ValueError("no reader today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reader, "__init__", broken)
+        sender = senders.open(learner.address)
+        soon(lambda: send_each(senders, sender, next(FURTHER)) or senders.inline, "it says why")
+        assert "cannot map" in senders.inline[0]
+    assert "ValueError: no reader today" in capsys.readouterr().err
+    begin_to_share(learner, senders)
 
 
 def test_the_variable_turns_sharing_off(
