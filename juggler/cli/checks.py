@@ -148,11 +148,13 @@ def _memory() -> Iterator[Finding]:
 
 
 def _shared_memory() -> Iterator[Finding]:
-    descriptor = os.memfd_create("juggler-doctor")
+    from juggler.runtime.streams.shared_memory import Memory
+
     try:
-        os.ftruncate(descriptor, _MIB)
-    finally:
-        os.close(descriptor)
+        Memory(_MIB).close()
+    except OSError as error:
+        advice = "large batches and weights go through sockets, which takes longer"
+        yield Finding("files in memory", "warning", f"{error.strerror}", advice)
     place = Path("/dev/shm")
     if not place.is_dir():
         advice = "mount it, or leave out vectorize = async"

@@ -284,7 +284,8 @@ class _Watched:
                 (self._warn if kind == WARNS else self._begins)(rest.decode())
             elif is_over:
                 self._process.join(_ABORT_SECONDS)
-                how = how_it_ended(self._process.exitcode)
+                how, words = how_it_ended(self._process.exitcode), ended(self._process)
+                how = f"{how}, {words}" if words else how
                 told = f"its process ended while {self._doing}: {how}"
                 raise PreflightError(told, self._written())
             elif problem := self._progress.problem():

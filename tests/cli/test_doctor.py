@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -92,6 +93,15 @@ def test_a_full_shared_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> N
     found = only(checks._shared_memory)["shared memory"]
     assert (found.state, found.said) == ("warning", "/dev/shm has 1 MiB free")
     assert "--shm-size" in found.advice
+
+
+def test_a_python_without_files_in_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "files in memory" not in only(checks._shared_memory)
+    monkeypatch.delattr(os, "memfd_create")
+    found = only(checks._shared_memory)
+    assert found["files in memory"].state == "warning"
+    assert "built without os.memfd_create" in found["files in memory"].said
+    assert "shared memory" in found
 
 
 def test_an_extra_that_is_not_there_has_the_command_that_installs_it(

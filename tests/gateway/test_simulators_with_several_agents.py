@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.agents_world import SPACES, THREE_WAYS, AgentsWorld, see
 from support.gateway_world import eventually
+from support.paced_sampling import Scaled
 
 from juggler.client import GatewayError, connect, connect_agents, play_agents
 from juggler.envrunner.multi_agent.matrix_game import MatrixGame
@@ -195,7 +196,7 @@ def test_people_are_told_once_of_modules_that_act_in_torch(
     make_world: Callable[..., AgentsWorld],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("juggler.runtime.modules.arrays.array_module.ships", lambda module: True)
+    monkeypatch.setattr(Scaled, "may_act_in_numpy", True)
     world = make_world(TWO)
     with world.connect("row", "column") as session:
         world.begin()

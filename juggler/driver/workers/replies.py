@@ -169,7 +169,7 @@ def read_arrivals(body: any_pb2.Any) -> training_pb2.Arrivals:
 
 
 def read_note(body: any_pb2.Any) -> training_pb2.Note:
-    """What an EnvRunner has to say to people, in one line."""
+    """What a worker has to say to people, in one line."""
     note = unpack(body, training_pb2.Note())
     note.text = one_line(note.text, _LONGEST_NOTE)
     return note

@@ -78,13 +78,11 @@ class WorkerEvents:
         self._set_up(parts.registry.joined(worker))
 
     def _reported(self, worker: Worker, body: any_pb2.Any) -> None:
-        """Each role has its own kind of report."""
+        """Whoever it is may have a note for people; learners also report what arrived."""
         if worker.role == LEARNER and body.TypeName() != _NOTE:
             arrivals = replies.read_arrivals(body)
             self._rates[worker].count(len(arrivals.arrivals))
             return self._learners.arrived(worker, arrivals)
-        if worker.role not in (ENVRUNNER, LEARNER):
-            raise ValueError(f"a report, where {worker.role}s have none")
         self._rates[worker].count(_NOTE_COUNTS)
         note = replies.read_note(body)
         level: Level = "warning" if note.warning else "info"

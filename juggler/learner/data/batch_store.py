@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 import gymnasium
 
 from juggler.learner.data.validation import BatchValidator
+from juggler.runtime.actors.cores import total_memory
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import BatchFrame
@@ -21,7 +21,6 @@ from juggler.runtime.wire.trees import Tree, flatten
 Space = gymnasium.Space[Any]
 
 _REMEMBERED = 4096  # ids of batches that were taken lately
-_HALF_OF_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class BatchStore:
         spaces: by id of the modules that this learner trains, (observation space, action space).
         arrived: called for each batch that was taken, in the server's thread.
         capacity: the largest number of batches. Admission keeps a healthy run far below it.
-        capacity_bytes: the most memory that batches may take.
+        capacity_bytes: the most memory that batches may take; None: half of it.
         critic_spaces: by module id, of what its value function sees beside observations; batches
             of modules without an entry have none of it.
         states: by module id, the expected `states` of one row, as trees of arrays; batches of
@@ -63,7 +62,7 @@ class BatchStore:
         arrived: Callable[[HeldBatch], None],
         capacity: int = 65536,
         states: Mapping[str, Tree] | None = None,
-        capacity_bytes: int = _HALF_OF_MEMORY,
+        capacity_bytes: int | None = None,
         critic_spaces: Mapping[str, Space] | None = None,
     ) -> None:
         critics = critic_spaces or {}
@@ -73,7 +72,7 @@ class BatchStore:
         }
         self._arrived = arrived
         self._capacity = capacity
-        self._capacity_bytes = capacity_bytes
+        self._capacity_bytes = total_memory() // 2 if capacity_bytes is None else capacity_bytes
         self._held_bytes = 0
         self._held: dict[int, HeldBatch] = {}
         # Of batches taken lately, to refuse a replay. In a dict, finding the oldest key would mean

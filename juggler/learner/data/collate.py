@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from juggler.runtime.actors.cores import usable_cores
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
@@ -134,7 +134,7 @@ class _Copies:
 @cache
 def _copiers() -> ThreadPoolExecutor:
     """Threads that copy large columns, beside environments that run on the same host."""
-    return ThreadPoolExecutor(min(8, max(1, (os.cpu_count() or 1) // 2)), "copying")
+    return ThreadPoolExecutor(min(8, max(1, int(usable_cores() // 2))), "copying")
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from juggler.learner.group.ring_peers import RingAccess
 from juggler.learner.group.ring_server import RingServer
 from juggler.learner.process.program import LearnerProgram
 from juggler.runtime.actors.attachment import Attachment
+from juggler.runtime.actors.cores import total_memory
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import (
     EndpointError,
@@ -32,7 +32,6 @@ from juggler.runtime.streams.receivers import ReceiverProgram, Receivers
 from juggler.runtime.streams.weights import SUBSCRIBE_METHOD
 
 _MOST_STREAMS = 1024  # of EnvRunners; health checks come on top
-_QUARTER_OF_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 _SERVICES = tuple(method.split("/")[1] for method in (PUSH_METHOD, SUBSCRIBE_METHOD))
 
 
@@ -105,7 +104,7 @@ class LearnerServer:
             run_id,
             contact.token,
             permits_key,
-            _QUARTER_OF_MEMORY // count,
+            total_memory() // 4 // count,
             contact.tls,
             self._program.insecure,
             contact.log.log_format if contact.log else "text",

@@ -1,7 +1,8 @@
 """State hand-over: a learner that lost its driver passes its modules' states to the next program.
 
 A learner on another host that loses its driver replaces itself by a new program (`exec`), which
-dials the driver again. The states pass from one to the other in a file in memory.
+dials the driver again. The states pass from one to the other in a file without a name, in memory
+where the system has such files.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ from __future__ import annotations
 import json
 import os
 import struct
+import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
 from io import BufferedRandom
 
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.streams.shared_memory import memory_file
 from juggler.runtime.wire.frames import Frame, FrameReader, encode_frame
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import training_pb2
 
-#: Holds the descriptor of the file in memory, which stays open across `exec`.
+#: Holds the descriptor of the file, which stays open across `exec`.
 _VARIABLE = "JUGGLER_STATE_HANDOVER"
 _SIZE = struct.Struct("<Q")  # before each chunk
 
@@ -115,7 +118,7 @@ class StateHandover:
 
 def hand_over(frames: Iterable[Iterator[bytes]]) -> None:
     """Write modules' states, as frames in chunks, for the program that replaces this one."""
-    number = os.memfd_create("juggler-state-handover", 0)  # 0: stays open across `exec`
+    number = _file()
     with os.fdopen(number, "wb", closefd=False) as file:
         for frame in frames:
             for chunk in frame:
@@ -144,6 +147,17 @@ def receive() -> dict[str, HandoverFrame]:
         if frame is None:
             raise ValueError(f"the state in {_VARIABLE} ends in the middle")
     return frames
+
+
+def _file() -> int:
+    """The descriptor of a file without a name, which stays open across `exec`."""
+    try:
+        return memory_file("juggler-state-handover")
+    except OSError:  # there are none in memory
+        with tempfile.TemporaryFile() as on_disk:
+            number = os.dup(on_disk.fileno())
+        os.set_inheritable(number, True)
+        return number
 
 
 def _chunks(file: BufferedRandom) -> Iterator[bytes]:

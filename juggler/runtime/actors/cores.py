@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+#: Of both versions of cgroups: the files with the limit, and with what is used of it.
+_LIMITS_OF_MEMORY = (
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 
 
 def usable_cores() -> float:
@@ -22,14 +27,18 @@ def usable_memory() -> int | None:
     lines = _text(Path("/proc/meminfo")).splitlines()
     free = [int(each.split()[1]) * 1024 for each in lines if each.startswith("MemAvailable:")]
     for group in _memory_groups():
-        for limit, used in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
+        for limit, used in _LIMITS_OF_MEMORY:
             most, taken = _text(group / limit), _text(group / used)
             if most.isdigit() and taken.isdigit():
                 free.append(max(0, int(most) - int(taken) + _cached(group)))
     return min(free, default=None)
+
+
+def total_memory() -> int:
+    """Bytes of memory of this host, or fewer where this process's container has a limit."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [_text(group / name) for group in _memory_groups() for name, _ in _LIMITS_OF_MEMORY]
+    return min([total, *(int(limit) for limit in limits if limit.isdigit())])
 
 
 def _cached(group: Path) -> int:

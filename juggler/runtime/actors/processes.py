@@ -21,18 +21,18 @@ from typing import Any, NoReturn
 from juggler.runtime.actors.orphans import die_with_parent, kill_children, take_in_orphans
 from juggler.runtime.actors.temporary import claim_multiprocessings
 
-#: Imported once by the forkserver, and shared by all workers. These modules must not do anything at
-#: import that a fork would break: no channel or server of gRPC, no CUDA, no torch operation, no
-#: thread.
+#: Imported once by the forkserver, and shared by all workers; see `preloaded`. These modules must
+#: not do anything at import that a fork would break: no channel or server of gRPC, no CUDA, no
+#: torch operation, no thread.
 PRELOAD = (
-    "juggler.runtime.actors.forkserver",
     "torch",
     "gymnasium",
     "juggler.driver.rehearsal",
     "juggler.envrunner.envrunner_worker",
     "juggler.learner.process.learner_worker",
-    "juggler.runtime.actors.preloaded",
 )
+#: What multiprocessing imports there. It ends the forkserver at an error other than ImportError.
+_OF_FORKSERVER = ("juggler.runtime.actors.forkserver", "juggler.runtime.actors.preloaded")
 
 #: Ends the forkserver and everything below it. Nobody else sends this signal, and it also ends a
 #: process that has no handler for it yet.
@@ -66,7 +66,7 @@ class WorkerProgram:
 def forkserver() -> ForkServerContext:
     """The context that local workers start from. This alone starts nothing."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOAD))
+    context.set_forkserver_preload(list(_OF_FORKSERVER))
     return context
 
 
@@ -270,6 +270,7 @@ def _ends(pid: int, seconds: float) -> bool:
 def _run(program: WorkerProgram, title: str, words: Connection) -> None:
     # Our forkserver imports this first of all; it ends with the driver.
     ours = sys.modules.get("juggler.runtime.actors.forkserver")
+    preloaded = sys.modules.get("juggler.runtime.actors.preloaded")
     die_with_parent()
     if os.getppid() == 1 or (ours is not None and os.getppid() != ours.PID):
         os._exit(1)
@@ -279,6 +280,8 @@ def _run(program: WorkerProgram, title: str, words: Connection) -> None:
     ignore_stop_signals()
     module, _, function = program.target.partition(":")
     try:
+        if preloaded is not None and preloaded.failure is not None:
+            raise preloaded.failure
         getattr(importlib.import_module(module), function)(program.argument)
     except BaseException as error:
         text = _why(error)[:_LONGEST_WORDS].encode("utf-8", "backslashreplace")

@@ -61,7 +61,14 @@ class RLModule(torch.nn.Module):
     `takes_critic_observations`, and names what computes them in `training_only`: where it acts, it
     has neither the key nor the column.
 
+    A module whose author sets `may_act_in_numpy` says that what it and its parts do where they act
+    depends on nothing but their inputs, parameters and buffers: no state of Python, and no random
+    numbers but those of its distribution. Then its passes may be run once with stand-ins for
+    tensors, and made in NumPy from then on. Modules that ship need not say so, nor do layers of
+    torch.
+
     Attributes:
+        may_act_in_numpy: see above. A part of a catalog may have it, too, for itself and its parts.
         takes_critic_observations: whether `forward_train` can compute values from
             "critic_observations".
         critic_space: of "critic_observations"; None: there are none.
@@ -69,6 +76,7 @@ class RLModule(torch.nn.Module):
             not sent to EnvRunners.
     """
 
+    may_act_in_numpy: bool = False
     training_only: tuple[str, ...] = ()
     takes_critic_observations: bool = False
 

@@ -206,14 +206,10 @@ class WeightsRelay:
 
     def _taken(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        try:
-            connection.send(self._meeting.relay_token.encode())
-        except OSError:  # it is gone again
-            connection.close()
-            return
+        connection.send(self._meeting.relay_token.encode())
         with self._lock:
-            self._readers[connection] = _Reader()
             self._selector.register(connection, selectors.EVENT_READ)
+            self._readers[connection] = _Reader()
 
     def _run(self) -> None:
         while True:

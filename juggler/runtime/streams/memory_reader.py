@@ -17,11 +17,13 @@ from juggler.runtime.streams.shared_memory import (
     DESCRIPTOR,
     FIXED_PAGES,
     FIXED_SIZE,
+    GET_SEALS,
     MOST_BYTES,
     MOST_SLOTS,
     OFFER,
     PROBE,
     PROOF_BYTES,
+    SEAL_WRITE,
     SLOT,
     Memory,
 )
@@ -185,7 +187,7 @@ def _must_last(descriptor: int, size: int) -> bool:
         WireError: they may go, and whoever reads them would get a SIGBUS.
     """
     try:
-        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        seals = fcntl.fcntl(descriptor, GET_SEALS)
     except OSError:
         raise WireError("what was offered is no memory that can be sealed") from None
     if seals & FIXED_SIZE != FIXED_SIZE or not seals & FIXED_PAGES:
@@ -196,4 +198,4 @@ def _must_last(descriptor: int, size: int) -> bool:
         raise WireError(f"shared memory of {found.st_size} bytes was offered as {size}")
     if found.st_blocks * 512 < size:
         raise WireError(f"shared memory of {size} bytes has only {found.st_blocks * 512}")
-    return bool(seals & fcntl.F_SEAL_WRITE)
+    return bool(seals & SEAL_WRITE)

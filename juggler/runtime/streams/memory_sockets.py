@@ -14,6 +14,7 @@ import socket
 import struct
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -28,7 +29,7 @@ _STRANGER_SECONDS = 5.0
 _BACKLOG = 1024
 _CREDENTIALS = struct.Struct("iII")  # process, user, group
 
-#: Takes a connection with whoever knew a token.
+#: Takes a connection with whoever knew a token; where that raises, the connection is closed.
 Taken = Callable[[socket.socket], None]
 
 
@@ -173,10 +174,8 @@ class MemorySocket:
         self._leave(stranger, selector)
         with self._lock:
             taken = self._expected.pop(token, None) or self._always.get(token)
-            if taken is not None:
-                taken(stranger)
-        if taken is None:
-            stranger.close()
+            if taken is None or not _is_taken(stranger, taken):
+                stranger.close()
 
     def _send_away(self, selector: selectors.BaseSelector) -> None:
         now = time.monotonic()
@@ -189,6 +188,18 @@ class MemorySocket:
         selector.unregister(stranger)
         del self._strangers[stranger]
         return stranger
+
+
+def _is_taken(stranger: socket.socket, taken: Taken) -> bool:
+    """Give a connection away. Whatever goes wrong ends this connection, and no other one."""
+    try:
+        taken(stranger)
+    except OSError:  # it is gone again
+        return False
+    except Exception:
+        traceback.print_exc()
+        return False
+    return True
 
 
 def _is_ours(connection: socket.socket) -> bool:

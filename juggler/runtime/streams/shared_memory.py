@@ -15,6 +15,7 @@ knows that the reader can map what it offers, before it relies on that.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -38,10 +39,14 @@ PROBE = 0xFFFFFFFF  # the slot of the first memory
 PROOF_BYTES = 16
 OFFER, SLOT, DESCRIPTOR = struct.Struct("<IQ"), struct.Struct("<I"), struct.Struct("i")
 
-_SEAL_FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, which Python's fcntl lacks
-FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+# Linux's own numbers: a Python that was built with an old C library lacks some of their names.
+GET_SEALS = 1034
+_ADD_SEALS = 1033
+_CLOSE_ON_EXEC, _ALLOW_SEALING = 0x1, 0x2
+_SEAL_SHRINK, _SEAL_GROW, SEAL_WRITE, _SEAL_FUTURE_WRITE = 0x2, 0x4, 0x8, 0x10
+FIXED_SIZE = _SEAL_SHRINK | _SEAL_GROW
 # With either of these, the memory's pages cannot be given back either (fallocate).
-FIXED_PAGES = fcntl.F_SEAL_WRITE | _SEAL_FUTURE_WRITE
+FIXED_PAGES = SEAL_WRITE | _SEAL_FUTURE_WRITE
 
 
 def least_bytes() -> int | None:
@@ -61,6 +66,23 @@ def least_bytes() -> int | None:
     return int(said) if said else LEAST_BYTES
 
 
+def memory_file(name: str, flags: int = 0) -> int:
+    """The descriptor of a new file in memory (memfd), which is gone with its last descriptor.
+
+    Args:
+        name: for people who look into /proc.
+        flags: those of memfd_create; 0: it stays open across `exec`.
+
+    Raises:
+        OSError: the system or this Python knows no such files.
+    """
+    make = getattr(os, "memfd_create", None)
+    if make is None:  # it was built with a C library older than 2.27
+        raise OSError(errno.ENOSYS, "this Python was built without os.memfd_create")
+    descriptor: int = make(name, flags)
+    return descriptor
+
+
 class Memory:
     """New memory, which nobody can make smaller or larger.
 
@@ -77,7 +99,7 @@ class Memory:
             OSError: there is not so much memory, or the system does not know such memory.
         """
         self.size = size
-        self._descriptor = os.memfd_create("juggler", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._descriptor = memory_file("juggler", _CLOSE_ON_EXEC | _ALLOW_SEALING)
         try:
             os.posix_fallocate(self._descriptor, 0, size)
             self._mapped: mmap.mmap | None = mmap.mmap(self._descriptor, size)
@@ -121,7 +143,7 @@ class Memory:
         if self._mapped is not None:
             self._mapped.close()
             self._mapped = None
-        self._seal(fcntl.F_SEAL_WRITE)
+        self._seal(SEAL_WRITE)
 
     def hand_over(self, connection: socket.socket, slot: int, chunk: bytes = b"") -> None:
         """Send the descriptor, into a slot.
@@ -148,4 +170,4 @@ class Memory:
             self.close()
 
     def _seal(self, seals: int) -> None:
-        fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
+        fcntl.fcntl(self._descriptor, _ADD_SEALS, seals)

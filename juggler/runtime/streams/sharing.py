@@ -53,10 +53,7 @@ class Expected(Generic[E]):
             self.end.close()
 
     def _taken(self, connection: socket.socket) -> None:
-        try:
-            self.end = self._make(connection)
-        except OSError:  # of a client that is gone again
-            connection.close()
+        self.end = self._make(connection)
 
 
 def expected(

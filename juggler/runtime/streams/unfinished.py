@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 
 import grpc
 
+from juggler.runtime.actors.cores import total_memory
 from juggler.runtime.wire.errors import WireError
 
-_QUARTER_OF_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 _GRACE_SECONDS = 30.0
 _SLOWEST = 64 << 10  # bytes a second, behind that
 
@@ -20,11 +19,11 @@ class Unfinished:
     when others send something: until then, nobody needs its memory.
 
     Args:
-        most_bytes: of all frames together.
+        most_bytes: of all frames together; None: a quarter of the memory.
     """
 
-    def __init__(self, most_bytes: int = _QUARTER_OF_MEMORY) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, most_bytes: int | None = None) -> None:
+        self._most_bytes = total_memory() // 4 if most_bytes is None else most_bytes
         self._lock = threading.Lock()
         self._began: dict[grpc.ServicerContext, float] = {}
         self._bytes: dict[grpc.ServicerContext, int] = {}

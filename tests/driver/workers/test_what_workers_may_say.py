@@ -293,8 +293,18 @@ def test_a_report_of_another_role_is_blamed_on_its_sender(tmp_path: Path) -> Non
         assert words in world.why_dismissed(worker)
     evaluator = world.join("evaluator")
     world.parts.hub.dismissed.clear()  # type: ignore[attr-defined]
-    world.report(evaluator, training_pb2.Note(text="x"))
-    assert "a report, where evaluators have none" in world.why_dismissed(evaluator)
+    world.report(evaluator, _arrivals(1))
+    assert "juggler.v1.Arrivals in place of juggler.v1.Note" in world.why_dismissed(evaluator)
+
+
+def test_every_worker_may_tell_people_something(tmp_path: Path) -> None:
+    world = WorkersWorld(tmp_path)
+    workers = [world.runner, world.learner, world.join("evaluator")]
+    world.parts.hub.dismissed.clear()  # type: ignore[attr-defined]
+    for worker in workers:
+        world.report(worker, training_pb2.Note(text="shares no memory"))
+        assert world.told.messages[-1] == f"{worker.worker_id} shares no memory"
+        assert world.why_dismissed(worker) == ""
 
 
 @pytest.mark.parametrize(

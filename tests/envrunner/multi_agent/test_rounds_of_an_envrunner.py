@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.paced_sampling import by_slot
+from support.paced_sampling import Scaled, by_slot
 from support.runner_world import PATIENCE, RunnerWorld
 from support.scripted_agents import THREE, ScriptedAgents, in_turn
 
@@ -98,7 +98,7 @@ def test_people_are_told_once_of_modules_that_act_in_torch(
     make_world: Callable[..., RunnerWorld],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("juggler.runtime.modules.arrays.array_module.ships", lambda module: True)
+    monkeypatch.setattr(Scaled, "may_act_in_numpy", True)
     world = make_world()
     world.begin()
     for _ in range(3):

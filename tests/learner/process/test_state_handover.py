@@ -105,6 +105,18 @@ def test_it_is_there_once_and_its_file_is_closed(trained: Learner) -> None:
     assert version is None
 
 
+def test_a_python_without_files_in_memory_hands_over_in_one_on_disk(
+    trained: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    state_handover.hand_over([StateHandover().chunks("main", trained, "here", AT)])
+    assert os.get_inheritable(int(os.environ["JUGGLER_STATE_HANDOVER"]))
+    learner = make_learner(seed=1)
+    version, _ = take_over(found(), learner)
+    assert version == AT
+    assert state_hash(learner) == state_hash(trained)
+
+
 def test_every_module_of_a_process_goes_on_from_its_own(
     trained: Learner, make_batch: Callable[..., Any]
 ) -> None:

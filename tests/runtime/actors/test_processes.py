@@ -254,6 +254,33 @@ cool_down()
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_worker_says_what_the_forkserver_could_not_import(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open')\n")
+    program = """
+from juggler.driver.config import RunConfig
+from juggler.driver.preflight import PreflightError, rehearse
+from juggler.runtime.actors.processes import cool_down, warm_up
+
+warm_up()
+try:
+    rehearse(RunConfig.from_flat({"env": "CartPole-v1"}))
+except PreflightError as error:
+    print(error)
+cool_down()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(": exit code 1, OSError: libcudart.so.12: cannot open\n")
+    assert done.stderr.count("Traceback") == 1
+    assert f'File "{tmp_path}/torch.py", line 1' in done.stderr
+
+
 def test_a_forkserver_that_was_there_before_is_used_and_left_alone() -> None:
     """A program may have one for its own processes, such as those of a vector of environments."""
     done = subprocess.run(
@@ -294,7 +321,7 @@ def test_what_the_forkserver_imports_survives_a_fork() -> None:
             return [len(os.listdir(f"/proc/self/{each}")) for each in ("task", "fd")]
 
         before = counted()
-        for name in PRELOAD[1:]:  # the first one is about the parent of the process
+        for name in PRELOAD:
             importlib.import_module(name)
         print(before, counted())
         """

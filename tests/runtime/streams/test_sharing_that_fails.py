@@ -6,14 +6,16 @@ import errno
 import os
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import pytest
 from support.learner_end import PATIENCE, LearnerEnd, Senders, tree
-from support.sharing import SIZE, begin_to_share, mapped, send_each, soon
+from support.sharing import FURTHER, SIZE, begin_to_share, mapped, send_each, soon
 
+from juggler.runtime.streams.memory_reader import Reader
 from juggler.runtime.streams.memory_sockets import memory_path, token_in
 from juggler.runtime.streams.memory_writer import Writer
 from juggler.runtime.streams.shared_memory import Memory, least_bytes
@@ -60,6 +62,39 @@ def test_a_host_without_memory_left_is_no_crash(
     assert "No space left" in said
     for frame in learner.taken:
         np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, 3 * SIZE))
+
+
+def test_a_python_without_memfds_sends_bytes_and_says_so_once(
+    learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    sender = senders.open(learner.address)
+    send_each(senders, sender, *range(1, 20))
+    assert len(learner.taken) == 19
+    for frame in learner.taken:
+        np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, SIZE))
+    (said,) = senders.inline
+    assert said.endswith("this Python was built without os.memfd_create")
+    assert not mapped()
+
+
+def test_a_python_that_lacks_the_names_of_seals_shares_memory(
+    run_python: Callable[..., str],
+) -> None:
+    program = """
+import fcntl, os
+for module, begins in ((fcntl, ("F_SEAL", "F_ADD_SEALS", "F_GET_SEALS")), (os, "MFD_")):
+    for name in [each for each in dir(module) if each.startswith(begins)]:
+        delattr(module, name)
+
+from juggler.runtime.streams.memory_reader import map_memory
+from juggler.runtime.streams.shared_memory import Memory
+
+memory = Memory.frozen([memoryview(b"what is shared")], 14)
+mapped, frozen = map_memory(memory._descriptor, 14)
+print(bytes(mapped).decode(), frozen)
+"""
+    assert run_python("-c", program) == "what is shared True\n"
 
 
 def test_a_learner_that_cannot_map_gets_bytes(learner: LearnerEnd, senders: Senders) -> None:
@@ -119,6 +154,23 @@ def test_an_end_that_is_closed_as_it_connects_is_no_error(learner: LearnerEnd) -
     assert said == []
     soon(lambda: taken, "the learner has its end")
     taken[0].close()
+
+
+def test_what_goes_wrong_with_one_connection_ends_no_other(
+    learner: LearnerEnd,
+    senders: Senders,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ValueError("no reader today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reader, "__init__", broken)
+        sender = senders.open(learner.address)
+        soon(lambda: send_each(senders, sender, next(FURTHER)) or senders.inline, "it says why")
+    assert "ValueError: no reader today" in capsys.readouterr().err
+    begin_to_share(learner, senders)
 
 
 def test_the_variable_turns_sharing_off(

@@ -50,6 +50,31 @@ def _hears_as_nobody(path: str, token: str) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def test_a_reader_that_cannot_be_watched_leaves_others_theirs(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay = meeting.find(stand=True)
+    assert isinstance(relay, WeightsRelay)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(relay._selector, "register", full)
+            refused = meeting.find(stand=False)
+            assert isinstance(refused, Relayed)
+            with pytest.raises(ConnectionError):
+                refused.next()
+            refused.close()
+        found = meeting.find(stand=False)
+        assert isinstance(found, Relayed)
+        assert found.next() is None
+        found.close()
+    finally:
+        relay.close()
+
+
 @as_root
 def test_another_user_is_handed_nothing(meeting: Meeting) -> None:
     relay = meeting.find(stand=True)

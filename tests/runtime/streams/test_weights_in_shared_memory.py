@@ -148,6 +148,20 @@ def test_a_learner_without_memory_left_sends_bytes_and_its_readers_say_so(
     assert "shares nothing more" in said[0]
 
 
+def test_a_learner_whose_python_has_no_memfds_sends_bytes_and_its_readers_say_so(
+    publish: Callable[..., Version], subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    said: list[str] = []
+    reader = subscribe(inline=said.append)
+    for _ in range(5):
+        version = publish(reader)
+    assert reader.newest is not None
+    assert same(reader.newest, version, SIZE)
+    assert len(said) == 1
+    assert "shares nothing more" in said[0]
+
+
 def test_weights_outlive_their_learner(
     publish: Callable[..., Version], subscribe: Subscribe, server: Learner
 ) -> None:

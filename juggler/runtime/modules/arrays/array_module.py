@@ -13,7 +13,7 @@ from torch import nn
 from juggler.runtime.modules.arrays.comparing import difference
 from juggler.runtime.modules.arrays.distributions import array_distribution
 from juggler.runtime.modules.arrays.live import LiveArrays, NotKnown, as_array, as_tensor
-from juggler.runtime.modules.arrays.tracing import ArrayPass, array_pass, ships
+from juggler.runtime.modules.arrays.tracing import ArrayPass, array_pass, may_act_in_numpy
 from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTIONS, OBSERVATIONS, STATES
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.modules.stepping import (
@@ -51,8 +51,8 @@ class ArrayModule:
     """An `RLModule` that acts on NumPy arrays, one step at a time.
 
     For a few hundred rows, the overhead of torch takes longer than the arithmetic. So what the
-    module does is done in NumPy, if all of its code is Juggler's or torch's, each part of it is
-    known there, and there are no convolutions.
+    module does is done in NumPy, if all of its code is Juggler's, torch's or `may_act_in_numpy`,
+    each part of it is known there, and there are no convolutions.
     The first observations after the module was built, and after 1, 2, 4, 8, … changes of its
     weights, go through torch as well. If results differ by more than 1e-4 for two such observations
     in a row, torch acts from then on. Results are those of torch up to rounding.
@@ -215,7 +215,7 @@ class ArrayModule:
         module = self.module
         convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
         # Torch is to see every batch where specs are checked.
-        if convolves or module.check_specs or not ships(module):
+        if convolves or module.check_specs or not may_act_in_numpy(module):
             return None
         try:
             mine = None if self.distribution is None else self._on_arrays

@@ -50,15 +50,18 @@ class ArrayPass(NamedTuple):
     outputs: Collection[str]
 
 
-def ships(module: nn.Module) -> bool:
-    """Whether all of a module's code is Juggler's or torch's: nobody knows what other code does."""
-    return not any(
-        "forward" in vars(part)
-        or part._forward_hooks
-        or part._forward_pre_hooks
-        or not type(part).__module__.startswith(("juggler.", "torch.nn.modules."))
-        for part in module.modules()
+def may_act_in_numpy(module: nn.Module) -> bool:
+    """Whether all of a module's code is Juggler's, torch's, or somebody's who says that it may:
+    nobody else knows what it does."""
+    if getattr(module, "may_act_in_numpy", False):
+        return True
+    own = (
+        "forward" in vars(module)
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or not type(module).__module__.startswith(("juggler.", "torch.nn.modules."))
     )
+    return not own and all(map(may_act_in_numpy, module.children()))
 
 
 def array_pass(

@@ -20,6 +20,10 @@ class OneTrunk(juggler.RLModule):
         model_config: the table `model` of the configuration.
     """
 
+    # Where it acts, what it does depends on observations and parameters alone. So NumPy may do it,
+    # which takes less time for small networks. Take this off if you add anything else.
+    may_act_in_numpy = True
+
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],

@@ -15,7 +15,7 @@ from support.array_modules import ROWS, InTorch, built, only_numpy, seen, sure
 from torch import Tensor, nn
 from torch.nn import functional
 
-from juggler.runtime.modules.arrays import array_module, layers
+from juggler.runtime.modules.arrays import layers
 from juggler.runtime.modules.arrays.array_module import ArrayModule
 from juggler.runtime.modules.arrays.live import LiveArrays, NotKnown
 from juggler.runtime.modules.arrays.tracing import array_pass
@@ -28,14 +28,10 @@ THREE = spaces.Discrete(3)
 NOISE = np.linspace(-1, 1, 3 * ROWS, dtype=np.float32).reshape(ROWS, 3)
 
 
-@pytest.fixture(autouse=True)
-def _as_if_they_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(array_module, "ships", lambda module: True)
-
-
 class Calling(RLModule):
     """Does something with observations x [B, 6], and adds it to logits."""
 
+    may_act_in_numpy = True
     what: Callable[[Any, Tensor], Tensor]
 
     def __init__(self, *given: Any) -> None:
@@ -125,6 +121,8 @@ class Residual(nn.Module):
 class Sequential(ActorCritic):
     """The default module with other parts."""
 
+    may_act_in_numpy = True
+
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         size: Any = self.encoder.size
@@ -135,6 +133,8 @@ class Sequential(ActorCritic):
 class Longer(ActorCritic):
     """The default module with more hidden layers."""
 
+    may_act_in_numpy = True
+
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         encoder: Any = self.encoder
@@ -144,6 +144,7 @@ class Longer(ActorCritic):
 class Cells(RLModule):
     """Remembers with a cell of torch, and calls its step."""
 
+    may_act_in_numpy = True
     cell: type[nn.LSTMCell | nn.GRUCell] = nn.LSTMCell
 
     def __init__(self, *given: Any) -> None:
@@ -282,6 +283,8 @@ def test_what_is_not_known_acts_in_torch_and_says_why(words: str) -> None:
 
 
 class Odd(ActorCritic):
+    may_act_in_numpy = True
+
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         encoder: Any = self.encoder
