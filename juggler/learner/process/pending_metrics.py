@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from juggler.learner.core.metrics import means_of
+
 #: After this many updates in a row with gradients that are not finite, the learner gives up.
 _HOPELESS = 5
 _METRICS_SECONDS = 0.5
@@ -82,14 +84,10 @@ class PendingMetrics:
 
 
 def _sent_to_host(pending: list[Mapping[str, Tensor]], newest: int) -> _OnTheirWay:
-    def of_all(name: str) -> Tensor:
-        """One metric of all these updates -> [updates]."""
-        return torch.stack([each[name].to(torch.float64) for each in pending])
-
-    names = list(pending[-1])
-    means = torch.stack([of_all(name).mean() for name in names])  # [M]
-    skipped = of_all("skipped").to("cpu", non_blocking=True)  # [updates]
-    on_host = means.to("cpu", non_blocking=True)  # [M]
+    found = means_of(pending)
+    means = torch.stack(list(found.values()))  # [M]
+    skipped = torch.stack([each["skipped"] for each in pending])  # [updates]
+    on_host = [x.to("cpu", non_blocking=True) for x in (means, skipped)]
     there = torch.get_device_module(means.device).Event()
     there.record()
-    return _OnTheirWay(names, on_host, skipped, there, newest)
+    return _OnTheirWay(list(found), on_host[0], on_host[1], there, newest)
