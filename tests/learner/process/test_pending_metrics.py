@@ -61,3 +61,21 @@ def test_td3_tells_of_its_policy_though_not_every_update_moves_it(make_batch: Ma
         for numbers in updates[:count]:
             metrics.add(numbers)
         assert metrics.take(count)["policy_loss"] == updates[1]["policy_loss"]
+
+
+@pytest.mark.parametrize("share", [0.0, 1 / 32, 31 / 32])
+def test_updates_in_which_some_step_is_finite_do_not_end_a_run(share: float) -> None:
+    metrics = PendingMetrics("default")
+    for update in range(1, 20):
+        metrics.add(of_update(skipped=1.0 if update % 5 else share))
+        metrics.take(update)
+
+
+def test_five_updates_in_a_row_without_a_finite_step_end_a_run() -> None:
+    metrics = PendingMetrics("default")
+    for update, share in enumerate([1.0, 0.5, 1.0, 1.0, 1.0, 1.0], start=1):
+        metrics.add(of_update(skipped=share))
+        assert metrics.take(update) == {"skipped": share}
+    metrics.add(of_update(skipped=1.0))
+    with pytest.raises(FloatingPointError, match=r"in any step of 5 updates in a row.* update 7"):
+        metrics.take(7)
