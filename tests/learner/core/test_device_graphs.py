@@ -15,8 +15,9 @@ from torch import Tensor
 
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.core import gradient_core
-from juggler.learner.core.device_graphs import DeviceGraphs
+from juggler.learner.core.device_graphs import DeviceGraphs, _DeviceWatch
 from juggler.learner.core.recordings import Recordings
+from juggler.learner.core.tensor_trees import read
 from juggler.learner.learner import Learner
 from juggler.learner.optim import optimizers
 from juggler.runtime.wire.structures import tree_map
@@ -69,6 +70,48 @@ def test_every_algorithm_learns_the_same_with_graphs(
     assert not recordings._is_off
     # The optimizer's step has the same shapes in each update, whatever a loss may have.
     assert recordings._recorded > (0 if needs_memory(name) else 1)
+
+
+class Watched:
+    """In the place of recordings: looks at each function as before it is captured. Tensors without
+    numbers stand for those of a GPU.
+
+    Attributes:
+        fit: whether each of the functions could be captured.
+    """
+
+    def __init__(self) -> None:
+        self.fit: list[bool] = []
+
+    def __call__(self, function: Callable[[Any], Any], inputs: Any, *_: Any, **__: Any) -> Any:
+        there = tree_map(lambda x: x.to("meta"), inputs)
+        function(there)  # constants are copied there once
+        leaves: list[Tensor] = []
+        read(there, [], leaves)
+        with _DeviceWatch(leaves) as watch:
+            function(there)
+        self.fit.append(watch.is_repeatable)
+        return function(inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        *((name, {}) for name in ALGORITHMS if not needs_memory(name)),
+        ("sac", {"temperature": 0.2}),
+    ],
+)
+def test_losses_and_optimizer_steps_can_be_captured(
+    make_batch: MakeBatch, device: str, name: str, config: dict[str, Any]
+) -> None:
+    core = make_core(name, **config)
+    watched: Any = Watched()
+    core._recordings = watched
+    learner = Learner(core, seed=1, device=device)
+    for sample in samples_of(make_batch, 2):
+        learner.step(sample)
+    assert len(watched.fit) >= 2, "a loss and a step"
+    assert all(watched.fit)
 
 
 def test_what_a_call_returns_stays_as_it_was_when_the_graph_runs_again() -> None:
