@@ -11,8 +11,11 @@ import torch
 from support.algorithms import needs_memory
 from support.cores import MakeBatch, make_core, samples_of
 from support.fake_graphs import FakeDevice
+from support.shared_encoder import make_multi
 from torch import Tensor
 
+from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.core import gradient_core
 from juggler.learner.core.device_graphs import DeviceGraphs, _DeviceWatch
@@ -73,25 +76,35 @@ def test_every_algorithm_learns_the_same_with_graphs(
 
 
 class Watched:
-    """In the place of recordings: looks at each function as before it is captured. Tensors without
-    numbers stand for those of a GPU.
+    """In the place of recordings: looks at each function as before it is captured.
 
     Attributes:
         fit: whether each of the functions could be captured.
+        copied: how many tensors that are no inputs each of them had made anew from the host.
     """
 
     def __init__(self) -> None:
         self.fit: list[bool] = []
+        self.copied: list[int] = []
 
     def __call__(self, function: Callable[[Any], Any], inputs: Any, *_: Any, **__: Any) -> Any:
+        # Tensors without numbers stand for those of a GPU.
         there = tree_map(lambda x: x.to("meta"), inputs)
         function(there)  # constants are copied there once
+        self.fit.append(self._watched(function, there)[0].is_repeatable)
+        first, _ = self._watched(function, inputs)
+        second, outputs = self._watched(function, inputs)
+        kept = set(map(id, first.constants))
+        # Operations have Python's numbers as tensors [], which are part of a graph.
+        new = [x for x in second.constants if x.ndim and id(x) not in kept]
+        self.copied.append(len(new))
+        return outputs
+
+    def _watched(self, function: Callable[[Any], Any], inputs: Any) -> tuple[_DeviceWatch, Any]:
         leaves: list[Tensor] = []
-        read(there, [], leaves)
+        read(inputs, [], leaves)
         with _DeviceWatch(leaves) as watch:
-            function(there)
-        self.fit.append(watch.is_repeatable)
-        return function(inputs)
+            return watch, function(inputs)
 
 
 @pytest.mark.parametrize(
@@ -99,19 +112,22 @@ class Watched:
     [
         *((name, {}) for name in ALGORITHMS if not needs_memory(name)),
         ("sac", {"temperature": 0.2}),
+        ("modules that share an encoder", {}),
     ],
 )
 def test_losses_and_optimizer_steps_can_be_captured(
     make_batch: MakeBatch, device: str, name: str, config: dict[str, Any]
 ) -> None:
-    core = make_core(name, **config)
+    shared = name not in ALGORITHMS
+    core = Impala(make_multi, ImpalaConfig()) if shared else make_core(name, **config)
     watched: Any = Watched()
     core._recordings = watched
     learner = Learner(core, seed=1, device=device)
     for sample in samples_of(make_batch, 2):
-        learner.step(sample)
+        learner.step(dict.fromkeys(core.modules, sample["default"]))
     assert len(watched.fit) >= 2, "a loss and a step"
     assert all(watched.fit)
+    assert not any(watched.copied)
 
 
 def test_what_a_call_returns_stays_as_it_was_when_the_graph_runs_again() -> None:
