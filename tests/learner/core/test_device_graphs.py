@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.algorithms import needs_memory
 from support.cores import MakeBatch, make_core, samples_of
-from support.fake_graphs import FakeDevice
+from support.fake_graphs import FakeDevice, FakeGraph
 from support.shared_encoder import make_multi
 from torch import Tensor
 
@@ -216,13 +216,47 @@ def test_a_function_that_reads_more_than_its_inputs_is_found_out(
     assert caplog.text.count("gave other results") == 1
 
 
-def test_a_device_that_refuses_to_capture_computes_all_the_same() -> None:
-    class Full(FakeDevice):
-        def CUDAGraph(self) -> Any:
-            raise RuntimeError("out of memory")
+class NoGraph(FakeDevice):
+    """Has no memory for a graph."""
 
-    recordings = Recordings(1, math.inf, {"cpu": DeviceGraphs(Full())})
-    for i in range(4):
-        found = recordings(lambda inputs: {"y": inputs["x"] + 1}, {"x": torch.full((2,), i)}, None)
-        assert found["y"].tolist() == [i + 1, i + 1]
-    assert recordings._recorded == 0
+    def CUDAGraph(self) -> FakeGraph:
+        super().CUDAGraph()
+        raise RuntimeError("out of memory")
+
+
+class Invalid(FakeDevice):
+    """Says at the end of a capture that it was none."""
+
+    def CUDAGraph(self) -> FakeGraph:
+        self.graphs.append(_Ending())
+        return self.graphs[-1]
+
+
+class _Ending(FakeGraph):
+    def capture_end(self) -> None:
+        super().capture_end()
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+@pytest.mark.parametrize("kind", [NoGraph, Invalid])
+def test_after_a_capture_that_failed_all_is_computed_and_nothing_captured(
+    kind: type[FakeDevice], caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = kind()
+    for _ in range(2):  # two learners of a process
+        recordings = Recordings(1, math.inf, {"cpu": DeviceGraphs(fake)})
+        for i in range(8):
+            x = torch.full((2 + i % 2,), i)  # [2], or [3]
+            found = recordings(lambda inputs: {"y": inputs["x"] + 1}, {"x": x}, None)
+            assert found["y"].tolist() == [i + 1] * len(x)
+        assert recordings._recorded == 0
+    assert len(fake.graphs) == 1
+    (record,) = caplog.records
+    assert "could not be captured as a graph" in record.message
+
+
+def test_a_capture_that_failed_keeps_no_other_kind_of_device_from_its_own() -> None:
+    for fake, recorded in ((NoGraph(), 0), (FakeDevice(), 1)):
+        recordings = Recordings(1, math.inf, {"cpu": DeviceGraphs(fake)})
+        recordings(lambda inputs: {"y": inputs["x"] + 1}, {"x": torch.ones(2)}, None)
+        assert recordings._recorded == recorded
