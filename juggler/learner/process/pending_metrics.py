@@ -89,7 +89,8 @@ class PendingMetrics:
 def _sent_to_host(pending: list[Mapping[str, Tensor]], newest: int) -> _OnTheirWay:
     found = means_of(pending)
     means = torch.stack(list(found.values()))  # [M]
-    skipped = torch.stack([each["skipped"] for each in pending])  # [updates]
+    none = means.new_zeros(())  # [] of a core that skips nothing, and has no such metric
+    skipped = torch.stack([each.get("skipped", none) for each in pending])  # [updates]
     on_host = [x.to("cpu", non_blocking=True) for x in (means, skipped)]
     there = torch.get_device_module(means.device).Event()
     there.record()

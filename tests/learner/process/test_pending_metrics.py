@@ -42,6 +42,13 @@ def test_a_mean_is_of_the_updates_that_have_the_metric(order: list[int]) -> None
     assert metrics.take(3) == {"value_loss": 3.0, "policy_loss": 7.5, "skipped": 0.0}
 
 
+def test_a_core_need_not_say_whether_it_skips_steps() -> None:
+    metrics = PendingMetrics("default")
+    for update in range(1, 7):
+        metrics.add({"loss": torch.tensor(float(update))})  # []
+        assert metrics.take(update) == {"loss": float(update)}
+
+
 def test_large_numbers_arrive_exactly() -> None:
     rows = torch.tensor(2.0**24 + 1, dtype=torch.float64)  # [] more than 32 bits can say
     metrics = PendingMetrics("default")
