@@ -106,6 +106,8 @@ class LearnerState(GroupMember):
         Raises:
             StateMismatch: it is from another module, optimizer, algorithm or pipeline; nothing has
                 changed.
+            ValueError: the samples that it keeps cannot be kept here. Those that were kept are gone
+                then, which made room for them; nothing else has changed.
         """
         if extras.get("algorithm") != self.core.name:
             raise StateMismatch(
@@ -115,7 +117,11 @@ class LearnerState(GroupMember):
         self.wait()
         updates = int(extras["updates"])
         state, pipelines, kept = self._fitting(tree)
-        self._data.restore(kept, self.device)
+        try:
+            self._data.restore(kept, self.device)
+        except ValueError:
+            self._data.restore({}, self.device)  # nothing, rather than a part
+            raise
         self.state = state
         for module_id, own in pipelines.items():
             self.pipelines[module_id].set_state(own)

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.cores import make_core, samples_of
+from support.states import copied
 from torch import Tensor
 
 from juggler.learner.algorithms.impala.config import ImpalaConfig
@@ -21,8 +23,10 @@ from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.state import StateMismatch
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
+from juggler.runtime.checkpoints.checkpoint import REPLAY
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.acting import strip_to_acting
+from juggler.testing.comparing import assert_same
 
 MakeBatch = Callable[..., EpisodeBatch]
 VECTOR = spaces.Box(-10, 10, (4,), np.float32)
@@ -231,6 +235,43 @@ def test_a_checkpoint_from_another_module_is_refused_and_changes_nothing(
     with pytest.raises(StateMismatch, match=said):
         learner.restore(tree, extras)
     assert learner.state is before
+
+
+def without_selection(replay: dict[str, Any]) -> dict[str, Any]:
+    """A replay's state that ends in the middle: its rows are there, and not how they are drawn."""
+    kept = {name: x for name, x in replay["modules"]["default"].items() if name != "selection"}
+    return {**replay, "modules": {"default": kept}}
+
+
+@pytest.mark.parametrize(
+    ("capacity", "damage", "said"),
+    [
+        (1000, lambda replay: {**replay, "format": np.array(4)}, "is of format 4"),
+        (8, lambda replay: replay, "cannot go on in one of 8"),
+        (1000, without_selection, "holds no replay table: KeyError"),
+    ],
+)
+def test_samples_that_cannot_be_kept_are_refused_and_leave_none_and_all_else_as_it_was(
+    make_batch: MakeBatch, capacity: int, damage: Callable[[Any], Any], said: str
+) -> None:
+    def make(capacity: int) -> Learner:
+        return Learner(make_core("dqn", replay_capacity=capacity), seed=1)
+
+    one, other, fresh = make(1000), make(capacity), make(capacity)
+    samples = samples_of(make_batch, 6)
+    for sample in samples[:3]:
+        one.step(sample)
+    other.step(samples[3])
+    fresh.state, fresh.updates = copied(other.state), other.updates
+    tree, extras = one.save()
+    before = copied(other.state)
+    with pytest.raises(ValueError, match=said):
+        other.restore({**tree, REPLAY: damage(tree[REPLAY])}, extras)
+    assert other._data.metrics() == {}
+    assert other.updates == 1
+    assert_same(other.state, before)
+    for sample in samples[4:]:
+        assert_same(other.step(sample), fresh.step(sample))
 
 
 def test_a_checkpoint_with_something_else_in_a_place_is_refused() -> None:

@@ -25,6 +25,9 @@ _log = logging.getLogger(__name__)
 
 #: Held during a capture, since all those on a device go onto one stream.
 _CAPTURING = threading.Lock()
+#: Backends with which a capture has failed in this process. torch's allocator may hold it for one
+#: that goes on, so there is no other one.
+_FAILED: set[Any] = set()
 
 
 class DeviceGraphs:
@@ -48,7 +51,8 @@ class DeviceGraphs:
         leaves: list[Tensor],
     ) -> tuple[TensorTree, Repeat | None]:
         """Call a function of a tree, whose tensors are `leaves` -> what it returns, and what makes
-        its operations again; none: it cannot be captured, or would be wrong for other inputs."""
+        its operations again; none: it cannot be captured, or would be wrong for other inputs, or a
+        capture has failed before."""
         with (watch := _DeviceWatch(leaves)):
             outputs = function(inputs)
         made: list[Tensor] = []
@@ -57,12 +61,19 @@ class DeviceGraphs:
         places = [place for place, x in enumerate(leaves) if id(x) in read]
         if not watch.is_repeatable or any(x.device != leaves[0].device for x in [*leaves, *made]):
             return outputs, None
-        try:
-            with self._backend.device(leaves[0].device):
+        with _CAPTURING, self._backend.device(leaves[0].device):
+            if self._backend in _FAILED:
+                return outputs, None
+            try:
                 return outputs, self._capture(function, inputs, leaves, places, watch.constants)
-        except RuntimeError as error:  # such as memory that is not there
-            _log.info("operations of an update were not captured as a graph: %s", error)
-            return outputs, None
+            except RuntimeError as error:  # such as memory that is not there
+                _FAILED.add(self._backend)
+                _log.warning(
+                    "operations of an update could not be captured as a graph; from here on no "
+                    "others are in this process, and some updates take longer: %s",
+                    error,
+                )
+                return outputs, None
 
     def _capture(
         self,
@@ -77,7 +88,7 @@ class DeviceGraphs:
         backend = self._backend
         graph, stream = backend.CUDAGraph(), _capture_stream(backend, leaves[0].device)
         stream.wait_stream(backend.current_stream())
-        with _CAPTURING, backend.stream(stream):
+        with backend.stream(stream):
             # Other threads go on with copies meanwhile.
             graph.capture_begin(capture_error_mode="thread_local")
             try:

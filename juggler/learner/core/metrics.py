@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,15 +15,20 @@ def mean_metrics(each: Sequence[Metrics]) -> Metrics:
     """Each module's means over the entries that have the name, computed on the device."""
     if len(each) == 1:
         return each[0]
-    means: Metrics = {}
-    for module_id in dict.fromkeys(module_id for metrics in each for module_id in metrics):
-        own = [metrics[module_id] for metrics in each if module_id in metrics]
-        values: dict[str, list[Tensor]] = {}
-        for metrics in own:
-            for name, value in metrics.items():
-                values.setdefault(name, []).append(value)  # []
-        means[module_id] = {name: torch.stack(x).float().mean() for name, x in values.items()}
-    return means
+    ids = dict.fromkeys(module_id for metrics in each for module_id in metrics)
+    return {
+        module_id: means_of(metrics[module_id] for metrics in each if module_id in metrics)
+        for module_id in ids
+    }
+
+
+def means_of(each: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Means of a module's numbers [] over the entries that have the name, on their device."""
+    values = defaultdict[str, list[Tensor]](list)
+    for numbers in each:
+        for name, value in numbers.items():
+            values[name].append(value)
+    return {name: torch.stack(x).double().mean() for name, x in values.items()}
 
 
 def with_numbers(

@@ -29,7 +29,7 @@ OFTEN: Final = 50
 #: Calls before a recording that are timed, and after it those that are made both ways and compared:
 #: in all of them the host waits for a GPU.
 _TIMED, _CHECKS = 3, 3
-#: Shapes that calls are counted for, and those that are recorded.
+#: Shapes that calls are counted for, until counting begins anew, and those that are recorded.
 _MOST_COUNTED, _MOST_RECORDED = 256, 16
 #: Seconds of a call of which the Python around operations is a small part.
 SLOW: Final = 0.03
@@ -95,8 +95,8 @@ class Recordings:
         key = tuple(told)
         call = self._calls.get(key)
         if call is None:
-            if len(self._calls) == _MOST_COUNTED:
-                return function(inputs)
+            if len(self._calls) == _MOST_COUNTED:  # of most shapes no other call may come
+                self._calls = {own: each for own, each in self._calls.items() if each.repeat}
             call = self._calls[key] = _Call()
         if call.repeat is None:
             return self._counted(call, function, inputs, leaves, decided is not None, before)

@@ -92,7 +92,8 @@ class DataSource(Protocol):
         """Go on from such a state, with samples on a device.
 
         Raises:
-            ValueError: it is not a state of this source.
+            ValueError: it is not a state of this source, which goes on only after another one, such
+                as {}.
         """
         self.clear()
 

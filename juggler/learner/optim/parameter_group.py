@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from juggler.learner.optim.places import Places
 from juggler.learner.optim.training_pass import TrainingPass
 from juggler.runtime.modules.acting import acting_names
+from juggler.runtime.modules.distributions.base import Constants
 from juggler.runtime.modules.multi_rl_module import MultiRLModule
 from juggler.runtime.modules.rl_module import Batch, RLModule
 from juggler.runtime.nearest import all_of
@@ -81,6 +82,9 @@ class ParameterGroup:
         self._shapes = {name: self._shapes[name] for name in names}
         self.sizes = {name: math.prod(shape) for name, shape in self._shapes.items()}
         self._sizes = list(self.sizes.values())
+        own = [set(self._names[module_id].values()) for module_id in self.modules]
+        users = [[name in names for names in own] for name in self._shapes]
+        self._users = Constants(np.array(users))  # [K, modules]
 
     def names(self, module_id: str) -> Mapping[str, str]:
         """The names in the group of a module's parameters and buffers, by its own names."""
@@ -161,15 +165,13 @@ class ParameterGroup:
         Args:
             live_steps: 0-d, by id of the modules that have a part in the sample.
         """
-        present = [steps > 0 for steps in live_steps.values()]  # []
+        (one, *_) = live_steps.values()  # []
         if len(self.modules) == 1:
-            return present[0]
-        device = present[0].device
-        users = torch.tensor(
-            [[name in self._names[each].values() for each in live_steps] for name in self._shapes],
-            device=device,
-        )  # [K, modules]
-        return (users & torch.stack(present)).any(1)  # [K]
+            return one > 0  # []
+        none = torch.zeros_like(one)  # []
+        steps = torch.stack([live_steps.get(each, none) for each in self.modules])  # [modules]
+        (users,) = self._users.on(one.device)  # [K, modules]
+        return (users & (steps > 0)).any(1)  # [K]
 
 
 class _InitialState(nn.Module):

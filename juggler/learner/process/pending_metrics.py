@@ -10,18 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: After this many updates in a row with gradients that are not finite, the learner gives up.
+from juggler.learner.core.metrics import means_of
+
+#: After this many updates in a row without a step of the optimizer whose gradients are finite, the
+#: learner gives up.
 _HOPELESS = 5
 _METRICS_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class _OnTheirWay:
-    """Copies under way: means over some updates, and which of these were skipped."""
+    """Copies under way: means over some updates, and how much of each of these was skipped."""
 
     names: list[str]  # of M metrics
     means: Tensor  # [M] on the host, once copied
-    skipped: Tensor  # [updates] on the host, once copied
+    skipped: Tensor  # [updates] on the host, once copied: the share of its optimizer's steps
     there: Any  # the event after both copies
     newest: int  # the number of the last of these updates
 
@@ -54,7 +57,7 @@ class PendingMetrics:
             update: the number of the newest update.
 
         Raises:
-            FloatingPointError: too many updates in a row had gradients that were not finite.
+            FloatingPointError: too many updates in a row had no finite gradient at all.
         """
         now = time.perf_counter()
         # The first updates are all read, so that a loss that is never finite ends even a short run.
@@ -71,25 +74,24 @@ class PendingMetrics:
         return dict(zip(found.names, found.means.tolist(), strict=True))
 
     def _notice_skips(self, skipped: list[float], newest: int) -> None:
-        for update, skip in enumerate(skipped, newest - len(skipped) + 1):
-            self._skipped_in_a_row = self._skipped_in_a_row + 1 if skip else 0
+        for update, share in enumerate(skipped, newest - len(skipped) + 1):
+            # Where only some steps were skipped, the others have changed the weights.
+            self._skipped_in_a_row = self._skipped_in_a_row + 1 if share == 1 else 0
             if self._skipped_in_a_row >= _HOPELESS:
                 raise FloatingPointError(
                     f"module {self._module_id!r}: the loss or its gradients were not finite in "
-                    f"{_HOPELESS} updates in a row, the last of them update {update}. Lower lr, or "
-                    "check the scale of rewards; if no update ever worked, check the loss"
+                    f"any step of {_HOPELESS} updates in a row, the last of them update {update}. "
+                    "Lower lr, or check the scale of rewards; if no update ever worked, check the "
+                    "loss"
                 )
 
 
 def _sent_to_host(pending: list[Mapping[str, Tensor]], newest: int) -> _OnTheirWay:
-    def of_all(name: str) -> Tensor:
-        """One metric of all these updates -> [updates]."""
-        return torch.stack([each[name].to(torch.float64) for each in pending])
-
-    names = list(pending[-1])
-    means = torch.stack([of_all(name).mean() for name in names])  # [M]
-    skipped = of_all("skipped").to("cpu", non_blocking=True)  # [updates]
-    on_host = means.to("cpu", non_blocking=True)  # [M]
+    found = means_of(pending)
+    means = torch.stack(list(found.values()))  # [M]
+    none = means.new_zeros(())  # [] of a core that skips nothing, and has no such metric
+    skipped = torch.stack([each.get("skipped", none) for each in pending])  # [updates]
+    on_host = [x.to("cpu", non_blocking=True) for x in (means, skipped)]
     there = torch.get_device_module(means.device).Event()
     there.record()
-    return _OnTheirWay(names, on_host, skipped, there, newest)
+    return _OnTheirWay(list(found), on_host[0], on_host[1], there, newest)

@@ -44,6 +44,16 @@ def test_nothing_is_left_after_close() -> None:
     assert [process.exitcode for process in env.processes] == [0, 0]
 
 
+def test_observations_are_views_of_memory_that_the_next_step_writes_into() -> None:
+    env = processes_of(Scripted, Scripted)
+    first, _ = env.reset(seed=[1, 2])
+    before = first.copy()
+    second = env.step(np.zeros(2, int))[0]
+    env.close()
+    assert np.shares_memory(first, second)
+    assert (first != before).any()
+
+
 def test_environments_run_in_processes_of_a_forkserver_without_torch() -> None:
     from juggler.envrunner.environments.vector import (
         make_vector_env,  # has torch: not for Reporting

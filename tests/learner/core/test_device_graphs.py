@@ -10,13 +10,17 @@ import pytest
 import torch
 from support.algorithms import needs_memory
 from support.cores import MakeBatch, make_core, samples_of
-from support.fake_graphs import FakeDevice
+from support.fake_graphs import FakeDevice, FakeGraph
+from support.shared_encoder import make_multi
 from torch import Tensor
 
+from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.core import gradient_core, tensor_trees
-from juggler.learner.core.device_graphs import DeviceGraphs
+from juggler.learner.core.device_graphs import DeviceGraphs, _DeviceWatch
 from juggler.learner.core.recordings import Recordings
+from juggler.learner.core.tensor_trees import read
 from juggler.learner.learner import Learner
 from juggler.learner.optim import optimizers
 from juggler.runtime.wire.structures import tree_map
@@ -69,6 +73,61 @@ def test_every_algorithm_learns_the_same_with_graphs(
     assert not recordings._is_off
     # The optimizer's step has the same shapes in each update, whatever a loss may have.
     assert recordings._recorded > (0 if needs_memory(name) else 1)
+
+
+class Watched:
+    """In the place of recordings: looks at each function as before it is captured.
+
+    Attributes:
+        fit: whether each of the functions could be captured.
+        copied: how many tensors that are no inputs each of them had made anew from the host.
+    """
+
+    def __init__(self) -> None:
+        self.fit: list[bool] = []
+        self.copied: list[int] = []
+
+    def __call__(self, function: Callable[[Any], Any], inputs: Any, *_: Any, **__: Any) -> Any:
+        # Tensors without numbers stand for those of a GPU.
+        there = tree_map(lambda x: x.to("meta"), inputs)
+        function(there)  # constants are copied there once
+        self.fit.append(self._watched(function, there)[0].is_repeatable)
+        first, _ = self._watched(function, inputs)
+        second, outputs = self._watched(function, inputs)
+        kept = set(map(id, first.constants))
+        # Operations have Python's numbers as tensors [], which are part of a graph.
+        new = [x for x in second.constants if x.ndim and id(x) not in kept]
+        self.copied.append(len(new))
+        return outputs
+
+    def _watched(self, function: Callable[[Any], Any], inputs: Any) -> tuple[_DeviceWatch, Any]:
+        leaves: list[Tensor] = []
+        read(inputs, [], leaves)
+        with _DeviceWatch(leaves) as watch:
+            return watch, function(inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        *((name, {}) for name in ALGORITHMS if not needs_memory(name)),
+        ("sac", {"temperature": 0.2}),
+        ("modules that share an encoder", {}),
+    ],
+)
+def test_losses_and_optimizer_steps_can_be_captured(
+    make_batch: MakeBatch, device: str, name: str, config: dict[str, Any]
+) -> None:
+    shared = name not in ALGORITHMS
+    core = Impala(make_multi, ImpalaConfig()) if shared else make_core(name, **config)
+    watched: Any = Watched()
+    core._recordings = watched
+    learner = Learner(core, seed=1, device=device)
+    for sample in samples_of(make_batch, 2):
+        learner.step(dict.fromkeys(core.modules, sample["default"]))
+    assert len(watched.fit) >= 2, "a loss and a step"
+    assert all(watched.fit)
+    assert not any(watched.copied)
 
 
 def test_what_a_call_returns_stays_as_it_was_when_the_graph_runs_again() -> None:
@@ -192,13 +251,47 @@ def test_a_step_may_differ_by_rounding() -> None:
     assert tensor_trees.near(after(step), after(torch.zeros(1000)), {}), "it is small"
 
 
-def test_a_device_that_refuses_to_capture_computes_all_the_same() -> None:
-    class Full(FakeDevice):
-        def CUDAGraph(self) -> Any:
-            raise RuntimeError("out of memory")
+class NoGraph(FakeDevice):
+    """Has no memory for a graph."""
 
-    recordings = Recordings(1, math.inf, {"cpu": DeviceGraphs(Full())})
-    for i in range(4):
-        found = recordings(lambda inputs: {"y": inputs["x"] + 1}, {"x": torch.full((2,), i)}, None)
-        assert found["y"].tolist() == [i + 1, i + 1]
-    assert recordings._recorded == 0
+    def CUDAGraph(self) -> FakeGraph:
+        super().CUDAGraph()
+        raise RuntimeError("out of memory")
+
+
+class Invalid(FakeDevice):
+    """Says at the end of a capture that it was none."""
+
+    def CUDAGraph(self) -> FakeGraph:
+        self.graphs.append(_Ending())
+        return self.graphs[-1]
+
+
+class _Ending(FakeGraph):
+    def capture_end(self) -> None:
+        super().capture_end()
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+@pytest.mark.parametrize("kind", [NoGraph, Invalid])
+def test_after_a_capture_that_failed_all_is_computed_and_nothing_captured(
+    kind: type[FakeDevice], caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = kind()
+    for _ in range(2):  # two learners of a process
+        recordings = Recordings(1, math.inf, {"cpu": DeviceGraphs(fake)})
+        for i in range(8):
+            x = torch.full((2 + i % 2,), i)  # [2], or [3]
+            found = recordings(lambda inputs: {"y": inputs["x"] + 1}, {"x": x}, None)
+            assert found["y"].tolist() == [i + 1] * len(x)
+        assert recordings._recorded == 0
+    assert len(fake.graphs) == 1
+    (record,) = caplog.records
+    assert "could not be captured as a graph" in record.message
+
+
+def test_a_capture_that_failed_keeps_no_other_kind_of_device_from_its_own() -> None:
+    for fake, recorded in ((NoGraph(), 0), (FakeDevice(), 1)):
+        recordings = Recordings(1, math.inf, {"cpu": DeviceGraphs(fake)})
+        recordings(lambda inputs: {"y": inputs["x"] + 1}, {"x": torch.ones(2)}, None)
+        assert recordings._recorded == recorded

@@ -248,3 +248,28 @@ def test_what_is_written_over_products_is_read_by_nobody_else() -> None:
         assert_equal(given, {"x": x, "w": w})
     assert recordings._recorded == 1
     assert not recordings._is_off
+
+
+def test_a_common_shape_is_recorded_and_stays_so_among_any_number_of_others() -> None:
+    recordings, calls = Recordings(3, math.inf), []
+
+    def function(inputs: Any) -> Any:
+        calls.append(len(inputs["x"]))
+        return {"y": inputs["x"] + 1}
+
+    def call(length: int) -> None:
+        x = torch.ones(length)  # [length]
+        assert_equal(recordings(function, {"x": x}, None), {"y": x + 1})
+
+    others = iter(range(10, 2000))
+    for _ in range(600):
+        call(next(others))
+    for _ in range(10):
+        call(2)
+        call(next(others))
+    assert calls.count(2) == 3 + 3, "until it is recorded, and to compare"
+    for _ in range(600):
+        call(next(others))
+    call(2)
+    assert calls.count(2) == 6
+    assert len(recordings._calls) <= 256

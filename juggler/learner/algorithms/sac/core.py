@@ -125,7 +125,9 @@ class Sac(OffPolicyCore):
         learned = forward.parameter(LOG_TEMPERATURE)  # []
         if self.config.temperature is None:
             return learned
-        return torch.as_tensor(self.config.temperature).to(learned).log()  # []
+        # Made on the device, since no graph repeats a copy from the host.
+        given = torch.ones_like(learned) * self.config.temperature  # []
+        return given.to(learned).log()  # []
 
     def _target_entropy(self, module: RLModule, observations: Any) -> Tensor | float:
         """The target for each of B observations [B], or for all."""
