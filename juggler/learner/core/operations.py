@@ -212,13 +212,6 @@ _IN_PLACE: dict[Any, Any] = {
     torch.tanh: torch.tanh_,
     torch.mul: operator.imul,
 }
-#: The same for operations that are told where to write, by the name of that argument.
-_INTO: dict[Any, tuple[str, Any]] = {
-    _aten.tanh_backward.default: ("grad_input", _aten.tanh_backward.grad_input),
-    _aten.threshold_backward.default: ("grad_input", _aten.threshold_backward.grad_input),
-}
-
-
 def _write_over_argument(node: fx.Node) -> None:
     """Let an operation write its result over its first argument, if it is a product that nothing
     else reads: new memory would have to be brought into the caches."""
@@ -230,9 +223,8 @@ def _write_over_argument(node: fx.Node) -> None:
     old, new = over.meta["tensor"], node.meta["tensor"]
     if node.target in _IN_PLACE and (old.shape, old.dtype) == (new.shape, new.dtype):
         node.target = _IN_PLACE[node.target]
-    elif node.target in _INTO:
-        name, node.target = _INTO[node.target]
-        node.kwargs = {**node.kwargs, name: over}
+    elif node.target is _aten.tanh_backward.default:
+        node.target, node.kwargs = _aten.tanh_backward.grad_input, {"grad_input": over}
 
 
 def _is_needed(node: fx.Node) -> bool:

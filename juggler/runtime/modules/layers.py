@@ -17,7 +17,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU}
 L = TypeVar("L", nn.Linear, nn.Conv2d)
 
 # Inputs of a narrow layer, at most, and outputs for all rows from which its copy pays.
-_NARROW, _WORTH_IT = 24, 1 << 15
+_NARROW, _WORTH_IT = 24, 1 << 17
 
 
 def initialized(layer: L, initializer: str, gain: float = math.sqrt(2)) -> L:

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from juggler.runtime.modules.layers import Linear
 
-MANY, FEW = 600, 5
+MANY, FEW = 3000, 5
 
 
 @pytest.mark.parametrize("shape", [(FEW, 4), (MANY, 4), (2, MANY // 2, 4), (MANY, 60)])
