@@ -272,10 +272,12 @@ def test_an_update_before_the_replay_has_begun_changes_nothing(make_batch: MakeB
     assert learner.updates == 1
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6])
-def test_a_restored_learner_goes_on_as_the_saved_one(make_batch: MakeBatch, alpha: float) -> None:
+@pytest.mark.parametrize(("alpha", "saved"), [(0.0, True), (0.6, True), (0.0, False)])
+def test_a_restored_learner_goes_on_as_the_saved_one(
+    make_batch: MakeBatch, alpha: float, saved: bool
+) -> None:
     keys: dict[str, Any] = {"priority_exponent": alpha, "replay_capacity": 30, "replay_begin": 5}
-    keys["replay_batch_size"] = 8
+    keys |= {"replay_batch_size": 8, "save_replay": saved}
     one, other = (Learner(make_core(**keys), seed=seed) for seed in (0, 1))
     for seed in range(4):
         one.update_from_episodes([make_batch(4, 6, seed=seed)])

@@ -174,14 +174,21 @@ def test_modules_have_a_table_each(make_batch: MakeBatch) -> None:
     assert sample["two"]["rewards"].min() >= 100.0
 
 
-def test_a_cleared_source_does_as_a_new_one(make_batch: MakeBatch) -> None:
-    one, other = make(seed=3), make(seed=3)
-    for k in range(9):
-        given(one, numbered(make_batch, k, 3))
-    one.clear()
-    for k in range(20, 40):
-        columns = numbered(make_batch, k, 3)
-        assert given(one, columns) == given(other, columns)
+def test_a_cleared_source_does_as_one_that_goes_on_from_its_state_and_draws_other_rows(
+    make_batch: MakeBatch,
+) -> None:
+    one, other = make(seed=3), make(seed=4)
+    seen = []
+    for _ in range(3):
+        other.restore(one.state(), torch.device("cpu"))
+        one.clear()
+        other.clear()
+        seen.append([])
+        for k in range(20, 40):
+            columns = numbered(make_batch, k, 3)
+            seen[-1].append(tuple(given(one, columns)))
+            assert seen[-1][-1] == tuple(given(other, columns))
+    assert len(set(map(tuple, seen))) == 3, "each time other rows"
 
 
 def test_samples_of_members_of_a_population_are_refused(make_batch: MakeBatch) -> None:

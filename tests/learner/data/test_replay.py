@@ -330,9 +330,32 @@ def test_a_table_that_is_not_saved_begins_anew_and_one_that_is_stays() -> None:
         replay = make(saved=saved, ratio=1.0)
         list(replay.add(numbered(0, 40)))
         replay.clear()
-        assert bool(replay.state()) is saved
+        assert ("modules" in replay.state()) is saved
         numbers = drawn(replay.add(numbered(100, 4)))
         assert saved or all(number >= 100 for number in numbers)
+
+
+def test_a_resumed_run_draws_what_the_one_that_went_on_draws_if_tables_are_not_saved() -> None:
+    """The processes of a run that is resumed have other seeds, and its learner joins a group."""
+    one, other = make(saved=False, seed=3), make(saved=False, seed=4)
+    seen = []
+    for first in range(0, 300, 100):
+        seen.append(drawn(one.add(numbered(0, 40))))
+        state = one.state()
+        one.clear()
+        other.restore(state, CPU)
+        other.clear()
+        other.draw_apart(0)
+        rows = numbered(first, 30)
+        assert drawn(one.add(rows)) == drawn(other.add(rows)) != []
+    assert len(set(map(tuple, seen))) == 3, "each time other rows"
+
+
+def test_a_checkpoint_from_before_the_first_row_says_what_is_drawn_without_a_saved_table() -> None:
+    one, other = make(saved=False, seed=3), make(saved=False, seed=4)
+    other.restore(one.state(), CPU)
+    one.clear()
+    assert drawn(one.add(numbered(0, 40))) == drawn(other.add(numbered(0, 40)))
 
 
 def test_a_saved_table_that_is_larger_than_this_one_is_refused() -> None:

@@ -19,7 +19,7 @@ from juggler.learner.data.replay.episode_rows import (
     size_of,
 )
 from juggler.learner.data.replay.episode_table import EpisodeTable
-from juggler.learner.data.replay.generators import draw_apart, go_on_from, words_of
+from juggler.learner.data.replay.generators import Draws, go_on_from, words_of
 from juggler.learner.data.replay.room import Room, bytes_of_step, steps_of_row
 from juggler.learner.data.sources import NEW_STEPS, Columns, DataSource, Sample, Sums, alone
 from juggler.runtime.modules import columns as c
@@ -65,11 +65,12 @@ class MixInReplay(DataSource):
         directory: str = "",
         memory: float | None = None,
     ) -> None:
-        self._source, self._saved, self._seed = source, saved, seed
-        self._rank = 0  # among learners of a group
+        self._source, self._saved, self._draws = source, saved, Draws(seed)
         self._room = Room(capacity, memory, directory, saved=saved)
         self._old_per_new = share / (1 - share)
-        self._start()
+        self._modules: dict[str, _Kept] = {}
+        self._arrived = 0  # samples
+        self._told: dict[str, Mapping[str, float]] = {}
 
     def add(self, sample: Sample, sums: Sums = alone) -> Iterator[Sample]:
         """Take a sample, and give those that are due, with old rows added to each."""
@@ -97,46 +98,45 @@ class MixInReplay(DataSource):
 
     def draw_apart(self, rank: int) -> None:
         self._source.draw_apart(rank)
-        self._rank = rank
-        if self._saved:
-            draw_apart(self._generator, rank)
-        else:
-            self._start()  # there is nothing yet
+        self._draws.draw_apart(rank, going_on=self._saved)  # else there is nothing yet
 
     def clear(self) -> None:
         self._source.clear()
         if not self._saved:
-            self._start()
+            self._discard()
 
     def state(self) -> dict[str, Tree]:
-        """Without the table, who goes on from here fills one anew, with the same draws."""
-        state: dict[str, Tree] = {"seed": np.array(self._seed)}
-        if self._saved:
-            state["generator"] = words_of(self._generator)
-            state["arrived"] = np.array(self._arrived)
-            state["modules"] = {key: kept.state() for key, kept in self._modules.items()}
-        return state
+        """Without the table, who goes on from here draws what this source does after `clear`."""
+        if not self._saved:
+            return self._draws.state(anew=self._arrived > 0)
+        return {
+            **self._draws.state(anew=False),
+            "generator": words_of(self._draws.generator),
+            "arrived": np.array(self._arrived),
+            "modules": {key: kept.state() for key, kept in self._modules.items()},
+        }
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
         self._source.clear()
+        self._discard()
+        if not state:
+            return
         try:
-            self._seed = int(state.get("seed", self._seed))
-            self._start()
+            self._draws.restore(state)
             if not self._saved or "modules" not in state:
                 return
-            go_on_from(self._generator, state["generator"])
+            go_on_from(self._draws.generator, state["generator"])
             self._arrived = int(state["arrived"])
             for module_id, own in state["modules"].items():
                 self._kept(module_id).restore(own, device)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"the checkpoint holds no table of old rows: {error!r}") from None
 
-    def _start(self) -> None:
-        self._modules: dict[str, _Kept] = {}
-        self._generator = np.random.Generator(np.random.PCG64(self._seed))
-        draw_apart(self._generator, self._rank)
-        self._arrived = 0  # samples
-        self._told: dict[str, Mapping[str, float]] = {}
+    def _discard(self) -> None:
+        """Keep no rows, and draw others than from those that were kept."""
+        if self._arrived:
+            self._modules, self._told, self._arrived = {}, {}, 0
+            self._draws.begin_anew()
 
     def _kept(self, module_id: str) -> _Kept:
         if module_id not in self._modules:
@@ -151,7 +151,7 @@ class MixInReplay(DataSource):
             )
         kept = self._kept(module_id)
         kept.due += int(columns[c.LIVE].sum()) * self._old_per_new
-        slots = kept.draw(self._generator)  # [B]
+        slots = kept.draw(self._draws.generator)  # [B]
         steps = kept.steps[slots].sum()
         ages = (self._arrived - kept.arrived[slots]) * kept.steps[slots]  # [B]
         self._told[module_id] = {

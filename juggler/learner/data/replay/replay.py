@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from juggler.learner.data.replay.frame_table import FrameTable
-from juggler.learner.data.replay.generators import draw_apart, go_on_from, words_of
+from juggler.learner.data.replay.generators import Draws, go_on_from, words_of
 from juggler.learner.data.replay.memory_columns import any_leaf, must_be_rows
 from juggler.learner.data.replay.room import Room, bytes_of_step, steps_of_row
 from juggler.learner.data.replay.rules import Remover, Rules, Selector
@@ -107,11 +107,10 @@ class Replay(DataSource):
         self._room = Room(capacity, memory, directory, begin, saved)
         self._size, self._ratio = size, ratio
         self._beta = importance_exponent
-        self._saved, self._seed = saved, seed
-        self._rank = 0  # among learners of a group
+        self._saved, self._draws = saved, Draws(seed)
         self._taken_in = 0
         self._ones = torch.ones(size)  # [B]
-        self._start()
+        self._modules: dict[str, _Kept] = {}
 
     def add(self, sample: Sample, sums: Sums = alone) -> Iterator[Sample]:
         """Take a sample, and draw others, each one when it is asked for: so each draw knows the
@@ -167,28 +166,29 @@ class Replay(DataSource):
         return {module_id: kept.metrics() for module_id, kept in self._modules.items()}
 
     def draw_apart(self, rank: int) -> None:
-        self._rank = rank
-        if self._saved:
-            draw_apart(self._generator, rank)
-        else:
-            self._start()  # there is nothing yet
+        self._draws.draw_apart(rank, going_on=self._saved)  # else there is nothing yet
 
     def clear(self) -> None:
         if not self._saved:
-            self._start()
+            self._discard()
 
     def state(self) -> dict[str, Tree]:
+        """Without the table, who goes on from here draws what this replay does after `clear`."""
         if not self._saved or not self._modules:
-            return {}
+            return self._draws.state(anew=bool(self._modules))
         return {
+            **self._draws.state(anew=False),
             "format": np.array(_FORMAT),
-            "generator": words_of(self._generator),
+            "generator": words_of(self._draws.generator),
             "modules": {key: kept.state() for key, kept in self._modules.items()},
         }
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
-        self._start()
-        if not state or not self._saved:
+        self._discard()
+        if not state:
+            return
+        self._draws.restore(state)
+        if not self._saved or "modules" not in state:
             return
         try:
             found = int(state["format"]) if "format" in state else 1
@@ -198,7 +198,7 @@ class Replay(DataSource):
                     f"Juggler reads format {_FORMAT}: resume with save_replay = false, which "
                     "begins with an empty one"
                 )
-            go_on_from(self._generator, state["generator"])
+            go_on_from(self._draws.generator, state["generator"])
             for module_id, own in state["modules"].items():
                 kept = self._kept(module_id)
                 if step_bytes := float(own["step_bytes"]):
@@ -207,16 +207,20 @@ class Replay(DataSource):
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"the checkpoint holds no replay table: {error!r}") from None
 
-    def _start(self) -> None:
-        self._modules: dict[str, _Kept] = {}
-        self._generator = np.random.Generator(np.random.PCG64(self._seed))
-        draw_apart(self._generator, self._rank)
+    def _discard(self) -> None:
+        """Keep no rows, and draw others than from those that were kept."""
+        if self._modules:
+            self._modules = {}
+            self._draws.begin_anew()
+
+    def _selection(self, table: Table) -> Selection:
+        return Selection(table, self._rules, self._draws.generator)
 
     def _kept(self, module_id: str) -> _Kept:
         if module_id not in self._modules:
             # The first rows tell how many there may be.
             none = Table(0)
-            self._modules[module_id] = _Kept(none, Selection(none, self._rules, self._generator))
+            self._modules[module_id] = _Kept(none, self._selection(none))
         return self._modules[module_id]
 
     def _rows_of(self, columns: Columns) -> dict[str, Any]:
@@ -232,7 +236,7 @@ class Replay(DataSource):
         steps = self._room.steps_of(step_bytes, row_steps)
         make = FrameTable if frames else self._make_table
         table = make(steps, directory=self._room.directory)
-        kept.begin(table, Selection(table, self._rules, self._generator), step_bytes)
+        kept.begin(table, self._selection(table), step_bytes)
 
     def _draw(self, kept: _Kept) -> dict[str, Any]:
         drawn = kept.selection.draw(self._size)
