@@ -49,7 +49,8 @@ class LearnerState(GroupMember):
         """Continue with parameters and buffers from elsewhere.
 
         The optimizer and other state of the algorithm, such as a target network, start anew, and
-        samples to be used again are discarded. Counts and the states of pipelines continue.
+        all samples that are kept are discarded, saved ones too: a replay fills anew. Counts and the
+        states of pipelines continue.
 
         Args:
             weights: name -> array by module id, as from `get_weights` or `juggler.read_weights`.
@@ -61,15 +62,15 @@ class LearnerState(GroupMember):
         """
         self.wait()
         self.state = self.core.with_weights(self.state, weights, self._seed, whole=whole)
-        self.forget()
+        self._discard_samples()
 
     def reset(self, seed: int) -> None:
         """Begin anew with parameters that this seed gives, and a new optimizer; schedules begin
-        from 0 steps. Samples to be used again are discarded. The number of updates, and the states
-        of pipelines, go on."""
+        from 0 steps. All samples that are kept are discarded, saved ones too. The number of
+        updates, and the states of pipelines, go on."""
         self.wait()
         self.state = to_device(self.core.init(seed), self.device)
-        self.forget()
+        self._discard_samples()
 
     def save(self) -> tuple[dict[str, Tree], dict[str, Any]]:
         """All that `restore` needs: arrays by name, and values for JSON."""
@@ -139,6 +140,9 @@ class LearnerState(GroupMember):
         pipelines = {PIPELINES: rest.pop(PIPELINES, {})}
         states = tensors_like(pipelines, {PIPELINES: self._pipeline_states()})
         return self.core.state_from_tree(rest, like=self.state), states[PIPELINES], kept
+
+    def _discard_samples(self) -> None:
+        self._data.restore({}, self.device)  # a state of nothing
 
     def _pipeline_states(self) -> dict[str, Any]:
         """The states of pipelines that have one, by module id."""
