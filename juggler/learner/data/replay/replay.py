@@ -57,7 +57,7 @@ class Replay(DataSource):
         size: B, rows in a drawn sample.
         ratio: how often a row is drawn on average, if it stays for long.
         begin: how many live steps must have arrived before the first draw, at all learners of a
-            group.
+            group; with `max_times_sampled`, also how many must be there at each draw.
         selector: which rows are drawn: at random, or the oldest ("fifo") or newest ("lifo") first.
         remover: which rows leave a full table: the oldest ("fifo"), the newest ("lifo"), any
             ("random"), or those of the lowest priority ("lowest_priority").
@@ -106,6 +106,8 @@ class Replay(DataSource):
         self.keeps_frames, self.keeps_rows = table is Table, columns is not dict
         self._room = Room(capacity, memory, directory, begin, saved)
         self._size, self._ratio = size, ratio
+        # Where draws let rows go, there may be fewer of them than learning began with.
+        self._least_steps = begin if max_times_sampled else 0
         self._beta = importance_exponent
         self._saved, self._draws = saved, Draws(seed)
         self._taken_in = 0
@@ -143,7 +145,7 @@ class Replay(DataSource):
         while drawn := {
             module_id: self._draw(self._modules[module_id])
             for module_id in sample
-            if self._modules[module_id].may_draw(self._size)
+            if self._modules[module_id].may_draw(self._size, self._least_steps)
         }:
             yield drawn
 
@@ -283,10 +285,13 @@ class _Kept:
             self._counts[0] += rows
             self._counts[1] += steps
 
-    def may_draw(self, rows: int) -> bool:
-        """Whether a sample of so many rows is due, and there are as many."""
+    def may_draw(self, rows: int, least_steps: int) -> bool:
+        """Whether a sample of so many rows is due, there are as many, and the table has so many
+        steps, or is full."""
         self.due = min(self.due, self.selection.may_draw())
-        return self.due >= rows
+        table = self.table
+        full = table.size == table.capacity
+        return self.due >= rows and (full or table.size * table.row_steps >= least_steps)
 
     def took(self, rows: int) -> None:
         """Note that a sample of so many rows was drawn."""

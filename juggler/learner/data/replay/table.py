@@ -32,11 +32,12 @@ class Table:
 
     Args:
         capacity: the most rows.
-        row_steps: steps in each row, for messages about `replay_capacity`.
+        row_steps: steps in each row.
         directory: where the rows lie on disk; "": in memory.
 
     Attributes:
         capacity: as given.
+        row_steps: as given.
         size: rows in the table.
         generations: int64 [capacity], the number of the row in each slot, counted from 1 as they
             came; 0: there is none. A slot that has another generation than it had when it was drawn
@@ -50,7 +51,7 @@ class Table:
     def __init__(self, capacity: int, *, row_steps: int = 1, directory: str = "") -> None:
         self.capacity, self.size = capacity, 0
         self.generations = np.zeros(capacity, np.int64)  # [capacity]
-        self._row_steps, self._directory = row_steps, directory
+        self.row_steps, self._directory = row_steps, directory
         self._columns: MemoryColumns | None = None
         self._came = 0  # rows so far
         self._next = 0  # behind the slot of the last row, in a ring
@@ -61,7 +62,7 @@ class Table:
     @property
     def steps(self) -> int:
         """The most steps."""
-        return self.capacity * self._row_steps
+        return self.capacity * self.row_steps
 
     def put(self, rows: dict[str, Any], leaving: Leaving | None = None) -> NDArray[np.intp]:
         """Copy rows into the table -> the slots [n] that they took, each one once.
@@ -212,5 +213,5 @@ class Table:
         """Columns for rows like these."""
         is_new = not self._came  # else it has memory, of which there was enough
         if is_new and not self._directory and any_leaf(rows).device.type == "cpu":
-            must_fit(self.capacity * self._row_steps, bytes_of_step(rows))
+            must_fit(self.capacity * self.row_steps, bytes_of_step(rows))
         return MemoryColumns(rows, self.capacity, self._directory)
