@@ -233,6 +233,23 @@ def test_a_table_that_was_not_saved_is_begun_anew(make_batch: MakeBatch) -> None
         saved.restore({"seed": np.array(1), "modules": {}}, torch.device("cpu"))
 
 
+def test_a_source_stays_as_it_is_when_it_refuses_a_state(make_batch: MakeBatch) -> None:
+    one, same, larger = (make(capacity=rows, saved=True) for rows in (20, 20, 40))
+    for k in range(12):
+        for source in (one, same, larger):
+            given(source, numbered(make_batch, k, 1))
+    broken = same.state()
+    broken["modules"]["default"]["steps"] = broken["modules"]["default"]["steps"][1:]
+    cut = {key: value for key, value in same.state().items() if key != "generator"}
+    for state in (larger.state(), broken, cut):
+        with pytest.raises(ValueError, match="the checkpoint"):
+            one.restore(state, torch.device("cpu"))
+    for k in range(12, 20):
+        columns = numbered(make_batch, k, 1)
+        assert given(one, columns) == given(same, columns)
+        assert one.metrics() == same.metrics()
+
+
 def test_memory_and_disk_limit_old_rows_as_those_of_any_replay(
     make_batch: MakeBatch, tmp_path: Path
 ) -> None:

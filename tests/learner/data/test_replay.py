@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS, Replay
 from juggler.learner.data.replay.table import Table
 from juggler.learner.data.sources import NEW_STEPS, Sample
+from juggler.runtime.wire.trees import flatten
 
 CPU = torch.device("cpu")
 
@@ -363,6 +364,38 @@ def test_a_saved_table_that_is_larger_than_this_one_is_refused() -> None:
     list(replay.add(numbered(0, 50)))
     with pytest.raises(ValueError, match="replay_memory as they were, or save_replay = false"):
         make(capacity=20).restore(replay.state(), CPU)
+
+
+def without(tree: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:
+    """A tree without one of its leaves."""
+    first, *rest = path
+    others = {key: value for key, value in tree.items() if key != first}
+    return {**others, first: without(tree[first], rest)} if rest else others
+
+
+def test_a_replay_stays_as_it_is_when_it_refuses_a_state() -> None:
+    one, same, larger = (
+        make(capacity=rows, priority_exponent=0.6, seed=rows) for rows in (20, 20, 50)
+    )
+    for replay in (one, same, larger):
+        list(replay.add(numbered(0, 50)))
+    good = make(capacity=20, priority_exponent=0.6)
+    list(good.add(numbered(0, 15)))
+    leaves = {"/".join(path): path for path, _ in flatten(good.state())}
+    table, selection = "modules/default/table", "modules/default/selection"
+    # Older versions do not say these, and the columns say themselves what there is.
+    may_be_missing = {"seed", "beginnings", "modules/default/stale_priorities"}
+    may_be_missing |= {f"{table}/columns/number", f"{table}/columns/half"}
+    assert may_be_missing < leaves.keys() > {f"{table}/free", f"{selection}/times", "generator"}
+    longer = good.state()
+    longer["modules"]["default"]["selection"]["times"] = np.zeros(16, np.uint8)
+    damaged = [without(good.state(), leaves[name]) for name in leaves.keys() - may_be_missing]
+    for state in (larger.state(), longer, *damaged):
+        with pytest.raises(ValueError, match="the checkpoint"):
+            one.restore(state, CPU)
+    assert drawn(one.add(numbered(50, 9))) == drawn(same.add(numbered(50, 9))) != []
+    one.restore(good.state(), CPU)
+    assert one.metrics()["default"]["replay_rows"] == 15.0
 
 
 def test_a_checkpoint_from_before_the_first_row_is_one_to_go_on_from() -> None:

@@ -26,8 +26,8 @@ class Draws:
 
     generator: np.random.Generator
 
-    def __init__(self, seed: int) -> None:
-        self._seed, self._beginnings, self._rank = seed, 0, 0
+    def __init__(self, seed: int, beginnings: int = 0, rank: int = 0) -> None:
+        self._seed, self._beginnings, self._rank = seed, beginnings, rank
         self._begin()
 
     def begin_anew(self) -> None:
@@ -44,14 +44,13 @@ class Draws:
             self._begin()
 
     def state(self, *, anew: bool) -> dict[str, Tree]:
-        """What `restore` needs; `anew`: it is to begin as after `begin_anew`."""
+        """What `restored` needs; `anew`: it is to begin as after `begin_anew`."""
         return {"seed": np.array(self._seed), "beginnings": np.array(self._beginnings + anew)}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Begin as such a state says; those of older versions say less."""
-        self._seed = int(state.get("seed", self._seed))
-        self._beginnings = int(state.get("beginnings", 0))
-        self._begin()
+    def restored(self, state: Mapping[str, Any]) -> Draws:
+        """Those of such a state, for a learner of this rank; older versions say less in it."""
+        seed = int(state.get("seed", self._seed))
+        return Draws(seed, int(state.get("beginnings", 0)), self._rank)
 
     def _begin(self) -> None:
         self.generator = np.random.Generator(np.random.PCG64([self._seed, self._beginnings]))

@@ -117,20 +117,25 @@ class MixInReplay(DataSource):
         }
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
-        self._source.clear()
-        self._discard()
         if not state:
-            return
+            self._source.clear()
+            return self._discard()
         try:
-            self._draws.restore(state)
-            if not self._saved or "modules" not in state:
-                return
-            go_on_from(self._draws.generator, state["generator"])
-            self._arrived = int(state["arrived"])
-            for module_id, own in state["modules"].items():
-                self._kept(module_id).restore(own, device)
+            draws, arrived, saved = self._draws.restored(state), 0, {}
+            if self._saved and "modules" in state:
+                go_on_from(draws.generator, state["generator"])
+                arrived, saved = int(state["arrived"]), state["modules"]
+            modules = {module_id: _Kept(self._room) for module_id in saved}
+            for module_id, kept in modules.items():
+                kept.prepare(saved[module_id])
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"the checkpoint holds no table of old rows: {error!r}") from None
+        self._source.clear()
+        self._draws, self._arrived, self._told = draws, arrived, {}
+        self._modules = {}  # there is no memory for rows from before as well
+        for module_id, kept in modules.items():
+            kept.restore(saved[module_id], device)
+        self._modules = modules
 
     def _discard(self) -> None:
         """Keep no rows, and draw others than from those that were kept."""
@@ -220,8 +225,8 @@ class _Kept:
             "due": np.array(self.due),
         }
 
-    def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Go on from a saved state.
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """See that `restore` can go on from a saved state, before it takes memory for it.
 
         Raises:
             ValueError: it is not the state of such rows, or has more of them than have room.
@@ -230,6 +235,15 @@ class _Kept:
         if not (step_bytes := float(state["step_bytes"])):
             return
         self._begin(self._room.steps_of(step_bytes), step_bytes)
+        self.table.prepare(state["table"])
+        used = len(state["table"]["generations"])
+        if not state["steps"].shape == state["arrived"].shape == (used,):
+            raise ValueError(f"the checkpoint's table of old rows has other numbers than {used}")
+
+    def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Go on from a saved state, for which this was prepared."""
+        if not self._step_bytes:
+            return
         self.table.restore(state["table"], device)
         self.steps = np.zeros(self.table.capacity, np.int64)  # [C]
         self.arrived = np.zeros(self.table.capacity, np.int64)  # [C]

@@ -123,7 +123,8 @@ class Replay(DataSource):
             count = len(rows[c.LIVE] if c.LIVE in rows else any_leaf(rows)) if rows else 0
             if count and not kept.table.capacity:
                 self._room.taken_by(rows)
-                self._begin(kept, bytes_of_step(rows), FRAMES in rows, steps_of_row(rows))
+                each, framed = bytes_of_step(rows), FRAMES in rows
+                self._begin(kept, self._draws, each, framed, steps_of_row(rows))
             steps = np.count_nonzero(rows[c.LIVE].cpu().numpy()) if c.LIVE in rows else count
             told = [count, steps, 1.0, float(count > 0 or kept.table.size > 0)]
             if sums is not alone:  # all learners of a group make the same number of steps
@@ -186,28 +187,28 @@ class Replay(DataSource):
         }
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
-        self._discard()
         if not state:
-            return
-        self._draws.restore(state)
-        if not self._saved or "modules" not in state:
-            return
+            return self._discard()
         try:
-            found = int(state["format"]) if "format" in state else 1
-            if found != _FORMAT:
-                raise ValueError(
-                    f"the checkpoint's replay table is of format {found}, and this version of "
-                    f"Juggler reads format {_FORMAT}: resume with save_replay = false, which "
-                    "begins with an empty one"
-                )
-            go_on_from(self._draws.generator, state["generator"])
-            for module_id, own in state["modules"].items():
-                kept = self._kept(module_id)
-                if step_bytes := float(own["step_bytes"]):
-                    self._begin(kept, step_bytes, FRAMES in own["table"])
-                kept.restore(own, device)
+            draws = self._draws.restored(state)
+            saved = {}
+            if self._saved and "modules" in state:
+                saved = state["modules"]
+                found = int(state["format"]) if "format" in state else 1
+                if found != _FORMAT:
+                    raise ValueError(
+                        f"the checkpoint's replay table is of format {found}, and this version of "
+                        f"Juggler reads format {_FORMAT}: resume with save_replay = false, which "
+                        "begins with an empty one"
+                    )
+                go_on_from(draws.generator, state["generator"])
+            modules = {key: self._prepared(own, draws) for key, own in saved.items()}
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"the checkpoint holds no replay table: {error!r}") from None
+        self._draws, self._modules = draws, {}  # there is no memory for rows from before as well
+        for module_id, kept in modules.items():
+            kept.restore(saved[module_id], device)
+        self._modules = modules
 
     def _discard(self) -> None:
         """Keep no rows, and draw others than from those that were kept."""
@@ -215,15 +216,22 @@ class Replay(DataSource):
             self._modules = {}
             self._draws.begin_anew()
 
-    def _selection(self, table: Table) -> Selection:
-        return Selection(table, self._rules, self._draws.generator)
-
     def _kept(self, module_id: str) -> _Kept:
         if module_id not in self._modules:
-            # The first rows tell how many there may be.
-            none = Table(0)
-            self._modules[module_id] = _Kept(none, self._selection(none))
+            self._modules[module_id] = self._empty(self._draws)
         return self._modules[module_id]
+
+    def _empty(self, draws: Draws) -> _Kept:
+        none = Table(0)  # the first rows tell how many there may be
+        return _Kept(none, Selection(none, self._rules, draws.generator))
+
+    def _prepared(self, state: Mapping[str, Any], draws: Draws) -> _Kept:
+        """What is to be restored from this state of a module, and can be."""
+        kept = self._empty(draws)
+        if step_bytes := float(state["step_bytes"]):
+            self._begin(kept, draws, step_bytes, FRAMES in state["table"])
+        kept.prepare(state)
+        return kept
 
     def _rows_of(self, columns: Columns) -> dict[str, Any]:
         """What is kept of columns; frames that come once stay as they are."""
@@ -232,13 +240,15 @@ class Replay(DataSource):
         must_be_rows(rows)
         return {**rows, FRAMES: columns[FRAMES]} if rows and FRAMES in columns else rows
 
-    def _begin(self, kept: _Kept, step_bytes: float, frames: bool, row_steps: int = 1) -> None:
+    def _begin(
+        self, kept: _Kept, draws: Draws, step_bytes: float, frames: bool, row_steps: int = 1
+    ) -> None:
         """Give a module an empty table for rows whose steps take so many bytes, perhaps with
         frames."""
         steps = self._room.steps_of(step_bytes, row_steps)
         make = FrameTable if frames else self._make_table
         table = make(steps, directory=self._room.directory)
-        kept.begin(table, self._selection(table), step_bytes)
+        kept.begin(table, Selection(table, self._rules, draws.generator), step_bytes)
 
     def _draw(self, kept: _Kept) -> dict[str, Any]:
         drawn = kept.selection.draw(self._size)
@@ -322,7 +332,19 @@ class _Kept:
             "stale_priorities": np.array(self.stale_priorities),
         }
 
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """See that `restore` can go on from a saved state, before it takes memory for it.
+
+        Raises:
+            ValueError: it cannot, as a KeyError, TypeError, AttributeError or IndexError says, too.
+        """
+        if self.table.capacity:
+            self.selection.prepare(state["selection"], self.table.prepare(state["table"]))
+        if state["counts"].shape != (7,):
+            raise ValueError(f"the checkpoint's replay has {len(state['counts'])} counts, not 7")
+
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Go on from a saved state, for which this was prepared."""
         if self.table.capacity:  # else no row had come
             self.table.restore(state["table"], device)
             self.selection.restore(state["selection"])

@@ -146,19 +146,19 @@ class Table:
             "counts": np.array([self._came, self._next]),
         }
 
-    def restore(self, state: dict[str, Any], device: torch.device) -> None:
-        """Hold the rows of a saved state, on a device.
+    def prepare(self, state: dict[str, Any]) -> int:
+        """See that `restore` can go on from a saved state, before it takes memory for it -> how
+        many rows it has. The table must be empty.
 
         Raises:
             ValueError: it is not the state of such a table.
         """
-        columns: dict[str, Any] = tree_map(lambda x: torch.from_numpy(x.copy()), state["columns"])
         generations, free = state["generations"], state["free"]  # [u], [f]
         (came, following), used = state["counts"].tolist(), len(generations)
         empty = np.flatnonzero(generations == 0)  # [f]
         whole = (
-            all(len(x) == used for _, x in tree_leaves(columns))
-            and bool(columns) == bool(used)
+            all(len(x) == used for _, x in tree_leaves(state["columns"]))
+            and bool(state["columns"]) == bool(used)
             and used <= self.capacity
             and np.array_equal(np.sort(free), empty)
             and len(np.unique(generations)) == used - len(empty) + bool(len(empty))
@@ -171,13 +171,23 @@ class Table:
                 f"{self.capacity}: set replay_capacity and replay_memory as they were, or "
                 "save_replay = false"
             )
+        return used - len(free)
+
+    def restore(self, state: dict[str, Any], device: torch.device) -> None:
+        """Hold the rows of a saved state, on a device.
+
+        Raises:
+            ValueError: as `prepare`.
+        """
+        size, used = self.prepare(state), len(state["generations"])
+        columns: dict[str, Any] = tree_map(lambda x: torch.from_numpy(x.copy()), state["columns"])
         self.clear()
         self._columns = None
         if columns:
             Table.put(self, tree_map(lambda x: x.to(device), columns))
-        self.generations[:used] = generations
-        self._free, self.size = free.astype(np.intp), used - len(free)
-        self._came, self._next = came, following
+        self.generations[:used] = state["generations"]
+        self._free, self.size = state["free"].astype(np.intp), size
+        self._came, self._next = state["counts"].tolist()
 
     def _slots_for(self, count: int, leaving: Leaving) -> NDArray[np.intp]:
         """Slots [count] for new rows; those whose rows leave are still in use."""
