@@ -159,6 +159,18 @@ def test_rows_on_disk_that_no_checkpoint_could_hold_are_told_at_once(
     assert len(list(make(**keys, saved=False).add(wide))) == 2
 
 
+def test_rows_that_have_no_room_on_a_device_are_told_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = {"default": {"number": torch.zeros(4, 100, device="meta")}}  # 400 bytes each
+    assert make(capacity=10**12).expect(rows) == 0, "torch does not say how much is free there"
+    monkeypatch.setattr("juggler.learner.data.replay.room.memory_of", lambda device: 10_000)
+    assert make(capacity=25).expect(rows) == 0, "none of it is memory of the host"
+    told = r"replay_capacity = 26: .* and 0.0 GB of the memory of meta are free. Set it to 22 or"
+    with pytest.raises(ValueError, match=told):
+        make(capacity=26).expect(rows)
+
+
 def test_memory_beyond_the_limit_of_a_cgroup_is_not_counted_on(tmp_path: Path) -> None:
     """A limit that holds: of a cgroup of this process's own, where it may make one."""
     group = Path("/sys/fs/cgroup/memory") / f"juggler-{os.getpid()}"

@@ -222,6 +222,6 @@ class Table:
     def _made(self, rows: dict[str, Any]) -> MemoryColumns:
         """Columns for rows like these."""
         is_new = not self._came  # else it has memory, of which there was enough
-        if is_new and not self._directory and any_leaf(rows).device.type == "cpu":
-            must_fit(self.capacity * self.row_steps, bytes_of_step(rows))
+        if is_new and not self._directory:
+            must_fit(self.capacity * self.row_steps, bytes_of_step(rows), any_leaf(rows).device)
         return MemoryColumns(rows, self.capacity, self._directory)
