@@ -55,13 +55,14 @@ def test_the_loss_is_hubers_of_the_errors_of_n_step_targets(
     make_batch: MakeBatch, double: bool, n_step: int
 ) -> None:
     core = make_core(double=double, n_step=n_step, reward_scale=0.7, gamma=0.9)
-    columns = collate([make_batch(4, 6, seed=1)])
+    columns = dict(collate([make_batch(4, 6, seed=1)]))
+    columns[IMPORTANCE_WEIGHTS] = weights = torch.tensor([1.0, 0.2, 0.5, 0.7])
     (group_id,) = core.init(0)
     state = core.init(0)
     state[group_id]["extra"]["target"] = core.init(5)[group_id]["parameters"]
     own, target = state[group_id]["parameters"], state[group_id]["extra"]["target"]
     found, seen = transitions(columns, n_step, 0.9), all_observations(columns)
-    costs = []
+    costs, errors = [], np.zeros((4, 6))
     for n, t in zip(*np.nonzero(columns["live"].numpy()), strict=True):
         after = seen[found.after[n, t]]
         by_target = slow_values(core, target, after)
@@ -70,10 +71,13 @@ def test_the_loss_is_hubers_of_the_errors_of_n_step_targets(
         goal += float(found.discounts[n, t]) * by_target[chooser.argmax()]
         values = slow_values(core, own, columns["observations"][n, t])
         error = abs(goal - values[int(columns["actions"][n, t])])
-        costs.append(error**2 / 2 if error < 1 else error - 0.5)
+        costs.append(float(weights[n]) * (error**2 / 2 if error < 1 else error - 0.5))
+        errors[n, t] = error
     _, aux = core.grads(state, {"default": columns})
     loss = float(aux[group_id].metrics["default"]["value_loss"])
     assert loss == pytest.approx(np.mean(costs), rel=1e-4)
+    priorities = aux[group_id].priorities["default"].numpy()
+    np.testing.assert_allclose(priorities, errors.max(1), rtol=1e-4)
 
 
 def slow_projection(
