@@ -261,6 +261,26 @@ def test_rows_are_drawn_by_priority_and_weights_make_up_for_it(alpha: float) -> 
     assert float(((counts - expected) ** 2 / expected).sum()) < 3 + 5 * np.sqrt(6)
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.4, 0.7, 1.0])
+@pytest.mark.parametrize("alpha", [0.6, 1.0])
+def test_importance_weights_are_divided_by_the_largest_of_their_sample(
+    alpha: float, beta: float
+) -> None:
+    replay = make(size=2, ratio=20.0, priority_exponent=alpha, importance_exponent=beta)
+    given = np.array([0.5, 1.0, 2.0, 4.0, 8.0])
+    priorities, others = np.ones(5), 0  # of new rows; samples without the unlikeliest row
+    for each in replay.add(numbered(0, 5)):
+        numbers = each["default"]["number"].numpy()
+        shares = priorities**alpha / (priorities**alpha).sum()
+        weights = (5 * shares) ** -beta
+        expected = weights[numbers] / weights[numbers].max()
+        np.testing.assert_allclose(each["default"][IMPORTANCE_WEIGHTS], expected, rtol=1e-6)
+        others += weights[numbers].max() < weights.max()
+        priorities[numbers] = given[numbers]
+        replay.learned({"default": torch.from_numpy(given[numbers])})
+    assert others > 5 or not beta
+
+
 @pytest.mark.parametrize("alpha", [0.6, 1.0])
 def test_a_new_row_has_the_largest_priority_that_was_given(alpha: float) -> None:
     replay = make(capacity=8, size=4, ratio=1.0, priority_exponent=alpha)
