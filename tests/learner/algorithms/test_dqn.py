@@ -293,37 +293,6 @@ def test_a_restored_learner_goes_on_as_the_saved_one(
     np.testing.assert_equal(one.get_weights(), other.get_weights())
 
 
-@pytest.mark.parametrize("how", ["reset", "set_weights"])
-@pytest.mark.parametrize("saved", [True, False])
-def test_a_learner_that_begins_with_other_weights_learns_from_none_of_its_old_steps(
-    make_batch: MakeBatch, how: str, saved: bool
-) -> None:
-    """And one that is resumed meanwhile draws the same afterwards."""
-
-    def begin(learner: Learner) -> None:
-        if how == "reset":
-            learner.reset(7)
-        else:
-            learner.set_weights(Learner(make_core(), seed=7).get_weights(), whole=True)
-
-    keys = {"replay_begin": 30, "replay_batch_size": 8, "save_replay": saved}
-    one, other = (Learner(make_core(**keys)) for _ in range(2))
-    other._data = make_core(**keys).data_source(seed=1)  # of a process that has another seed
-    for seed in range(3):
-        one.update_from_episodes([make_batch(4, 6, seed=seed)])
-    other.restore(*one.save())
-    one.forget()
-    for learner in (one, other):
-        begin(learner)
-        assert not learner.kept_rows()
-    batches = [make_batch(4, 6, seed=seed) for seed in (8, 9)]
-    assert batches[0].live_steps < 30 <= sum(batch.live_steps for batch in batches)
-    told = [[learner.update_from_episodes([each]) for each in batches] for learner in (one, other)]
-    assert told[0][0] == {} != told[0][1]
-    assert one.kept_rows() == sum(batch.live_steps for batch in batches)
-    np.testing.assert_equal(one.get_weights(), other.get_weights())
-
-
 @pytest.mark.parametrize("passes", [{}, {"num_epochs": 2, "minibatch_size": 3}])
 def test_priorities_reach_the_replay_of_a_learner(
     make_batch: MakeBatch, passes: dict[str, Any]
