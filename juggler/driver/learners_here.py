@@ -47,30 +47,49 @@ def must_fit_together(
         ConfigError: they do not all fit into it.
     """
     hosting = Hosting(config, config.module_ids)
+    hosted = [hosting.modules_of(index) for index in range(len(on_host))]
+    here = {module_id for module_ids in hosted for module_id in module_ids}
+    saved = sum(
+        kept[each] for each in here if getattr(config.of(each).learner, "save_replay", False)
+    )
     must_have_room(
         [
-            sum(kept[module_id] for module_id in hosting.modules_of(index))
-            for index, is_here in enumerate(on_host)
+            sum(kept[module_id] for module_id in module_ids)
+            for module_ids, is_here in zip(hosted, on_host, strict=True)
             if is_here
-        ]
+        ],
+        # One learner of each module copies its steps for a checkpoint, and the driver takes them.
+        copies=2 * saved,
     )
 
 
-def must_have_room(of_processes: Sequence[float], taken: float = 0.0) -> None:
+def must_have_room(of_processes: Sequence[float], taken: float = 0.0, copies: float = 0.0) -> None:
     """
     Args:
         of_processes: bytes of this host's memory for the steps that each learner process keeps.
         taken: bytes that they have taken of it already.
+        copies: bytes for copies of them while a checkpoint is made.
 
     Raises:
         ConfigError: they do not all fit into it.
     """
     total, free = sum(of_processes), usable_memory()
-    if free is not None and total > (room := free + taken):
+    if free is None or total + copies <= (room := free + taken):
+        return
+    takes, instead = [], "keep the steps on disk with replay_directory"
+    if of_processes:
         each = ", ".join(f"{size / 1e9:.1f}" for size in of_processes)
-        raise ConfigError(
-            f"replay_capacity: the {len(of_processes)} learners on this host keep steps of "
-            f"{total / 1e9:.1f} GB in all ({each}), and {room / 1e9:.1f} GB of its memory are "
-            "free for them. Lower it, limit each replay with replay_memory, or keep the steps on "
-            "disk with replay_directory"
+        takes.append(
+            f"the {len(of_processes)} learners on this host keep steps of {total / 1e9:.1f} GB in "
+            f"all ({each})"
         )
+    if copies:
+        takes.append(
+            f"while a checkpoint is made, {copies / 1e9:.1f} GB are taken by copies of kept steps, "
+            "at a learner and at the driver"
+        )
+        instead = "set save_replay = false"
+    raise ConfigError(
+        f"replay_capacity: {'; '.join(takes)}, and {room / 1e9:.1f} GB of its memory are free for "
+        f"them. Lower it, limit each replay with replay_memory, or {instead}"
+    )

@@ -88,14 +88,11 @@ class Learner(LearnerState):
         if keeps_once and type(self).before_gradients is Learner.before_gradients:
             for pipeline in self.pipelines.values():
                 pipeline.keep_frames_once(rows_stay=self._data.keeps_rows)
+        example = example_sample(
+            core.batch_spaces(), self.pipelines, self.example_states(), core.critic_spaces()
+        )
         #: Bytes of this host's memory that the algorithm will keep of samples.
-        self.kept_bytes = 0.0
-        if self.device.type == "cpu":
-            states, critics = self.example_states(), core.critic_spaces()
-            spaces = core.batch_spaces()
-            self.kept_bytes = self._data.expect(
-                example_sample(spaces, self.pipelines, states, critics)
-            )
+        self.kept_bytes = self._data.expect(to_device(example, self.device))
         self._values: dict[str, float] = {}  # in the place of schedules
         self._replaced: dict[str, Callable[[Tensor], Tensor]] = {}  # by these
         self.updates = 0

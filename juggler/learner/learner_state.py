@@ -49,7 +49,8 @@ class LearnerState(GroupMember):
         """Continue with parameters and buffers from elsewhere.
 
         The optimizer and other state of the algorithm, such as a target network, start anew, and
-        samples to be used again are discarded. Counts and the states of pipelines continue.
+        all samples that are kept are discarded, saved ones too: a replay fills anew. Counts and the
+        states of pipelines continue.
 
         Args:
             weights: name -> array by module id, as from `get_weights` or `juggler.read_weights`.
@@ -61,15 +62,15 @@ class LearnerState(GroupMember):
         """
         self.wait()
         self.state = self.core.with_weights(self.state, weights, self._seed, whole=whole)
-        self.forget()
+        self._discard_samples()
 
     def reset(self, seed: int) -> None:
         """Begin anew with parameters that this seed gives, and a new optimizer; schedules begin
-        from 0 steps. Samples to be used again are discarded. The number of updates, and the states
-        of pipelines, go on."""
+        from 0 steps. All samples that are kept are discarded, saved ones too. The number of
+        updates, and the states of pipelines, go on."""
         self.wait()
         self.state = to_device(self.core.init(seed), self.device)
-        self.forget()
+        self._discard_samples()
 
     def save(self) -> tuple[dict[str, Tree], dict[str, Any]]:
         """All that `restore` needs: arrays by name, and values for JSON."""
@@ -106,8 +107,7 @@ class LearnerState(GroupMember):
         Raises:
             StateMismatch: it is from another module, optimizer, algorithm or pipeline; nothing has
                 changed.
-            ValueError: the samples that it keeps cannot be kept here. Those that were kept are gone
-                then, which made room for them; nothing else has changed.
+            ValueError: the samples that it keeps cannot be kept here; nothing has changed.
         """
         if extras.get("algorithm") != self.core.name:
             raise StateMismatch(
@@ -117,11 +117,7 @@ class LearnerState(GroupMember):
         self.wait()
         updates = int(extras["updates"])
         state, pipelines, kept = self._fitting(tree)
-        try:
-            self._data.restore(kept, self.device)
-        except ValueError:
-            self._data.restore({}, self.device)  # nothing, rather than a part
-            raise
+        self._data.restore(kept, self.device)
         self.state = state
         for module_id, own in pipelines.items():
             self.pipelines[module_id].set_state(own)
@@ -145,6 +141,9 @@ class LearnerState(GroupMember):
         pipelines = {PIPELINES: rest.pop(PIPELINES, {})}
         states = tensors_like(pipelines, {PIPELINES: self._pipeline_states()})
         return self.core.state_from_tree(rest, like=self.state), states[PIPELINES], kept
+
+    def _discard_samples(self) -> None:
+        self._data.restore({}, self.device)  # a state of nothing
 
     def _pipeline_states(self) -> dict[str, Any]:
         """The states of pipelines that have one, by module id."""

@@ -53,3 +53,25 @@ def test_the_replays_of_all_learners_of_a_host_are_added_up(
     monkeypatch.setattr(learners_here, "usable_memory", lambda: 0)  # all of it is taken
     with pytest.raises(ConfigError, match=r"and 0.0 GB of its memory are free"):
         must_fit_together(one, {"default": 1e6}, [True] * 3)
+
+
+def test_the_copies_of_a_checkpoint_are_counted_where_it_holds_the_replay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One learner of a module makes one, and the driver takes it."""
+    monkeypatch.setattr(learners_here, "usable_memory", lambda: 10 * 10**9)
+    saved, unsaved = (
+        config_of(algorithm="dqn", num_learners=2, save_replay=each) for each in (True, False)
+    )
+    must_fit_together(saved, {"default": 2.5e9}, [True] * 2)
+    with pytest.raises(
+        ConfigError,
+        match=r"steps of 6.0 GB in all \(3.0, 3.0\); while .* made, 6.0 GB are taken by copies .* "
+        r"10.0 GB .* or set save_replay = false$",
+    ):
+        must_fit_together(saved, {"default": 3e9}, [True] * 2)
+    must_fit_together(unsaved, {"default": 5e9}, [True] * 2)
+    # Steps on GPUs are copied into the memory of the host, too.
+    must_fit_together(saved, {"default": 5e9}, [False] * 2)
+    with pytest.raises(ConfigError, match=r"^replay_capacity: while .*, 12.0 GB are taken"):
+        must_fit_together(saved, {"default": 6e9}, [False] * 2)

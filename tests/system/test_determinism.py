@@ -65,6 +65,15 @@ CASES = {
         replay_capacity = 300
         model = {hidden_sizes = [16], recurrent = "lstm"}
     """,
+    "steps that are kept and not saved": """
+        env = "CartPole-v1"
+        algorithm = "dqn"
+        save_replay = false
+        replay_begin = 100
+        replay_ratio = 4.0
+        replay_batch_size = 32
+        priority_exponent = 0.6
+    """,
     "two learners": """
         env = "CartPole-v1"
         num_learners = 2

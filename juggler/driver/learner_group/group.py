@@ -246,7 +246,7 @@ class LearnerGroup:
     def set_weights(self, weights: Mapping[str, Mapping[str, Tree]]) -> None:
         """Modules go on with weights from elsewhere, such as `juggler.read_weights` gives, behind
         the updates that were asked for before. What these lack stays as it is; the optimizer begins
-        anew, and the count of updates goes on.
+        anew, kept samples are discarded, and the count of updates goes on.
 
         Args:
             weights: name -> array by module id.

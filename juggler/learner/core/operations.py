@@ -212,6 +212,8 @@ _IN_PLACE: dict[Any, Any] = {
     torch.tanh: torch.tanh_,
     torch.mul: operator.imul,
 }
+
+
 def _write_over_argument(node: fx.Node) -> None:
     """Let an operation write its result over its first argument, if it is a product that nothing
     else reads: new memory would have to be brought into the caches."""

@@ -89,11 +89,10 @@ class DataSource(Protocol):
         return {}
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Go on from such a state, with samples on a device.
+        """Go on from such a state, with samples on a device; from {}, without any.
 
         Raises:
-            ValueError: it is not a state of this source, which goes on only after another one, such
-                as {}.
+            ValueError: it is not a state of this source, which stays as it is.
         """
         self.clear()
 

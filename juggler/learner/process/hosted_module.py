@@ -123,8 +123,7 @@ class HostedModule:
         """Take a part of a state to continue from.
 
         Raises:
-            ValueError: this is not a state for this learner. It stays as it was, but may have lost
-                the samples that it kept.
+            ValueError: this is not a state for this learner, which stays as it was.
         """
         if self._has_newer:
             self._has_newer = not part.last

@@ -55,13 +55,14 @@ def test_the_loss_is_hubers_of_the_errors_of_n_step_targets(
     make_batch: MakeBatch, double: bool, n_step: int
 ) -> None:
     core = make_core(double=double, n_step=n_step, reward_scale=0.7, gamma=0.9)
-    columns = collate([make_batch(4, 6, seed=1)])
+    columns = dict(collate([make_batch(4, 6, seed=1)]))
+    columns[IMPORTANCE_WEIGHTS] = weights = torch.tensor([1.0, 0.2, 0.5, 0.7])
     (group_id,) = core.init(0)
     state = core.init(0)
     state[group_id]["extra"]["target"] = core.init(5)[group_id]["parameters"]
     own, target = state[group_id]["parameters"], state[group_id]["extra"]["target"]
     found, seen = transitions(columns, n_step, 0.9), all_observations(columns)
-    costs = []
+    costs, errors = [], np.zeros((4, 6))
     for n, t in zip(*np.nonzero(columns["live"].numpy()), strict=True):
         after = seen[found.after[n, t]]
         by_target = slow_values(core, target, after)
@@ -70,10 +71,13 @@ def test_the_loss_is_hubers_of_the_errors_of_n_step_targets(
         goal += float(found.discounts[n, t]) * by_target[chooser.argmax()]
         values = slow_values(core, own, columns["observations"][n, t])
         error = abs(goal - values[int(columns["actions"][n, t])])
-        costs.append(error**2 / 2 if error < 1 else error - 0.5)
+        costs.append(float(weights[n]) * (error**2 / 2 if error < 1 else error - 0.5))
+        errors[n, t] = error
     _, aux = core.grads(state, {"default": columns})
     loss = float(aux[group_id].metrics["default"]["value_loss"])
     assert loss == pytest.approx(np.mean(costs), rel=1e-4)
+    priorities = aux[group_id].priorities["default"].numpy()
+    np.testing.assert_allclose(priorities, errors.max(1), rtol=1e-4)
 
 
 def slow_projection(
@@ -272,10 +276,12 @@ def test_an_update_before_the_replay_has_begun_changes_nothing(make_batch: MakeB
     assert learner.updates == 1
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6])
-def test_a_restored_learner_goes_on_as_the_saved_one(make_batch: MakeBatch, alpha: float) -> None:
+@pytest.mark.parametrize(("alpha", "saved"), [(0.0, True), (0.6, True), (0.0, False)])
+def test_a_restored_learner_goes_on_as_the_saved_one(
+    make_batch: MakeBatch, alpha: float, saved: bool
+) -> None:
     keys: dict[str, Any] = {"priority_exponent": alpha, "replay_capacity": 30, "replay_begin": 5}
-    keys |= {"replay_batch_size": 8, "replay_ratio": 1.0}
+    keys |= {"replay_batch_size": 8, "replay_ratio": 1.0, "save_replay": saved}
     one, other = (Learner(make_core(**keys), seed=seed) for seed in (0, 1))
     for seed in range(4):
         one.update_from_episodes([make_batch(4, 6, seed=seed)])

@@ -75,26 +75,33 @@ class Slow:
 @pytest.mark.parametrize("kind", SPACES)
 def test_the_losses_are_those_of_the_paper(make_batch: MakeBatch, kind: str) -> None:
     space = SPACES[kind]
-    core, columns = make_core(space), columns_of(make_batch, space)
+    core, columns = make_core(space), dict(columns_of(make_batch, space))
+    columns["importance_weights"] = weights = torch.tensor([1.0, 0.2, 0.5, 0.7])
     state = core.init(0)
     state["default"]["extra"]["target"] = core.init(5)["default"]["parameters"]
     own = Slow(space, state["default"]["parameters"])
     target = Slow(space, state["default"]["extra"]["target"])
     found, seen = transitions(columns, 1, GAMMA), all_observations(columns)
     value, critic, policy = [], [], []
+    surprises = np.zeros((4, 6))
     for n, t in zip(*np.nonzero(columns["live"].numpy()), strict=True):
         x, action = columns["observations"][n, t], columns["actions"][n, t]
         gain = target.critics(x, action).min() - own.value(x)
-        value.append(abs(EXPECTILE - float(gain < 0)) * gain**2)
+        weight = float(weights[n])
+        value.append(weight * abs(EXPECTILE - float(gain < 0)) * gain**2)
         goal = SCALE * float(found.rewards[n, t])
         goal += float(found.discounts[n, t]) * own.value(seen[found.after[n, t]])
-        critic.append(0.5 * np.square(goal - own.critics(x, action)).sum())
-        policy.append(-min(np.exp(BETA * gain), 100.0) * own.logp(x, action))
+        errors = goal - own.critics(x, action)  # [2]
+        critic.append(weight * 0.5 * np.square(errors).sum())
+        surprises[n, t] = np.abs(errors).mean()
+        policy.append(-weight * min(np.exp(BETA * gain), 100.0) * own.logp(x, action))
     _, aux = core.grads(state, {"default": columns})
     metrics = {name: float(x) for name, x in aux["default"].metrics["default"].items()}
     assert metrics["value_loss"] == pytest.approx(np.mean(value), rel=1e-4)
     assert metrics["critic_loss"] == pytest.approx(np.mean(critic), rel=1e-4)
     assert metrics["policy_loss"] == pytest.approx(np.mean(policy), rel=1e-4)
+    priorities = aux["default"].priorities["default"]
+    np.testing.assert_allclose(priorities, surprises.max(1), rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", SPACES)

@@ -212,8 +212,11 @@ def test_learners_of_a_group_keep_rows_of_their_own_and_equal_weights(
         assert int(group[0].state["default"]["steps"]) == arrived
 
 
-def test_a_player_that_begins_anew_does_not_see_its_old_steps(make_batch: MakeBatch) -> None:
-    learner = Learner(make_core(Noting))
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_player_that_begins_anew_does_not_see_its_old_steps(
+    make_batch: MakeBatch, saved: bool
+) -> None:
+    learner = Learner(make_core(Noting, save_replay=saved))
     for seed in range(3):
         learner.update_from_episodes([make_batch(3, 6, seed=seed)])
     learner.reset(seed=1)

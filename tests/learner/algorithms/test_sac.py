@@ -47,6 +47,7 @@ def rows(actions: Any, count: int = 6) -> dict[str, Any]:
     discounts = torch.full((count, 1), 0.9)
     discounts[2] = 0.0
     return {
+        "importance_weights": torch.linspace(0.2, 1.0, count),
         "observations": torch.randn((count, 1, 4), generator=generator),
         "actions": taken,
         "live": torch.ones((count, 1), dtype=torch.bool),
@@ -81,8 +82,8 @@ def box_policy(
 
 def expected(
     core: Sac, state: Any, sample: dict[str, Any], actions: Any, temperature: float
-) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    """The parts of the loss, and the gradients of all parameters by name."""
+) -> tuple[dict[str, float], dict[str, torch.Tensor], torch.Tensor]:
+    """The parts of the loss, the gradients of all parameters by name, and the priorities [N]."""
     count = len(sample["live"])
     module = module_with(core, state["parameters"], actions)
     target = module_with(core, state["extra"]["target"], actions)
@@ -114,7 +115,8 @@ def expected(
     else:
         given = {"observations": now, "actions": sample["actions"][:, 0]}
         values = module.forward_train(given)["q_values"]
-    of_values = 0.5 * ((goals[:, None] - values) ** 2).sum(-1).mean()
+    errors = goals[:, None] - values  # [N, 2]
+    of_values = (sample["importance_weights"] * 0.5 * (errors**2).sum(-1)).mean()
     value, entropy = soft(module, now, noise[1])
     of_policy = -(value + temperature * entropy).mean()
     wanted = 0.5 * math.log(3) if actions is THREE else -2.0
@@ -125,7 +127,8 @@ def expected(
         part = name.partition(".")[0]
         of = parts.get(part, of_policy)
         (gradients[name],) = torch.autograd.grad(of, parameter, retain_graph=True)
-    return {name: float(part.detach()) for name, part in parts.items()}, gradients
+    priorities = errors.detach().abs().mean(-1)  # [N]
+    return {name: float(part.detach()) for name, part in parts.items()}, gradients, priorities
 
 
 @pytest.mark.parametrize("actions", [BOX, THREE], ids=["box", "discrete"])
@@ -138,14 +141,16 @@ def test_each_part_of_the_loss_trains_its_own_parameters(actions: Any) -> None:
     flat["log_temperature"].fill_(math.log(0.3))
     state[group_id]["parameters"] = torch.cat([each.reshape(-1) for each in flat.values()])
     grads, aux = core.grads(state, {"default": sample})
-    losses, gradients = expected(core, state[group_id], sample, actions, 0.3)
+    losses, gradients, priorities = expected(core, state[group_id], sample, actions, 0.3)
     metrics = aux[group_id].metrics["default"]
     assert float(metrics["value_loss"]) == pytest.approx(losses["critics"], rel=1e-4)
     assert float(metrics["policy_loss"]) == pytest.approx(losses["policy"], rel=1e-4)
     assert float(metrics["temperature"]) == pytest.approx(0.3)
     for name, gradient in group.named(grads[group_id]).items():
         torch.testing.assert_close(gradient, gradients[name], rtol=2e-3, atol=1e-5)
-    assert aux[group_id].priorities["default"].shape == (6,)
+    torch.testing.assert_close(
+        aux[group_id].priorities["default"], priorities, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_a_temperature_that_is_given_stays() -> None:

@@ -79,8 +79,8 @@ def slow_value(parameters: Parameters, which: int, seen: Floats, actions: Floats
 
 def slow_losses(
     parameters: Parameters, target: Parameters, sample: Mapping[str, Any], key: Any, config: Any
-) -> tuple[float, float]:
-    """The loss of the values, and that of the policy."""
+) -> tuple[float, float, Floats]:
+    """The loss of the values, that of the policy, and the priorities [N]."""
     count = len(sample["live"])
     numbers = uniform(key ^ content_key(sample["actions"]), (count, 2, 2)).double().numpy()
     noise = np.sqrt(-2 * np.log(numbers[:, 0])) * np.cos(2 * math.pi * numbers[:, 1])
@@ -95,7 +95,8 @@ def slow_losses(
     taken = columns["actions"][:, 0]
     errors = [goals - slow_value(parameters, which, now, taken) for which in (0, 1)]
     gain = slow_value(parameters, 0, now, slow_policy(parameters, now))
-    return float(0.5 * np.square(errors).sum(0).mean()), float(-gain.mean())
+    of_values = (columns["importance_weights"] * 0.5 * np.square(errors).sum(0)).mean()
+    return float(of_values), float(-gain.mean()), np.abs(errors).mean(0)
 
 
 def state_of(core: Td3) -> tuple[str, Any]:
@@ -116,6 +117,7 @@ def test_losses_and_gradients_are_those_of_the_paper(target_noise: float, since:
     core = make_core(reward_scale=0.7, target_noise=target_noise)
     group_id, state = state_of(core)
     extra, sample = state[group_id]["extra"], rows()
+    sample["importance_weights"] = torch.linspace(0.2, 1.0, 6)
     extra["since_policy_move"] = torch.tensor(since)
     named = core.groups[group_id].named
     own, target = (
@@ -125,7 +127,8 @@ def test_losses_and_gradients_are_those_of_the_paper(target_noise: float, since:
     losses = partial(slow_losses, own, target, sample, extra["key"], core.config)
     grads, aux = core.grads(state, {"default": sample})
     metrics = aux[group_id].metrics["default"]
-    of_values, of_policy = losses()
+    of_values, of_policy, priorities = losses()
+    np.testing.assert_allclose(aux[group_id].priorities["default"], priorities, rtol=1e-4)
     assert float(metrics["value_loss"]) == pytest.approx(of_values, rel=1e-4)
     assert ("policy_loss" in metrics) == since
     if since:
@@ -143,7 +146,6 @@ def test_losses_and_gradients_are_those_of_the_paper(target_noise: float, since:
             own[name][place] = there
             expected[place] = (ends[0] - ends[1]) / 2e-6
         np.testing.assert_allclose(gradient.numpy(), expected, rtol=2e-3, atol=1e-5, err_msg=name)
-    assert aux[group_id].priorities["default"].shape == (6,)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])

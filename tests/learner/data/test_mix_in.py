@@ -174,14 +174,21 @@ def test_modules_have_a_table_each(make_batch: MakeBatch) -> None:
     assert sample["two"]["rewards"].min() >= 100.0
 
 
-def test_a_cleared_source_does_as_a_new_one(make_batch: MakeBatch) -> None:
-    one, other = make(seed=3), make(seed=3)
-    for k in range(9):
-        given(one, numbered(make_batch, k, 3))
-    one.clear()
-    for k in range(20, 40):
-        columns = numbered(make_batch, k, 3)
-        assert given(one, columns) == given(other, columns)
+def test_a_cleared_source_does_as_one_that_goes_on_from_its_state_and_draws_other_rows(
+    make_batch: MakeBatch,
+) -> None:
+    one, other = make(seed=3), make(seed=4)
+    seen = []
+    for _ in range(3):
+        other.restore(one.state(), torch.device("cpu"))
+        one.clear()
+        other.clear()
+        seen.append([])
+        for k in range(20, 40):
+            columns = numbered(make_batch, k, 3)
+            seen[-1].append(tuple(given(one, columns)))
+            assert seen[-1][-1] == tuple(given(other, columns))
+    assert len(set(map(tuple, seen))) == 3, "each time other rows"
 
 
 def test_samples_of_members_of_a_population_are_refused(make_batch: MakeBatch) -> None:
@@ -224,6 +231,23 @@ def test_a_table_that_was_not_saved_is_begun_anew(make_batch: MakeBatch) -> None
     assert given(saved, numbered(make_batch, 5, 3)) == [5, 6, 7]
     with pytest.raises(ValueError, match="holds no table of old rows"):
         saved.restore({"seed": np.array(1), "modules": {}}, torch.device("cpu"))
+
+
+def test_a_source_stays_as_it_is_when_it_refuses_a_state(make_batch: MakeBatch) -> None:
+    one, same, larger = (make(capacity=rows, saved=True) for rows in (20, 20, 40))
+    for k in range(12):
+        for source in (one, same, larger):
+            given(source, numbered(make_batch, k, 1))
+    broken = same.state()
+    broken["modules"]["default"]["steps"] = broken["modules"]["default"]["steps"][1:]
+    cut = {key: value for key, value in same.state().items() if key != "generator"}
+    for state in (larger.state(), broken, cut):
+        with pytest.raises(ValueError, match="the checkpoint"):
+            one.restore(state, torch.device("cpu"))
+    for k in range(12, 20):
+        columns = numbered(make_batch, k, 1)
+        assert given(one, columns) == given(same, columns)
+        assert one.metrics() == same.metrics()
 
 
 def test_memory_and_disk_limit_old_rows_as_those_of_any_replay(

@@ -6,33 +6,20 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.replays import drawn, make, numbered
 from torch import Tensor
 
-from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS, Replay
+from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS
 from juggler.learner.data.replay.table import Table
-from juggler.learner.data.sources import NEW_STEPS, Sample
+from juggler.learner.data.sources import NEW_STEPS
 
 CPU = torch.device("cpu")
-
-
-def make(**changes: Any) -> Replay:
-    defaults: dict[str, Any] = {"capacity": 100, "size": 4, "ratio": 2.0}
-    return Replay(lambda columns: dict(columns), **{**defaults, **changes})
-
-
-def numbered(first: int, count: int) -> Sample:
-    return {"default": {"number": torch.arange(first, first + count), "half": torch.ones(count, 2)}}
-
-
-def drawn(samples: Any) -> list[int]:
-    return [int(x) for each in samples for x in each["default"]["number"]]
 
 
 def test_the_newest_rows_are_kept_each_once() -> None:
@@ -158,6 +145,18 @@ def test_rows_on_disk_that_no_checkpoint_could_hold_are_told_at_once(
     assert len(list(make(**keys, saved=False).add(wide))) == 2
 
 
+def test_rows_that_have_no_room_on_a_device_are_told_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = {"default": {"number": torch.zeros(4, 100, device="meta")}}  # 400 bytes each
+    assert make(capacity=10**12).expect(rows) == 0, "torch does not say how much is free there"
+    monkeypatch.setattr("juggler.learner.data.replay.room.memory_of", lambda device: 10_000)
+    assert make(capacity=25).expect(rows) == 0, "none of it is memory of the host"
+    told = r"replay_capacity = 26: .* and 0.0 GB of the memory of meta are free. Set it to 22 or"
+    with pytest.raises(ValueError, match=told):
+        make(capacity=26).expect(rows)
+
+
 def test_memory_beyond_the_limit_of_a_cgroup_is_not_counted_on(tmp_path: Path) -> None:
     """A limit that holds: of a cgroup of this process's own, where it may make one."""
     group = Path("/sys/fs/cgroup/memory") / f"juggler-{os.getpid()}"
@@ -248,6 +247,26 @@ def test_rows_are_drawn_by_priority_and_weights_make_up_for_it(alpha: float) -> 
     assert float(((counts - expected) ** 2 / expected).sum()) < 3 + 5 * np.sqrt(6)
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.4, 0.7, 1.0])
+@pytest.mark.parametrize("alpha", [0.6, 1.0])
+def test_importance_weights_are_divided_by_the_largest_of_their_sample(
+    alpha: float, beta: float
+) -> None:
+    replay = make(size=2, ratio=20.0, priority_exponent=alpha, importance_exponent=beta)
+    given = np.array([0.5, 1.0, 2.0, 4.0, 8.0])
+    priorities, others = np.ones(5), 0  # of new rows; samples without the unlikeliest row
+    for each in replay.add(numbered(0, 5)):
+        numbers = each["default"]["number"].numpy()
+        shares = priorities**alpha / (priorities**alpha).sum()
+        weights = (5 * shares) ** -beta
+        expected = weights[numbers] / weights[numbers].max()
+        np.testing.assert_allclose(each["default"][IMPORTANCE_WEIGHTS], expected, rtol=1e-6)
+        others += weights[numbers].max() < weights.max()
+        priorities[numbers] = given[numbers]
+        replay.learned({"default": torch.from_numpy(given[numbers])})
+    assert others > 5 or not beta
+
+
 @pytest.mark.parametrize("alpha", [0.6, 1.0])
 def test_a_new_row_has_the_largest_priority_that_was_given(alpha: float) -> None:
     replay = make(capacity=8, size=4, ratio=1.0, priority_exponent=alpha)
@@ -304,63 +323,3 @@ def test_a_priority_that_is_no_number_changes_nothing() -> None:
     for _ in replay.add(numbered(0, 4)):
         replay.learned({"default": torch.full((4,), torch.nan)})
     assert replay._modules["default"].selection._weights.total == 4.0
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.6])
-def test_the_next_hundred_draws_are_the_same_after_a_restore(alpha: float) -> None:
-    def step(replay: Replay, first: int) -> list[int]:
-        numbers = []
-        for each in replay.add(numbered(first, 7)):
-            found = each["default"]["number"]
-            numbers += found.tolist()
-            replay.learned({"default": found.double() % 5 + 0.1})
-        return numbers
-
-    changes: Mapping[str, Any] = {"capacity": 30, "priority_exponent": alpha, "begin": 9}
-    one, other = make(**changes, seed=3), make(**changes, seed=4)
-    for first in range(0, 70, 7):
-        step(one, first)
-    other.restore(one.state(), CPU)
-    for first in range(70, 140, 7):
-        assert step(one, first) == step(other, first)
-
-
-def test_a_table_that_is_not_saved_begins_anew_and_one_that_is_stays() -> None:
-    for saved in (True, False):
-        replay = make(saved=saved, ratio=1.0)
-        list(replay.add(numbered(0, 40)))
-        replay.clear()
-        assert bool(replay.state()) is saved
-        numbers = drawn(replay.add(numbered(100, 4)))
-        assert saved or all(number >= 100 for number in numbers)
-
-
-def test_a_saved_table_that_is_larger_than_this_one_is_refused() -> None:
-    replay = make(capacity=50)
-    list(replay.add(numbered(0, 50)))
-    with pytest.raises(ValueError, match="replay_memory as they were, or save_replay = false"):
-        make(capacity=20).restore(replay.state(), CPU)
-
-
-def test_a_checkpoint_from_before_the_first_row_is_one_to_go_on_from() -> None:
-    replay, other = make(), make()
-    list(replay.add(numbered(0, 0)))
-    other.restore(replay.state(), CPU)
-    assert len(drawn(other.add(numbered(0, 8)))) == 16
-
-
-def test_a_damaged_state_is_refused() -> None:
-    with pytest.raises(ValueError, match="holds no replay table"):
-        make().restore({"format": np.array(3), "modules": {}}, CPU)
-
-
-def test_a_state_of_another_format_is_refused_with_what_to_do() -> None:
-    replay = make()
-    list(replay.add(numbered(0, 8)))
-    for told in ({"format": np.array(4)}, {}):
-        state = {**replay.state(), **told}
-        if not told:
-            del state["format"]
-        found = 4 if told else 1
-        with pytest.raises(ValueError, match=f"is of format {found}.*save_replay = false"):
-            make().restore(state, CPU)

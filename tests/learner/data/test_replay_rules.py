@@ -71,28 +71,60 @@ def replay_of(**changes: Any) -> Replay:
     return Replay(lambda columns: dict(columns), **{**defaults, **changes})
 
 
-@pytest.mark.parametrize("ratio", [0.1, 1.0, 1.5, 7.0])
+@pytest.mark.parametrize(
+    ("ratio", "most"),
+    [(0.1, 0), (1.0, 0), (1.5, 0), (7.0, 0), (0.1, 1), (1.0, 1), (1.5, 2), (2.0, 2), (7.0, 7)],
+)
 @pytest.mark.parametrize("size", [1, 4, 32])
 @pytest.mark.parametrize("begin", [1, 20])
+@pytest.mark.parametrize("seed", range(4))
 def test_every_arrival_and_every_draw_is_one_that_reverb_would_admit(
-    ratio: float, size: int, begin: int
+    ratio: float, most: int, size: int, begin: int, seed: int
 ) -> None:
     """With an error buffer of a sample and the largest arrival. So nobody ever has to wait for it:
-    what arrives is taken at once, and what is due is drawn at once."""
-    largest, rng = 9, np.random.default_rng(0)
-    replay = replay_of(ratio=ratio, size=size, begin=begin, capacity=40)
+    what arrives is taken at once, and what is due is drawn at once. Rows that were drawn so often
+    have left, so that there may be fewer than learning began with."""
+    largest, rng = 9, np.random.default_rng(seed)
+    replay = replay_of(ratio=ratio, size=size, begin=begin, capacity=40, max_times_sampled=most)
     error = size + largest * ratio
     limiter = Limiter(ratio, begin, begin * ratio - error, begin * ratio + error)
-    for _ in range(300):
+    kept: dict[int, int] = {}  # how often each row was drawn
+    for _ in range(100):
         count = int(rng.integers(0, largest + 1))
         assert limiter.may_insert(count)
         draws = replay.add(numbered(limiter.inserted, count))
+        kept |= dict.fromkeys(range(limiter.inserted, limiter.inserted + count), 0)
+        kept = dict(list(kept.items())[-40:])  # the oldest leave a full table
         limiter.inserted += count
-        limiter.deleted = max(0, limiter.inserted - 40)
-        for _ in draws:
+        limiter.deleted = limiter.inserted - len(kept)
+        for drawn in draws:
             assert limiter.may_sample(size)
             limiter.sampled += size
+            for number in drawn["default"]["number"].tolist():
+                kept[number] += 1
+                if kept[number] == most:
+                    del kept[number]
+            limiter.deleted = limiter.inserted - len(kept)
     assert limiter.sampled > 0
+
+
+def test_a_replay_whose_rows_have_been_drawn_fills_again_before_the_next_draw() -> None:
+    replay, first, counts = replay_of(ratio=1.0, size=1, begin=10, max_times_sampled=1), 0, []
+    for count in (10, 1, 0, 5):
+        counts.append(len(list(replay.add(numbered(first, count)))))
+        first += count
+    assert counts == [1, 1, 0, 5], "each time until nine rows are left"
+
+
+def test_rows_of_episodes_that_have_been_drawn_are_counted_with_all_of_their_steps(
+    make_batch: MakeBatch,
+) -> None:
+    keys: dict[str, Any] = {"capacity": 64, "size": 1, "begin": 20, "max_times_sampled": 1}
+    replay = Replay(living_rows, table=EpisodeTable, ratio=1.0, **keys)
+    for seeds in ((0, 1), (2,)):
+        arrived = collate([marked(make_batch, seed, steps=5) for seed in seeds])
+        assert len(list(replay.add({"default": arrived}))) == 3
+        assert replay._modules["default"].table.size == 3, "four rows have 20 steps"
 
 
 def test_metrics_say_what_is_kept_and_how_often_it_is_drawn() -> None:

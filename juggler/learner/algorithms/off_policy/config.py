@@ -33,7 +33,8 @@ class OffPolicyConfig(KeptConfig):
     only."""
 
     replay_begin: int = 1000
-    """Steps that are sampled before learning begins."""
+    """Steps that are sampled before learning begins. With max_times_sampled, learning waits
+    whenever fewer are left."""
 
     replay_batch_size: int = 256
     """Kept steps that are drawn for one optimizer step, by each learner of a group."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from juggler.learner.data.replay.episode_rows import Size, resized, size_of
@@ -63,10 +62,10 @@ class EpisodeTable(Table):
     def put(self, rows: dict[str, Any], leaving: Leaving | None = None) -> NDArray[np.intp]:
         return super().put(resized(rows, self._size), leaving)
 
-    def restore(self, state: dict[str, Any], device: torch.device) -> None:
+    def prepare(self, state: dict[str, Any]) -> int:
         if state["columns"]:
             self._begin(size_of(state["columns"]))
-        super().restore(state, device)
+        return super().prepare(state)
 
     def _begin(self, size: Size) -> None:
         """An empty table whose rows have room for so much."""

@@ -75,14 +75,17 @@ class FrameTable(Table):
         stacks = {"stacks": self._stacks[: self.used].copy()}
         return {**super().state(), **stacks, FRAMES: self._frames.first()}
 
-    def restore(self, state: dict[str, Any], device: torch.device) -> None:
-        stacks, frames = state["stacks"], tree_map(torch.from_numpy, state[FRAMES])
-        count = len(any_leaf({FRAMES: frames}))
+    def prepare(self, state: dict[str, Any]) -> int:
+        stacks, count = state["stacks"], len(any_leaf({FRAMES: state[FRAMES]}))
         if stacks.shape[:1] != state["generations"].shape or not np.all(
             (stacks >= 0) & (stacks < count)
         ):
             raise ValueError("the checkpoint's replay table names frames that it does not hold")
+        return super().prepare(state)
+
+    def restore(self, state: dict[str, Any], device: torch.device) -> None:
         super().restore(state, device)
+        stacks, frames = state["stacks"], tree_map(torch.from_numpy, state[FRAMES])
         live = np.flatnonzero(self.generations[: self.used])  # [size]
         self._stacks = np.zeros((self.capacity, stacks.shape[1]), np.int64)
         on_device = tree_map(lambda x: x.to(device), frames)

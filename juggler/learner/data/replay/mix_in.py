@@ -19,7 +19,7 @@ from juggler.learner.data.replay.episode_rows import (
     size_of,
 )
 from juggler.learner.data.replay.episode_table import EpisodeTable
-from juggler.learner.data.replay.generators import draw_apart, go_on_from, words_of
+from juggler.learner.data.replay.generators import Draws, go_on_from, words_of
 from juggler.learner.data.replay.room import Room, bytes_of_step, steps_of_row
 from juggler.learner.data.sources import NEW_STEPS, Columns, DataSource, Sample, Sums, alone
 from juggler.runtime.modules import columns as c
@@ -65,11 +65,12 @@ class MixInReplay(DataSource):
         directory: str = "",
         memory: float | None = None,
     ) -> None:
-        self._source, self._saved, self._seed = source, saved, seed
-        self._rank = 0  # among learners of a group
+        self._source, self._saved, self._draws = source, saved, Draws(seed)
         self._room = Room(capacity, memory, directory, saved=saved)
         self._old_per_new = share / (1 - share)
-        self._start()
+        self._modules: dict[str, _Kept] = {}
+        self._arrived = 0  # samples
+        self._told: dict[str, Mapping[str, float]] = {}
 
     def add(self, sample: Sample, sums: Sums = alone) -> Iterator[Sample]:
         """Take a sample, and give those that are due, with old rows added to each."""
@@ -97,46 +98,50 @@ class MixInReplay(DataSource):
 
     def draw_apart(self, rank: int) -> None:
         self._source.draw_apart(rank)
-        self._rank = rank
-        if self._saved:
-            draw_apart(self._generator, rank)
-        else:
-            self._start()  # there is nothing yet
+        self._draws.draw_apart(rank, going_on=self._saved)  # else there is nothing yet
 
     def clear(self) -> None:
         self._source.clear()
         if not self._saved:
-            self._start()
+            self._discard()
 
     def state(self) -> dict[str, Tree]:
-        """Without the table, who goes on from here fills one anew, with the same draws."""
-        state: dict[str, Tree] = {"seed": np.array(self._seed)}
-        if self._saved:
-            state["generator"] = words_of(self._generator)
-            state["arrived"] = np.array(self._arrived)
-            state["modules"] = {key: kept.state() for key, kept in self._modules.items()}
-        return state
+        """Without the table, who goes on from here draws what this source does after `clear`."""
+        if not self._saved:
+            return self._draws.state(anew=self._arrived > 0)
+        return {
+            **self._draws.state(anew=False),
+            "generator": words_of(self._draws.generator),
+            "arrived": np.array(self._arrived),
+            "modules": {key: kept.state() for key, kept in self._modules.items()},
+        }
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
-        self._source.clear()
+        if not state:
+            self._source.clear()
+            return self._discard()
         try:
-            self._seed = int(state.get("seed", self._seed))
-            self._start()
-            if not self._saved or "modules" not in state:
-                return
-            go_on_from(self._generator, state["generator"])
-            self._arrived = int(state["arrived"])
-            for module_id, own in state["modules"].items():
-                self._kept(module_id).restore(own, device)
+            draws, arrived, saved = self._draws.restored(state), 0, {}
+            if self._saved and "modules" in state:
+                go_on_from(draws.generator, state["generator"])
+                arrived, saved = int(state["arrived"]), state["modules"]
+            modules = {module_id: _Kept(self._room) for module_id in saved}
+            for module_id, kept in modules.items():
+                kept.prepare(saved[module_id])
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"the checkpoint holds no table of old rows: {error!r}") from None
+        self._source.clear()
+        self._draws, self._arrived, self._told = draws, arrived, {}
+        self._modules = {}  # there is no memory for rows from before as well
+        for module_id, kept in modules.items():
+            kept.restore(saved[module_id], device)
+        self._modules = modules
 
-    def _start(self) -> None:
-        self._modules: dict[str, _Kept] = {}
-        self._generator = np.random.Generator(np.random.PCG64(self._seed))
-        draw_apart(self._generator, self._rank)
-        self._arrived = 0  # samples
-        self._told: dict[str, Mapping[str, float]] = {}
+    def _discard(self) -> None:
+        """Keep no rows, and draw others than from those that were kept."""
+        if self._arrived:
+            self._modules, self._told, self._arrived = {}, {}, 0
+            self._draws.begin_anew()
 
     def _kept(self, module_id: str) -> _Kept:
         if module_id not in self._modules:
@@ -151,7 +156,7 @@ class MixInReplay(DataSource):
             )
         kept = self._kept(module_id)
         kept.due += int(columns[c.LIVE].sum()) * self._old_per_new
-        slots = kept.draw(self._generator)  # [B]
+        slots = kept.draw(self._draws.generator)  # [B]
         steps = kept.steps[slots].sum()
         ages = (self._arrived - kept.arrived[slots]) * kept.steps[slots]  # [B]
         self._told[module_id] = {
@@ -220,8 +225,8 @@ class _Kept:
             "due": np.array(self.due),
         }
 
-    def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Go on from a saved state.
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """See that `restore` can go on from a saved state, before it takes memory for it.
 
         Raises:
             ValueError: it is not the state of such rows, or has more of them than have room.
@@ -230,6 +235,15 @@ class _Kept:
         if not (step_bytes := float(state["step_bytes"])):
             return
         self._begin(self._room.steps_of(step_bytes), step_bytes)
+        self.table.prepare(state["table"])
+        used = len(state["table"]["generations"])
+        if not state["steps"].shape == state["arrived"].shape == (used,):
+            raise ValueError(f"the checkpoint's table of old rows has other numbers than {used}")
+
+    def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Go on from a saved state, for which this was prepared."""
+        if not self._step_bytes:
+            return
         self.table.restore(state["table"], device)
         self.steps = np.zeros(self.table.capacity, np.int64)  # [C]
         self.arrived = np.zeros(self.table.capacity, np.int64)  # [C]

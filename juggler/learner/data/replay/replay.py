@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from juggler.learner.data.replay.frame_table import FrameTable
-from juggler.learner.data.replay.generators import draw_apart, go_on_from, words_of
+from juggler.learner.data.replay.generators import Draws, go_on_from, words_of
 from juggler.learner.data.replay.memory_columns import any_leaf, must_be_rows
 from juggler.learner.data.replay.room import Room, bytes_of_step, steps_of_row
 from juggler.learner.data.replay.rules import Remover, Rules, Selector
@@ -57,7 +57,7 @@ class Replay(DataSource):
         size: B, rows in a drawn sample.
         ratio: how often a row is drawn on average, if it stays for long.
         begin: how many live steps must have arrived before the first draw, at all learners of a
-            group.
+            group; with `max_times_sampled`, also how many must be there at each draw.
         selector: which rows are drawn: at random, or the oldest ("fifo") or newest ("lifo") first.
         remover: which rows leave a full table: the oldest ("fifo"), the newest ("lifo"), any
             ("random"), or those of the lowest priority ("lowest_priority").
@@ -106,12 +106,13 @@ class Replay(DataSource):
         self.keeps_frames, self.keeps_rows = table is Table, columns is not dict
         self._room = Room(capacity, memory, directory, begin, saved)
         self._size, self._ratio = size, ratio
+        # Where draws let rows go, there may be fewer of them than learning began with.
+        self._least_steps = begin if max_times_sampled else 0
         self._beta = importance_exponent
-        self._saved, self._seed = saved, seed
-        self._rank = 0  # among learners of a group
+        self._saved, self._draws = saved, Draws(seed)
         self._taken_in = 0
         self._ones = torch.ones(size)  # [B]
-        self._start()
+        self._modules: dict[str, _Kept] = {}
 
     def add(self, sample: Sample, sums: Sums = alone) -> Iterator[Sample]:
         """Take a sample, and draw others, each one when it is asked for: so each draw knows the
@@ -122,7 +123,8 @@ class Replay(DataSource):
             count = len(rows[c.LIVE] if c.LIVE in rows else any_leaf(rows)) if rows else 0
             if count and not kept.table.capacity:
                 self._room.taken_by(rows)
-                self._begin(kept, bytes_of_step(rows), FRAMES in rows, steps_of_row(rows))
+                each, framed = bytes_of_step(rows), FRAMES in rows
+                self._begin(kept, self._draws, each, framed, steps_of_row(rows))
             steps = np.count_nonzero(rows[c.LIVE].cpu().numpy()) if c.LIVE in rows else count
             told = [count, steps, 1.0, float(count > 0 or kept.table.size > 0)]
             if sums is not alone:  # all learners of a group make the same number of steps
@@ -144,7 +146,7 @@ class Replay(DataSource):
         while drawn := {
             module_id: self._draw(self._modules[module_id])
             for module_id in sample
-            if self._modules[module_id].may_draw(self._size)
+            if self._modules[module_id].may_draw(self._size, self._least_steps)
         }:
             yield drawn
 
@@ -167,57 +169,69 @@ class Replay(DataSource):
         return {module_id: kept.metrics() for module_id, kept in self._modules.items()}
 
     def draw_apart(self, rank: int) -> None:
-        self._rank = rank
-        if self._saved:
-            draw_apart(self._generator, rank)
-        else:
-            self._start()  # there is nothing yet
+        self._draws.draw_apart(rank, going_on=self._saved)  # else there is nothing yet
 
     def clear(self) -> None:
         if not self._saved:
-            self._start()
+            self._discard()
 
     def state(self) -> dict[str, Tree]:
+        """Without the table, who goes on from here draws what this replay does after `clear`."""
         if not self._saved or not self._modules:
-            return {}
+            return self._draws.state(anew=bool(self._modules))
         return {
+            **self._draws.state(anew=False),
             "format": np.array(_FORMAT),
-            "generator": words_of(self._generator),
+            "generator": words_of(self._draws.generator),
             "modules": {key: kept.state() for key, kept in self._modules.items()},
         }
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
-        self._start()
-        if not state or not self._saved:
-            return
+        if not state:
+            return self._discard()
         try:
-            found = int(state["format"]) if "format" in state else 1
-            if found != _FORMAT:
-                raise ValueError(
-                    f"the checkpoint's replay table is of format {found}, and this version of "
-                    f"Juggler reads format {_FORMAT}: resume with save_replay = false, which "
-                    "begins with an empty one"
-                )
-            go_on_from(self._generator, state["generator"])
-            for module_id, own in state["modules"].items():
-                kept = self._kept(module_id)
-                if step_bytes := float(own["step_bytes"]):
-                    self._begin(kept, step_bytes, FRAMES in own["table"])
-                kept.restore(own, device)
+            draws = self._draws.restored(state)
+            saved = {}
+            if self._saved and "modules" in state:
+                saved = state["modules"]
+                found = int(state["format"]) if "format" in state else 1
+                if found != _FORMAT:
+                    raise ValueError(
+                        f"the checkpoint's replay table is of format {found}, and this version of "
+                        f"Juggler reads format {_FORMAT}: resume with save_replay = false, which "
+                        "begins with an empty one"
+                    )
+                go_on_from(draws.generator, state["generator"])
+            modules = {key: self._prepared(own, draws) for key, own in saved.items()}
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"the checkpoint holds no replay table: {error!r}") from None
+        self._draws, self._modules = draws, {}  # there is no memory for rows from before as well
+        for module_id, kept in modules.items():
+            kept.restore(saved[module_id], device)
+        self._modules = modules
 
-    def _start(self) -> None:
-        self._modules: dict[str, _Kept] = {}
-        self._generator = np.random.Generator(np.random.PCG64(self._seed))
-        draw_apart(self._generator, self._rank)
+    def _discard(self) -> None:
+        """Keep no rows, and draw others than from those that were kept."""
+        if self._modules:
+            self._modules = {}
+            self._draws.begin_anew()
 
     def _kept(self, module_id: str) -> _Kept:
         if module_id not in self._modules:
-            # The first rows tell how many there may be.
-            none = Table(0)
-            self._modules[module_id] = _Kept(none, Selection(none, self._rules, self._generator))
+            self._modules[module_id] = self._empty(self._draws)
         return self._modules[module_id]
+
+    def _empty(self, draws: Draws) -> _Kept:
+        none = Table(0)  # the first rows tell how many there may be
+        return _Kept(none, Selection(none, self._rules, draws.generator))
+
+    def _prepared(self, state: Mapping[str, Any], draws: Draws) -> _Kept:
+        """What is to be restored from this state of a module, and can be."""
+        kept = self._empty(draws)
+        if step_bytes := float(state["step_bytes"]):
+            self._begin(kept, draws, step_bytes, FRAMES in state["table"])
+        kept.prepare(state)
+        return kept
 
     def _rows_of(self, columns: Columns) -> dict[str, Any]:
         """What is kept of columns; frames that come once stay as they are."""
@@ -226,13 +240,15 @@ class Replay(DataSource):
         must_be_rows(rows)
         return {**rows, FRAMES: columns[FRAMES]} if rows and FRAMES in columns else rows
 
-    def _begin(self, kept: _Kept, step_bytes: float, frames: bool, row_steps: int = 1) -> None:
+    def _begin(
+        self, kept: _Kept, draws: Draws, step_bytes: float, frames: bool, row_steps: int = 1
+    ) -> None:
         """Give a module an empty table for rows whose steps take so many bytes, perhaps with
         frames."""
         steps = self._room.steps_of(step_bytes, row_steps)
         make = FrameTable if frames else self._make_table
         table = make(steps, directory=self._room.directory)
-        kept.begin(table, Selection(table, self._rules, self._generator), step_bytes)
+        kept.begin(table, Selection(table, self._rules, draws.generator), step_bytes)
 
     def _draw(self, kept: _Kept) -> dict[str, Any]:
         drawn = kept.selection.draw(self._size)
@@ -279,10 +295,13 @@ class _Kept:
             self._counts[0] += rows
             self._counts[1] += steps
 
-    def may_draw(self, rows: int) -> bool:
-        """Whether a sample of so many rows is due, and there are as many."""
+    def may_draw(self, rows: int, least_steps: int) -> bool:
+        """Whether a sample of so many rows is due, there are as many, and the table has so many
+        steps, or is full."""
         self.due = min(self.due, self.selection.may_draw())
-        return self.due >= rows
+        table = self.table
+        full = table.size == table.capacity
+        return self.due >= rows and (full or table.size * table.row_steps >= least_steps)
 
     def took(self, rows: int) -> None:
         """Note that a sample of so many rows was drawn."""
@@ -313,7 +332,19 @@ class _Kept:
             "stale_priorities": np.array(self.stale_priorities),
         }
 
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """See that `restore` can go on from a saved state, before it takes memory for it.
+
+        Raises:
+            ValueError: it cannot, as a KeyError, TypeError, AttributeError or IndexError says, too.
+        """
+        if self.table.capacity:
+            self.selection.prepare(state["selection"], self.table.prepare(state["table"]))
+        if state["counts"].shape != (7,):
+            raise ValueError(f"the checkpoint's replay has {len(state['counts'])} counts, not 7")
+
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Go on from a saved state, for which this was prepared."""
         if self.table.capacity:  # else no row had come
             self.table.restore(state["table"], device)
             self.selection.restore(state["selection"])

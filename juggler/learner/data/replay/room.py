@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from math import ceil, prod
 from typing import Any, NamedTuple
 
+import torch
+
 from juggler.learner.data.replay.memory_columns import any_leaf, no_room_on_disk
 from juggler.runtime.actors.cores import usable_memory
 from juggler.runtime.connectors.frame_stack import FRAMES
@@ -64,7 +66,8 @@ class Room(NamedTuple):
         """The bytes of this host's memory that rows like these will take.
 
         Raises:
-            ValueError: they do not fit into it, or onto the disk.
+            ValueError: they do not fit into it, onto the disk, or into the memory of the device
+                where they are.
         """
         if not rows:
             return 0.0
@@ -75,24 +78,33 @@ class Room(NamedTuple):
             if self.saved:
                 _must_be_saved(self.directory, steps * each)
             return 0.0
-        if any_leaf(rows).device.type != "cpu":
-            return 0.0
-        must_fit(steps, each)
-        return steps * each
+        device = any_leaf(rows).device
+        must_fit(steps, each, device)
+        return steps * each if device.type == "cpu" else 0.0
 
 
-def must_fit(steps: int, each: float) -> None:
+def must_fit(steps: int, each: float, device: torch.device) -> None:
     """Raises:
-    ValueError: so many steps, each of so many bytes, do not fit into the memory that is free.
+    ValueError: so many steps, each of so many bytes, do not fit into the memory that is free there.
     """
-    room = usable_memory()
+    on_host = device.type == "cpu"
+    room = usable_memory() if on_host else memory_of(device)
     if room is not None and steps * each > room:
+        whose = "this host's memory" if on_host else f"the memory of {device}"
         raise ValueError(
             f"replay_capacity = {steps}: so many kept steps, of {each:.0f} bytes each, take "
-            f"{steps * each / 1e9:.1f} GB, and {room / 1e9:.1f} GB of this host's memory are free. "
+            f"{steps * each / 1e9:.1f} GB, and {room / 1e9:.1f} GB of {whose} are free. "
             f"Set it to {int(room * 0.9 / each)} or less, or keep the steps on disk with "
             "replay_directory"
         )
+
+
+def memory_of(device: torch.device) -> int | None:
+    """Bytes of a device's memory that are free for this process; None: torch does not say."""
+    if device.type != "cuda":
+        return None
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def bytes_of_step(rows: Mapping[str, Any]) -> float:

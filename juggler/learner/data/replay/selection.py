@@ -143,6 +143,21 @@ class Selection:
             "rows": np.array([self.came_rows, self.drawn_rows, self.unused_rows]),
         }
 
+    def prepare(self, state: Mapping[str, Any], rows: int) -> None:
+        """See that `restore` can go on from a saved state, for so many rows.
+
+        Raises:
+            ValueError: it is not a state of such rows.
+        """
+        shapes = {name: state[name].shape for name in ("times", "weights", "numbers", "rows")}
+        weights = ((rows,), (0,))  # 0: without priorities
+        if shapes.pop("weights") not in weights or shapes != {
+            "times": (rows,),
+            "numbers": (2,),
+            "rows": (3,),
+        }:
+            raise ValueError(f"the checkpoint's replay has other numbers than those of {rows} rows")
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state, with the rows that the table has got by now. They may have left
         a table of another capacity, and by other rules."""

@@ -32,11 +32,12 @@ class Table:
 
     Args:
         capacity: the most rows.
-        row_steps: steps in each row, for messages about `replay_capacity`.
+        row_steps: steps in each row.
         directory: where the rows lie on disk; "": in memory.
 
     Attributes:
         capacity: as given.
+        row_steps: as given.
         size: rows in the table.
         generations: int64 [capacity], the number of the row in each slot, counted from 1 as they
             came; 0: there is none. A slot that has another generation than it had when it was drawn
@@ -50,7 +51,7 @@ class Table:
     def __init__(self, capacity: int, *, row_steps: int = 1, directory: str = "") -> None:
         self.capacity, self.size = capacity, 0
         self.generations = np.zeros(capacity, np.int64)  # [capacity]
-        self._row_steps, self._directory = row_steps, directory
+        self.row_steps, self._directory = row_steps, directory
         self._columns: MemoryColumns | None = None
         self._came = 0  # rows so far
         self._next = 0  # behind the slot of the last row, in a ring
@@ -61,7 +62,7 @@ class Table:
     @property
     def steps(self) -> int:
         """The most steps."""
-        return self.capacity * self._row_steps
+        return self.capacity * self.row_steps
 
     def put(self, rows: dict[str, Any], leaving: Leaving | None = None) -> NDArray[np.intp]:
         """Copy rows into the table -> the slots [n] that they took, each one once.
@@ -145,19 +146,19 @@ class Table:
             "counts": np.array([self._came, self._next]),
         }
 
-    def restore(self, state: dict[str, Any], device: torch.device) -> None:
-        """Hold the rows of a saved state, on a device.
+    def prepare(self, state: dict[str, Any]) -> int:
+        """See that `restore` can go on from a saved state, before it takes memory for it -> how
+        many rows it has. The table must be empty.
 
         Raises:
             ValueError: it is not the state of such a table.
         """
-        columns: dict[str, Any] = tree_map(lambda x: torch.from_numpy(x.copy()), state["columns"])
         generations, free = state["generations"], state["free"]  # [u], [f]
         (came, following), used = state["counts"].tolist(), len(generations)
         empty = np.flatnonzero(generations == 0)  # [f]
         whole = (
-            all(len(x) == used for _, x in tree_leaves(columns))
-            and bool(columns) == bool(used)
+            all(len(x) == used for _, x in tree_leaves(state["columns"]))
+            and bool(state["columns"]) == bool(used)
             and used <= self.capacity
             and np.array_equal(np.sort(free), empty)
             and len(np.unique(generations)) == used - len(empty) + bool(len(empty))
@@ -170,13 +171,23 @@ class Table:
                 f"{self.capacity}: set replay_capacity and replay_memory as they were, or "
                 "save_replay = false"
             )
+        return used - len(free)
+
+    def restore(self, state: dict[str, Any], device: torch.device) -> None:
+        """Hold the rows of a saved state, on a device.
+
+        Raises:
+            ValueError: as `prepare`.
+        """
+        size, used = self.prepare(state), len(state["generations"])
+        columns: dict[str, Any] = tree_map(lambda x: torch.from_numpy(x.copy()), state["columns"])
         self.clear()
         self._columns = None
         if columns:
             Table.put(self, tree_map(lambda x: x.to(device), columns))
-        self.generations[:used] = generations
-        self._free, self.size = free.astype(np.intp), used - len(free)
-        self._came, self._next = came, following
+        self.generations[:used] = state["generations"]
+        self._free, self.size = state["free"].astype(np.intp), size
+        self._came, self._next = state["counts"].tolist()
 
     def _slots_for(self, count: int, leaving: Leaving) -> NDArray[np.intp]:
         """Slots [count] for new rows; those whose rows leave are still in use."""
@@ -211,6 +222,6 @@ class Table:
     def _made(self, rows: dict[str, Any]) -> MemoryColumns:
         """Columns for rows like these."""
         is_new = not self._came  # else it has memory, of which there was enough
-        if is_new and not self._directory and any_leaf(rows).device.type == "cpu":
-            must_fit(self.capacity * self._row_steps, bytes_of_step(rows))
+        if is_new and not self._directory:
+            must_fit(self.capacity * self.row_steps, bytes_of_step(rows), any_leaf(rows).device)
         return MemoryColumns(rows, self.capacity, self._directory)
