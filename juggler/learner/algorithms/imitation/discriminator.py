@@ -46,7 +46,7 @@ from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import Columns, Metrics, Sample, Seam
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.own_network import LossSum, OwnNetwork
-from juggler.learner.core.transitions import DISCOUNTS
+from juggler.learner.core.transitions import terminated
 from juggler.learner.data.ranked import RANK, Ranked
 from juggler.learner.data.sources import DataSource
 from juggler.learner.imitation_config import ImitationConfig
@@ -265,13 +265,6 @@ class Discriminator(AroundCore):
             return self.own.gradient_penalty * torch.where(live, penalties, 0.0).sum()  # []
 
         return network.loss_sum(own, total, live.sum())
-
-
-def terminated(columns: Columns) -> Tensor:
-    """Which live steps end an episode for good [N, T], also of drawn transitions."""
-    ends = columns[DISCOUNTS] == 0 if DISCOUNTS in columns else columns[c.TERMINATED]  # [N, T]
-    found: Tensor = ends & columns[c.LIVE]  # [N, T]
-    return found
 
 
 def _negative(logits: Tensor) -> Tensor:
