@@ -54,7 +54,7 @@ INNER: dict[str, Callable[[], GradientCore]] = {
         PpoConfig(gamma=0.95, lambda_=0.8, minibatches=1, epochs=1),
     ),
     "dqn": lambda: Dqn(
-        {"default": partial(QNetwork, VECTOR, TWO, MODEL)}, DqnConfig(reward_scale=0.5)
+        {"default": partial(QNetwork, VECTOR, TWO, MODEL)}, DqnConfig(n_step=1, reward_scale=0.5)
     ),
 }
 

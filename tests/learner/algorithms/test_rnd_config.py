@@ -17,6 +17,8 @@ from juggler.learner.algorithms.dqn.core import Dqn
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.intrinsic.rnd import Rnd
+from juggler.learner.algorithms.r2d2.config import R2d2Config
+from juggler.learner.algorithms.r2d2.core import R2d2
 from juggler.learner.core.population import Population
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.q_network import QNetwork
@@ -34,6 +36,19 @@ def test_bc_refuses_it_with_a_sentence() -> None:
         RunConfig.from_flat(
             {"algorithm": "bc", "dataset": "somewhere", "intrinsic": {"kind": "rnd"}}
         )
+
+
+def test_summed_rewards_of_several_kept_steps_are_refused() -> None:
+    make = {"default": partial(QNetwork, VECTOR, TWO, {})}
+    with pytest.raises(ValueError, match=r"intrinsic with n_step = 3: .*; set n_step = 1"):
+        Rnd(Dqn(make, DqnConfig()))
+    Rnd(Dqn(make, DqnConfig(n_step=1)))
+
+
+def test_whole_rows_that_are_kept_may_have_summed_rewards() -> None:
+    model = {"recurrent": "gru", "recurrent_size": 8}
+    make = {"default": partial(QNetwork, VECTOR, TWO, model)}
+    assert Rnd(R2d2(make, R2d2Config())).config.n_step > 1
 
 
 def test_what_cannot_be_explored_with_says_so() -> None:
@@ -71,6 +86,6 @@ def test_modules_may_differ_in_it() -> None:
 
 
 def test_a_module_cannot_have_the_name_of_what_is_kept_beside_it_in_checkpoints() -> None:
-    inner = Dqn({"rnd": partial(QNetwork, VECTOR, TWO, {})}, DqnConfig())
+    inner = Dqn({"rnd": partial(QNetwork, VECTOR, TWO, {})}, DqnConfig(n_step=1))
     with pytest.raises(ValueError, match="module 'rnd': checkpoints use this name for what Rnd k"):
         Rnd(inner)

@@ -132,7 +132,8 @@ def make_curious() -> LearnerCore[Any]:
 
 def make_rnd(name: str, model: dict[str, Any] | None = None) -> Rnd:
     own = IntrinsicConfig(model={"hidden_sizes": [8]}, features=4, predictor_share=0.5)
-    return Rnd(make_shipped(name, model or {}), own)
+    config = {"n_step": 1} if name == "dqn" else {}
+    return Rnd(make_shipped(name, model or {}, **config), own)
 
 
 CORES: dict[str, MakeCore] = {

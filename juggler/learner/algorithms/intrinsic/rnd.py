@@ -35,6 +35,7 @@ from juggler.learner.algorithms.actor_critic.core import (
     ActorCriticCore,
 )
 from juggler.learner.algorithms.intrinsic.networks import Explorer
+from juggler.learner.algorithms.off_policy.core import OffPolicyCore
 from juggler.learner.core.around_core import AroundCore, AroundState
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
@@ -64,7 +65,7 @@ class Rnd(AroundCore):
             config: the keys of the table `intrinsic`; none: their defaults.
 
         Raises:
-            ValueError: the algorithm does not explore by rewards.
+            ValueError: the algorithm does not explore by rewards, or keeps no single steps.
         """
         if not isinstance(inner, GradientCore):
             raise ValueError(
@@ -76,6 +77,8 @@ class Rnd(AroundCore):
                 f"intrinsic rewards make no difference to {inner.name}, which learns nothing from "
                 "rewards: leave out intrinsic"
             )
+        if isinstance(inner, OffPolicyCore):
+            inner.must_keep_each_step("intrinsic")
         super().__init__(inner)
         self.inner: GradientCore = inner
         self.own = config or IntrinsicConfig()
