@@ -58,6 +58,11 @@ def test_what_cannot_be_explored_with_says_so() -> None:
         Impala(ACTING, ImpalaConfig(intrinsic={"kind": "rnd"}))
 
 
+def test_a_population_of_curious_learners_is_refused_without_a_way_that_is_refused_too() -> None:
+    with pytest.raises(ValueError, match=r"the algorithm alone.*; Rnd and Discriminator cannot"):
+        Population(Rnd(Impala(ACTING, ImpalaConfig())), size=2)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("table", "error"),
     [
