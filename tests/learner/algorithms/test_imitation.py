@@ -313,6 +313,9 @@ def test_what_cannot_imitate_says_so(own: ImitationConfig, shown: str) -> None:
     dqn = Dqn({"default": partial(QNetwork, VECTOR, TWO, MODEL)}, DqnConfig(n_step=3))
     with pytest.raises(ValueError, match="set n_step = 1"):
         Discriminator(dqn, own)
+    dqn = Dqn({"default": partial(QNetwork, VECTOR, TWO, MODEL)}, DqnConfig(n_step=1, gamma=0.0))
+    with pytest.raises(ValueError, match=r"imitation with gamma = 0: .*; set gamma above 0"):
+        Discriminator(dqn, own)
     other = {"default": partial(ActorCritic, spaces.Box(-1, 1, (4,), np.float32), TWO, MODEL)}
     with pytest.raises(DatasetError, match="have observations in Box"):
         Discriminator(Impala(other, ImpalaConfig()), own)

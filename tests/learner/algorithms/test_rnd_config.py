@@ -45,6 +45,13 @@ def test_summed_rewards_of_several_kept_steps_are_refused() -> None:
     Rnd(Dqn(make, DqnConfig(n_step=1)))
 
 
+def test_kept_steps_that_all_look_like_ends_are_refused() -> None:
+    make = {"default": partial(QNetwork, VECTOR, TWO, {})}
+    with pytest.raises(ValueError, match=r"intrinsic with gamma = 0: .*; set gamma above 0"):
+        Rnd(Dqn(make, DqnConfig(n_step=1, gamma=0.0)))
+    Rnd(Impala(ACTING, ImpalaConfig(gamma=0.0)))  # it knows ends by themselves
+
+
 def test_whole_rows_that_are_kept_may_have_summed_rewards() -> None:
     model = {"recurrent": "gru", "recurrent_size": 8}
     make = {"default": partial(QNetwork, VECTOR, TWO, model)}

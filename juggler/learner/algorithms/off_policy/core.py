@@ -117,6 +117,11 @@ class OffPolicyCore(TargetNetworkCore, ABC):
                 f"{self.name} keeps the first action and the last observation alone, and each step "
                 "needs a reward of its own; set n_step = 1"
             )
+        if self.config.gamma == 0:
+            raise ValueError(
+                f"{table} with gamma = 0: {self.name} keeps no other sign of a step that ends "
+                "its episode than a discount of 0, which all have then; set gamma above 0"
+            )
 
     def data_source(self, seed: int = 0) -> DataSource:
         config = self.config
