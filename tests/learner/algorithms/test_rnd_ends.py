@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -101,3 +102,19 @@ def test_a_sample_in_which_every_step_terminates_is_learned_from(make_batch: Mak
         metrics = fetch_metrics(output.metrics)["default"]
         assert metrics["novelty"] == metrics["intrinsic_reward"] == 0.0, name
         assert all(np.isfinite(list(metrics.values()))), name
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_what_stands_behind_a_row_that_terminated_makes_no_difference(
+    make_batch: MakeBatch, name: str
+) -> None:
+    """Nobody need know it: a simulator whose agent pauses then shows nothing at all."""
+    ends = np.zeros((3, 5), np.bool_)
+    ends[:, -1] = True
+    batch = make_batch(3, 5, ends=0.0, terminated=ends)
+    core = Rnd(INNER[name](), IntrinsicConfig(features=4, model=MODEL))
+    columns = collate([batch])
+    others = {**columns, "last_observations": columns["last_observations"] + 3.0}
+    one, other = (core.step(core.init(0), {"default": each}) for each in (columns, others))
+    torch.testing.assert_close(one.state, other.state, rtol=0, atol=0)
+    assert fetch_metrics(one.metrics) == fetch_metrics(other.metrics)
