@@ -246,7 +246,7 @@ def targets_of(core: Rnd, state: Any, columns: Columns) -> torch.Tensor:
 
     core._with_bonus = noting  # type: ignore[method-assign]
     core.learned(state, {"default": columns}, ALONE)
-    return found[0][columns["live"]]
+    return found[0].values[columns["live"]]
 
 
 def visits(observation: float, rows: int = 8, steps: int = 16) -> Sample:

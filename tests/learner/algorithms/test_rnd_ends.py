@@ -17,11 +17,13 @@ from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.sampler import Sampler
 from juggler.learner.algorithms.dqn.config import DqnConfig
 from juggler.learner.algorithms.dqn.core import Dqn
+from juggler.learner.algorithms.impala.config import ImpalaConfig
+from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.intrinsic.rnd import Rnd
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.core.gradient_core import GradientCore
-from juggler.learner.core.learner_core import Columns
+from juggler.learner.core.learner_core import ALONE, Columns
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.transitions import rows_of_transitions
 from juggler.learner.data.collate import collate
@@ -118,3 +120,15 @@ def test_what_stands_behind_a_row_that_terminated_makes_no_difference(
     one, other = (core.step(core.init(0), {"default": each}) for each in (columns, others))
     torch.testing.assert_close(one.state, other.state, rtol=0, atol=0)
     assert fetch_metrics(one.metrics) == fetch_metrics(other.metrics)
+
+
+def test_nothing_is_aimed_at_in_a_burn_in(make_batch: MakeBatch) -> None:
+    model = {**MODEL, "recurrent": "gru", "recurrent_size": 4}
+    make = {"default": partial(ActorCritic, VECTOR, TWO, model)}
+    core = Rnd(Impala(make, ImpalaConfig(burn_in=3)), IntrinsicConfig(features=4, model=MODEL))
+    offsets = np.full(2, 7, np.int32)  # both rows go on with an episode from before
+    states = {"module": {"hidden": np.zeros((2, 4), np.float32)}}
+    batch = make_batch(2, 3, ends=0.0, segment_offsets=offsets, states=states)
+    metrics = core.learned(core.init(0), {"default": collate([batch])}, ALONE)[2]["default"]
+    assert float(metrics["intrinsic_value_loss"]) == 0.0
+    assert float(metrics["predictor_loss"]) > 0.0

@@ -182,9 +182,9 @@ class Rnd(AroundCore):
         seen: _Seen,
         everything: Any,
         rewards: Tensor,
-    ) -> tuple[Columns, Tensor | None]:
-        """The columns with the bonus for these intrinsic rewards [N, T], and the targets [N, T] of
-        their value function, if they have one."""
+    ) -> tuple[Columns, _Targets | None]:
+        """The columns with the bonus for these intrinsic rewards [N, T], and the targets of their
+        value function, if they have one."""
         weight = self.own.coefficient
         if self._estimator is None:
             bonus = weight * rewards / self.config.reward_scale  # [N, T]
@@ -205,7 +205,8 @@ class Rnd(AroundCore):
             stream.packed(log_ratios),
         )
         advantages = weight * stream.unpacked(estimates.advantages)  # [N, T]
-        return {**columns, EXTRA_ADVANTAGES: advantages}, stream.unpacked(estimates.targets)
+        targets = _Targets(stream.unpacked(estimates.targets), live)
+        return {**columns, EXTRA_ADVANTAGES: advantages}, targets
 
     def _trained(
         self,
@@ -213,7 +214,7 @@ class Rnd(AroundCore):
         own: dict[str, Any],
         everything: Any,
         seen: _Seen | None,
-        targets: Tensor | None,
+        targets: _Targets | None,
         seam: Seam,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The state after steps of the optimizer, as many as the algorithm makes of a sample, and
@@ -241,12 +242,11 @@ class Rnd(AroundCore):
         own: dict[str, Any],
         everything: Any,
         seen: _Seen,
-        targets: Tensor | None,
+        targets: _Targets | None,
         part: Tensor,
     ) -> list[LossSum]:
         """On these of the N T steps: the loss of the predictor, and that of the values."""
         networks = explorer.networks
-        live = seen.live.flatten()[part]  # [B]
         after = tree_map(lambda x: x[seen.after.flatten()[part]], everything)  # [B, ...]
         share = self.own.predictor_share
         known = seen.known.flatten()[part]  # [B]
@@ -259,7 +259,7 @@ class Rnd(AroundCore):
         losses = [networks.loss_sum(own, errors, counted.sum())]
         if targets is not None:
             before = tree_map(lambda x: x[seen.before.flatten()[part]], everything)  # [B, ...]
-            aims = targets.flatten()[part]  # [B]
+            aims, live = (x.flatten()[part] for x in targets)  # [B] both
 
             def squares(trained: Tensor) -> Tensor:
                 apart = aims - networks(own, trained, before, "values")  # [B]
@@ -267,6 +267,13 @@ class Rnd(AroundCore):
 
             losses.append(networks.loss_sum(own, squares, live.sum()))
         return losses
+
+
+class _Targets(NamedTuple):
+    """What the value function of intrinsic rewards is to learn."""
+
+    values: Tensor  # [N, T]
+    live: Tensor  # [N, T] bool: the steps to learn from, without those of a burn-in
 
 
 class _Seen(NamedTuple):
