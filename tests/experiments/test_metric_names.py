@@ -26,7 +26,7 @@ RND = {"intrinsic": {"kind": "rnd"}}
         ("appo", {"target_kl": 0.01}),
         ("impala", {"replay_share": 0.5, **RND}),
         ("ppo", {"target_kl": 0.01, **RND}),
-        ("dqn", {"optimizers": {"layers": {"parameters": ["*weight"]}}, **RND}),
+        ("dqn", {"n_step": 1, "optimizers": {"layers": {"parameters": ["*weight"]}}, **RND}),
     ],
 )
 def test_a_learner_has_the_metrics_that_its_configuration_names(

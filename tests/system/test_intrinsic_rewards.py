@@ -16,7 +16,7 @@ SETTINGS: dict[str, tuple[object, ...]] = {
         *("--lr", 0.003, "--gamma", 0.97, "--entropy-coefficient", 0.003, "--connectors", "{}"),
         *("--model", '{"hidden_sizes": [64]}'),
     ),
-    "dqn": (),
+    "dqn": ("--n-step", 1),
 }
 COEFFICIENTS = {"impala": 0.3, "dqn": 0.1}
 GAMMAS = {"impala": 0.97, "dqn": 0.99}
@@ -54,7 +54,7 @@ def test_a_treasure_in_the_deep_sea_is_found_by_what_is_new_alone(
     [
         pytest.param(("impala",), marks=pytest.mark.long),
         ("ppo", "--num-learners", 2),
-        ("dqn",),
+        ("dqn", "--n-step", 1),
     ],
 )
 def test_a_run_goes_on_with_what_it_knows(place: Place, options: tuple[object, ...]) -> None:

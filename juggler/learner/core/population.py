@@ -73,8 +73,10 @@ class Population(LearnerCore[PopulationState]):
         """
         if not isinstance(core, GradientCore):
             raise ValueError(
-                f"{core.name} ({type(core).__name__}) cannot be in a population: it is "
-                "not a GradientCore. If it wraps another core, wrap the population with it instead"
+                f"{core.name} ({type(core).__name__}) cannot be in a population: it is not a "
+                "GradientCore. Give the population the algorithm alone. A core around another one "
+                "goes around the population, if it can be around any core; Rnd and Discriminator "
+                "cannot"
             )
         given = {key: list(values) for key, values in (hyperparameters or {}).items()}
         for key, values in given.items():

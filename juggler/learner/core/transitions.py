@@ -34,12 +34,7 @@ def transitions(columns: Columns, n: int, gamma: float) -> Transitions:
         gamma: discount of the reward one step later.
     """
     rewards, live = columns[c.REWARDS], columns[c.LIVE]  # [N, T]
-    rows, steps = live.shape
-    place = torch.arange(rows * steps, device=live.device).view(rows, steps)  # [N, T]
-    behind = rows * steps + torch.arange(rows, device=live.device)  # [N]
-    following = torch.cat([place[:, 1:], behind.unsqueeze(1)], 1)  # [N, T]
-    finals = rows * steps + rows + torch.arange(len(columns[c.FINAL_ROWS]), device=live.device)
-    following = following.index_put((columns[c.FINAL_ROWS], columns[c.FINAL_STEPS]), finals)
+    place = torch.arange(live.numel(), device=live.device).view(live.shape)  # [N, T]
     over = columns[c.TERMINATED] | columns[c.TRUNCATED]  # [N, T]
     going_on = live & ~over  # [N, T] the next step is of the same episode, if it is in the row
     sums, discounts, last = rewards, torch.full_like(rewards, gamma), place  # [N, T]
@@ -51,8 +46,29 @@ def transitions(columns: Columns, n: int, gamma: float) -> Transitions:
         last = torch.where(reaches, place + ahead, last)
         reaches = reaches & _ahead(going_on, ahead)
     terminated = columns[c.TERMINATED].flatten()[last]  # [N, T]
-    after = following.flatten()[last]  # [N, T]
+    after = following(columns).flatten()[last]  # [N, T]
     return Transitions(sums, torch.where(terminated, 0.0, discounts), after, last)
+
+
+def following(columns: Columns) -> Tensor:
+    """The indices in `all_observations` of the observation after each step [N, T], int64.
+
+    What an episode terminated with is in no batch: there it is any other one.
+    """
+    live = columns[c.LIVE]  # [N, T]
+    rows, steps = live.shape
+    inside = torch.arange(rows * steps, device=live.device).view(rows, steps)  # [N, T]
+    behind = rows * steps + torch.arange(rows, device=live.device)  # [N]
+    after = torch.cat([inside[:, 1:], behind.unsqueeze(1)], 1)  # [N, T]
+    finals = rows * steps + rows + torch.arange(len(columns[c.FINAL_ROWS]), device=live.device)
+    return after.index_put((columns[c.FINAL_ROWS], columns[c.FINAL_STEPS]), finals)
+
+
+def terminated(columns: Columns) -> Tensor:
+    """Which live steps end an episode for good [N, T], also of drawn transitions."""
+    ends = columns[DISCOUNTS] == 0 if DISCOUNTS in columns else columns[c.TERMINATED]  # [N, T]
+    found: Tensor = ends & columns[c.LIVE]  # [N, T]
+    return found
 
 
 def rows_of_transitions(columns: Columns, n: int, gamma: float) -> dict[str, Any]:

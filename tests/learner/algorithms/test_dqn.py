@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.float64 import Doubled
 
 from juggler.learner.algorithms.dqn.config import DqnConfig
 from juggler.learner.algorithms.dqn.core import Dqn
@@ -37,15 +38,13 @@ def make_core(module: Any = QNetwork, model: dict[str, Any] | None = None, **con
     return Dqn({"default": make}, DqnConfig(**config))
 
 
-def slow_values(core: Dqn, parameters: torch.Tensor, observation: torch.Tensor) -> np.ndarray:
-    """Q(x, ·) [2] by the module itself, for one observation."""
-    module, rest = QNetwork(VECTOR, TWO, {"hidden_sizes": [8]}), parameters
-    for parameter in module.parameters():
-        parameter.data = rest[: parameter.numel()].view_as(parameter)
-        rest = rest[parameter.numel() :]
+def slow_values(parameters: torch.Tensor, observation: torch.Tensor) -> np.ndarray:
+    """Q(x, ·) [2] by the module itself in float64, for one observation."""
+    module = Doubled(QNetwork(VECTOR, TWO, {"hidden_sizes": [8]}), parameters)
     with torch.no_grad():
-        outputs = module.forward_train({"observations": observation[None]})
-    values: np.ndarray = outputs["action_dist_inputs"][0].double().numpy()
+        values: np.ndarray = module({"observations": observation[None]})["action_dist_inputs"][
+            0
+        ].numpy()
     return values
 
 
@@ -65,19 +64,19 @@ def test_the_loss_is_hubers_of_the_errors_of_n_step_targets(
     costs, errors = [], np.zeros((4, 6))
     for n, t in zip(*np.nonzero(columns["live"].numpy()), strict=True):
         after = seen[found.after[n, t]]
-        by_target = slow_values(core, target, after)
-        chooser = slow_values(core, own, after) if double else by_target
+        by_target = slow_values(target, after)
+        chooser = slow_values(own, after) if double else by_target
         goal = 0.7 * float(found.rewards[n, t])
         goal += float(found.discounts[n, t]) * by_target[chooser.argmax()]
-        values = slow_values(core, own, columns["observations"][n, t])
+        values = slow_values(own, columns["observations"][n, t])
         error = abs(goal - values[int(columns["actions"][n, t])])
         costs.append(float(weights[n]) * (error**2 / 2 if error < 1 else error - 0.5))
         errors[n, t] = error
     _, aux = core.grads(state, {"default": columns})
     loss = float(aux[group_id].metrics["default"]["value_loss"])
-    assert loss == pytest.approx(np.mean(costs), rel=1e-4)
+    assert loss == pytest.approx(np.mean(costs), rel=1e-5)
     priorities = aux[group_id].priorities["default"].numpy()
-    np.testing.assert_allclose(priorities, errors.max(1), rtol=1e-4)
+    np.testing.assert_allclose(priorities, errors.max(1), rtol=1e-5)
 
 
 def slow_projection(
@@ -101,14 +100,10 @@ ATOMS: dict[str, Any] = {"hidden_sizes": [8], "atoms": 11, "v_min": -2.0, "v_max
 
 
 def slow_logits(parameters: torch.Tensor, observation: torch.Tensor) -> np.ndarray:
-    """The logits [2, K] by the module itself, for one observation."""
-    module, at = QNetwork(VECTOR, TWO, ATOMS), 0
-    for parameter in module.parameters():
-        parameter.data = parameters[at : at + parameter.numel()].view_as(parameter)
-        at += parameter.numel()
+    """The logits [2, K] by the module itself in float64, for one observation."""
+    module = Doubled(QNetwork(VECTOR, TWO, ATOMS), parameters)
     with torch.no_grad():
-        outputs = module.forward_train({"observations": observation[None]})
-    logits: np.ndarray = outputs["return_logits"][0].double().numpy()
+        logits: np.ndarray = module({"observations": observation[None]})["return_logits"][0].numpy()
     return logits
 
 
@@ -144,9 +139,9 @@ def test_with_atoms_the_loss_is_the_cross_entropy_with_projected_returns(
         surprises[n, t] = (goal[some] * np.log(goal[some] / now[some])).sum()
     _, aux = core.grads(state, {"default": columns})
     loss = float(aux[group_id].metrics["default"]["value_loss"])
-    assert loss == pytest.approx(costs.sum() / columns["live"].sum().item(), rel=1e-4)
+    assert loss == pytest.approx(costs.sum() / columns["live"].sum().item(), rel=1e-5)
     priorities = aux[group_id].priorities["default"].numpy()
-    np.testing.assert_allclose(priorities, surprises.max(1), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(priorities, surprises.max(1), rtol=1e-5, atol=1e-7)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

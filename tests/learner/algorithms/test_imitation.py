@@ -30,9 +30,12 @@ from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
+from juggler.learner.algorithms.r2d2.config import R2d2Config
+from juggler.learner.algorithms.r2d2.core import R2d2
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import ALONE, Columns
+from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.transitions import rows_of_transitions
 from juggler.learner.data.collate import collate
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS
@@ -310,11 +313,26 @@ def test_what_cannot_imitate_says_so(own: ImitationConfig, shown: str) -> None:
     dqn = Dqn({"default": partial(QNetwork, VECTOR, TWO, MODEL)}, DqnConfig(n_step=3))
     with pytest.raises(ValueError, match="set n_step = 1"):
         Discriminator(dqn, own)
+    dqn = Dqn({"default": partial(QNetwork, VECTOR, TWO, MODEL)}, DqnConfig(n_step=1, gamma=0.0))
+    with pytest.raises(ValueError, match=r"imitation with gamma = 0: .*; set gamma above 0"):
+        Discriminator(dqn, own)
     other = {"default": partial(ActorCritic, spaces.Box(-1, 1, (4,), np.float32), TWO, MODEL)}
     with pytest.raises(DatasetError, match="have observations in Box"):
         Discriminator(Impala(other, ImpalaConfig()), own)
     with pytest.raises(DatasetError, match="there is no data set 'nowhere'"):
         Discriminator(make_inner("impala"), replace(own, demonstrations="nowhere"))
+
+
+def test_whole_rows_that_are_kept_may_have_summed_rewards_of_a_discriminator(
+    make_batch: MakeBatch, own: ImitationConfig
+) -> None:
+    model = {**MODEL, "recurrent": "gru", "recurrent_size": 8}
+    inner = R2d2({"default": partial(QNetwork, VECTOR, TWO, model)}, R2d2Config(n_step=3))
+    core = Discriminator(inner, own)
+    state, columns = changed_state(core), collate([make_batch(4, 9, seed=1)])
+    columns["states"] = {"module": {"hidden": torch.zeros(4, 8)}}
+    output = core.step(state, {"default": columns})
+    assert np.isfinite(list(fetch_metrics(output.metrics)["default"].values())).all()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.float64 import Doubled
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.learner.algorithms.iql.config import IqlConfig
@@ -45,30 +46,26 @@ def columns_of(make_batch: MakeBatch, space: spaces.Space[Any]) -> Columns:
 
 
 class Slow:
-    """The module itself with some parameters, one observation at a time."""
+    """The module itself with some parameters in float64, one observation at a time."""
 
     def __init__(self, space: spaces.Space[Any], parameters: torch.Tensor) -> None:
-        self.module, rest = ImplicitActorCritic(VECTOR, space, MODEL), parameters
-        for parameter in self.module.parameters():
-            parameter.data = rest[: parameter.numel()].view_as(parameter)
-            rest = rest[parameter.numel() :]
+        self.module = Doubled(ImplicitActorCritic(VECTOR, space, MODEL), parameters)
+
+    def outputs(self, **batch: torch.Tensor) -> dict[str, torch.Tensor]:
+        with torch.no_grad():
+            return self.module({name: x[None] for name, x in batch.items()})
 
     def value(self, observation: torch.Tensor) -> float:
-        with torch.no_grad():
-            return float(self.module.forward_train({"observations": observation[None]})["values"])
+        return float(self.outputs(observations=observation)["values"])
 
     def logp(self, observation: torch.Tensor, action: torch.Tensor) -> float:
-        with torch.no_grad():
-            outputs = self.module.forward_train({"observations": observation[None]})
-        policy = self.module.action_distribution()(outputs["action_dist_inputs"])
-        return float(policy.log_prob(action[None]))
+        inputs = self.outputs(observations=observation)["action_dist_inputs"]
+        return float(self.module.module.action_distribution()(inputs).log_prob(action[None]))
 
     def critics(self, observation: torch.Tensor, action: torch.Tensor) -> np.ndarray:
-        batch = {"observations": observation[None], "actions": action[None]}
-        with torch.no_grad():
-            values = self.module.forward_train(batch)["q_values"][0]  # [2], or [2, n]
-        own = values if values.ndim == 1 else values[:, int(action)]
-        found: np.ndarray = own.double().numpy()
+        values = self.outputs(observations=observation, actions=action)["q_values"][0]
+        own = values if values.ndim == 1 else values[:, int(action)]  # [2], or [2, n]
+        found: np.ndarray = own.numpy()
         return found
 
 
@@ -97,11 +94,11 @@ def test_the_losses_are_those_of_the_paper(make_batch: MakeBatch, kind: str) -> 
         policy.append(-weight * min(np.exp(BETA * gain), 100.0) * own.logp(x, action))
     _, aux = core.grads(state, {"default": columns})
     metrics = {name: float(x) for name, x in aux["default"].metrics["default"].items()}
-    assert metrics["value_loss"] == pytest.approx(np.mean(value), rel=1e-4)
-    assert metrics["critic_loss"] == pytest.approx(np.mean(critic), rel=1e-4)
-    assert metrics["policy_loss"] == pytest.approx(np.mean(policy), rel=1e-4)
+    assert metrics["value_loss"] == pytest.approx(np.mean(value), rel=1e-5)
+    assert metrics["critic_loss"] == pytest.approx(np.mean(critic), rel=1e-5)
+    assert metrics["policy_loss"] == pytest.approx(np.mean(policy), rel=1e-5)
     priorities = aux["default"].priorities["default"]
-    np.testing.assert_allclose(priorities, surprises.max(1), rtol=1e-4)
+    np.testing.assert_allclose(priorities, surprises.max(1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", SPACES)

@@ -54,7 +54,7 @@ INNER: dict[str, Callable[[], GradientCore]] = {
         PpoConfig(gamma=0.95, lambda_=0.8, minibatches=1, epochs=1),
     ),
     "dqn": lambda: Dqn(
-        {"default": partial(QNetwork, VECTOR, TWO, MODEL)}, DqnConfig(reward_scale=0.5)
+        {"default": partial(QNetwork, VECTOR, TWO, MODEL)}, DqnConfig(n_step=1, reward_scale=0.5)
     ),
 }
 
@@ -73,10 +73,13 @@ def networks_of(own: dict[str, Any], *, with_values: bool) -> Networks:
     return networks
 
 
-def led_to(columns: Columns) -> torch.Tensor:
-    """The observation that each step led to [N, T, 4]."""
-    last = columns["last_observations"].unsqueeze(1)
-    return torch.cat([columns["observations"][:, 1:], last], 1)
+def led_to(columns: Columns) -> tuple[torch.Tensor, torch.Tensor]:
+    """The observation that each step led to [N, T, 4], and where it is known [N, T]."""
+    after = torch.cat([columns["observations"][:, 1:], columns["last_observations"][:, None]], 1)
+    ends = zip(columns["final_rows"], columns["final_steps"], strict=True)
+    for (n, t), final in zip(ends, columns["final_observations"], strict=True):
+        after[n, t] = final
+    return after, columns["live"] & ~columns["terminated"]
 
 
 class Slow:
@@ -89,12 +92,13 @@ class Slow:
 
     def rewards(self, own: dict[str, Any], columns: Columns) -> np.ndarray:
         """Intrinsic rewards [N, T], with the networks before this sample."""
-        after, live = led_to(columns).numpy().astype(np.float64), columns["live"].numpy()
-        self.seen += list(after[live])
+        after, known = (each.numpy() for each in led_to(columns))
+        after, live = after.astype(np.float64), columns["live"].numpy()
+        self.seen += list(after[known])
         self.mean, self.deviation = np.mean(self.seen, 0), np.std(self.seen, 0)
         self.networks = networks_of(own, with_values=self.with_values)
         errors = np.zeros(live.shape)
-        for n, t in zip(*np.nonzero(live), strict=True):
+        for n, t in zip(*np.nonzero(known), strict=True):
             x = self.normalized(after[n, t])
             with torch.no_grad():
                 apart = self.networks.predictor(x) - self.networks.target(x)
@@ -156,7 +160,9 @@ def test_intrinsic_advantages_are_of_a_return_that_never_ends(
     for n in range(len(live)):
         steps = np.flatnonzero(live[n])
         values = [slow.value(columns["observations"][n, t]) for t in steps]
-        values.append(slow.value(columns["last_observations"][n]))
+        t = steps[-1]
+        ended = bool(columns["terminated"][n, t])
+        values.append(values[-1] if ended else slow.value(led_to(columns)[0][n, t]))
         correction = 0.0  # v - V of the next live step
         for place in reversed(range(len(steps))):
             t = steps[place]
@@ -197,7 +203,8 @@ def test_predictor_and_values_take_one_step_of_adam(make_batch: MakeBatch, name:
     (columns,) = samples_of(make_batch, 1)
     slow.rewards(state["own"]["default"], columns)
     networks, live = slow.networks, columns["live"]
-    after = torch.cat([slow.normalized(x.double().numpy()) for x in led_to(columns)[live]])
+    after, known = led_to(columns)
+    after = torch.cat([slow.normalized(x.double().numpy()) for x in after[known]])
     errors = (networks.predictor(after) - networks.target(after).detach()).square().mean(-1)
     total = errors.mean()
     if name != "dqn":
@@ -239,7 +246,7 @@ def targets_of(core: Rnd, state: Any, columns: Columns) -> torch.Tensor:
 
     core._with_bonus = noting  # type: ignore[method-assign]
     core.learned(state, {"default": columns}, ALONE)
-    return found[0][columns["live"]]
+    return found[0].values[columns["live"]]
 
 
 def visits(observation: float, rows: int = 8, steps: int = 16) -> Sample:
@@ -304,12 +311,14 @@ def test_drawn_transitions_have_the_bonus_of_what_they_led_to(make_batch: MakeBa
     own = core.learned(state, {"default": rows}, ALONE)[0]["default"]
     (observed,) = own["observed"].values()
     mean, m2 = observed["mean"], observed["m2"]
-    after = rows["last_observations"]  # [M, 4]
-    np.testing.assert_allclose(mean.numpy(), after.double().mean(0).numpy(), rtol=1e-5)
-    deviation = (m2 / len(after)).sqrt()  # [4]
+    after, known = rows["last_observations"], rows["discounts"][:, 0] > 0  # [M, 4], [M]
+    assert 0 < known.float().mean() < 1, "a case worth its name"
+    np.testing.assert_allclose(mean.numpy(), after[known].double().mean(0).numpy(), rtol=1e-5)
+    deviation = (m2 / known.sum()).sqrt()  # [4]
     x = ((after - mean) / deviation).clamp(-OWN.clip, OWN.clip).float()
     networks = networks_of(state["own"]["default"], with_values=False)
     errors = functional_call(networks, {}, (x, "errors")).detach().double()  # [M]
+    errors[~known] = 0.0
     expected = 0.7 * errors / errors.std(unbiased=False) / 0.5
     np.testing.assert_allclose(bonus.double().numpy(), expected.numpy(), rtol=1e-3, atol=1e-4)
 

@@ -17,6 +17,8 @@ from juggler.learner.algorithms.dqn.core import Dqn
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.intrinsic.rnd import Rnd
+from juggler.learner.algorithms.r2d2.config import R2d2Config
+from juggler.learner.algorithms.r2d2.core import R2d2
 from juggler.learner.core.population import Population
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.q_network import QNetwork
@@ -36,11 +38,36 @@ def test_bc_refuses_it_with_a_sentence() -> None:
         )
 
 
+def test_summed_rewards_of_several_kept_steps_are_refused() -> None:
+    make = {"default": partial(QNetwork, VECTOR, TWO, {})}
+    with pytest.raises(ValueError, match=r"intrinsic with n_step = 3: .*; set n_step = 1"):
+        Rnd(Dqn(make, DqnConfig()))
+    Rnd(Dqn(make, DqnConfig(n_step=1)))
+
+
+def test_kept_steps_that_all_look_like_ends_are_refused() -> None:
+    make = {"default": partial(QNetwork, VECTOR, TWO, {})}
+    with pytest.raises(ValueError, match=r"intrinsic with gamma = 0: .*; set gamma above 0"):
+        Rnd(Dqn(make, DqnConfig(n_step=1, gamma=0.0)))
+    Rnd(Impala(ACTING, ImpalaConfig(gamma=0.0)))  # it knows ends by themselves
+
+
+def test_whole_rows_that_are_kept_may_have_summed_rewards() -> None:
+    model = {"recurrent": "gru", "recurrent_size": 8}
+    make = {"default": partial(QNetwork, VECTOR, TWO, model)}
+    assert Rnd(R2d2(make, R2d2Config())).config.n_step > 1
+
+
 def test_what_cannot_be_explored_with_says_so() -> None:
     with pytest.raises(ValueError, match="are for a GradientCore, and population of impala"):
         Rnd(Population(Impala(ACTING, ImpalaConfig()), size=2))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"Put juggler\.Rnd\(core"):
         Impala(ACTING, ImpalaConfig(intrinsic={"kind": "rnd"}))
+
+
+def test_a_population_of_curious_learners_is_refused_without_a_way_that_is_refused_too() -> None:
+    with pytest.raises(ValueError, match=r"the algorithm alone.*; Rnd and Discriminator cannot"):
+        Population(Rnd(Impala(ACTING, ImpalaConfig())), size=2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -71,6 +98,6 @@ def test_modules_may_differ_in_it() -> None:
 
 
 def test_a_module_cannot_have_the_name_of_what_is_kept_beside_it_in_checkpoints() -> None:
-    inner = Dqn({"rnd": partial(QNetwork, VECTOR, TWO, {})}, DqnConfig())
+    inner = Dqn({"rnd": partial(QNetwork, VECTOR, TWO, {})}, DqnConfig(n_step=1))
     with pytest.raises(ValueError, match="module 'rnd': checkpoints use this name for what Rnd k"):
         Rnd(inner)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.float64 import Doubled
 from support.states import copied
 
 from juggler.learner.algorithms.sac.config import SacConfig
@@ -57,23 +58,13 @@ def rows(actions: Any, count: int = 6) -> dict[str, Any]:
     }
 
 
-def module_with(core: Sac, parameters: torch.Tensor, actions: Any) -> SoftActorCritic:
-    """A module with these parameters."""
-    module = SoftActorCritic(VECTOR, actions, SMALL)
-    (group,) = core.groups.values()
-    with torch.no_grad():
-        for name, value in group.named(parameters).items():
-            module.get_parameter(name).copy_(value)
-    return module
-
-
 def box_policy(
-    module: SoftActorCritic, seen: torch.Tensor, noise: torch.Tensor
+    module: Doubled, seen: torch.Tensor, noise: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Actions [B, 2] and log-probabilities [B], of the formulas."""
-    mean, log_std = module.forward_train({"observations": seen})["action_dist_inputs"].chunk(2, -1)
+    mean, log_std = module({"observations": seen})["action_dist_inputs"].chunk(2, -1)
     u = mean + log_std.exp() * noise
-    low, width = torch.from_numpy(BOX.low), torch.from_numpy(BOX.high - BOX.low)
+    low, width = (torch.from_numpy(x).double() for x in (BOX.low, BOX.high - BOX.low))
     normal = torch.distributions.Normal(mean, log_std.exp())
     slopes = 1 - torch.tanh(u) ** 2  # of actions between -1 and 1
     actions = low + width * (1 + torch.tanh(u)) / 2
@@ -83,25 +74,27 @@ def box_policy(
 def expected(
     core: Sac, state: Any, sample: dict[str, Any], actions: Any, temperature: float
 ) -> tuple[dict[str, float], dict[str, torch.Tensor], torch.Tensor]:
-    """The parts of the loss, the gradients of all parameters by name, and the priorities [N]."""
+    """The parts of the loss, the gradients of all parameters by name, and the priorities [N], in
+    float64."""
     count = len(sample["live"])
-    module = module_with(core, state["parameters"], actions)
-    target = module_with(core, state["extra"]["target"], actions)
-    noise = torch.zeros((2, count, 2))
+    flat = state["parameters"], state["extra"]["target"]
+    module, target = (Doubled(SoftActorCritic(VECTOR, actions, SMALL), each) for each in flat)
+    noise = torch.zeros((2, count, 2), dtype=torch.float64)
     if actions is BOX:
         key = state["extra"]["key"] ^ content_key(sample["actions"])
-        numbers = uniform(key, (2, count, 2, 2))
+        numbers = uniform(key, (2, count, 2, 2)).double()
         noise = (-2 * numbers[:, :, 0].log()).sqrt() * torch.cos(2 * math.pi * numbers[:, :, 1])
+    sample = {name: x.double() if x.is_floating_point() else x for name, x in sample.items()}
     now, then = sample["observations"][:, 0], sample["last_observations"]
 
-    def soft(critic: SoftActorCritic, seen: torch.Tensor, draw: torch.Tensor) -> Any:
+    def soft(critic: Doubled, seen: torch.Tensor, draw: torch.Tensor) -> Any:
         if actions is THREE:
-            inputs = module.forward_train({"observations": seen})["action_dist_inputs"]
+            inputs = module({"observations": seen})["action_dist_inputs"]
             chances = inputs.softmax(-1)
-            values = critic.forward_train({"observations": seen})["q_values"].amin(1)
+            values = critic({"observations": seen})["q_values"].amin(1)
             return (chances * values).sum(-1), -(chances * chances.log()).sum(-1)
         taken, log_probs = box_policy(module, seen, draw)
-        values = critic.forward_train({"observations": seen, "actions": taken})["q_values"]
+        values = critic({"observations": seen, "actions": taken})["q_values"]
         return values.amin(-1), -log_probs
 
     with torch.no_grad():
@@ -110,20 +103,20 @@ def expected(
         goals = sample["rewards"][:, 0] * core.config.reward_scale
         goals = goals + sample["discounts"][:, 0] * following
     if actions is THREE:
-        every = module.forward_train({"observations": now})["q_values"]
+        every = module({"observations": now})["q_values"]
         values = every[torch.arange(count), :, sample["actions"][:, 0]]
     else:
         given = {"observations": now, "actions": sample["actions"][:, 0]}
-        values = module.forward_train(given)["q_values"]
+        values = module(given)["q_values"]
     errors = goals[:, None] - values  # [N, 2]
     of_values = (sample["importance_weights"] * 0.5 * (errors**2).sum(-1)).mean()
     value, entropy = soft(module, now, noise[1])
     of_policy = -(value + temperature * entropy).mean()
     wanted = 0.5 * math.log(3) if actions is THREE else -2.0
-    of_temperature = module.log_temperature * (entropy.detach() - wanted).mean()
+    of_temperature = module.module.log_temperature * (entropy.detach() - wanted).mean()
     parts = {"critics": of_values, "policy": of_policy, "log_temperature": of_temperature}
     gradients = {}
-    for name, parameter in module.named_parameters():
+    for name, parameter in module.module.named_parameters():
         part = name.partition(".")[0]
         of = parts.get(part, of_policy)
         (gradients[name],) = torch.autograd.grad(of, parameter, retain_graph=True)
@@ -143,14 +136,13 @@ def test_each_part_of_the_loss_trains_its_own_parameters(actions: Any) -> None:
     grads, aux = core.grads(state, {"default": sample})
     losses, gradients, priorities = expected(core, state[group_id], sample, actions, 0.3)
     metrics = aux[group_id].metrics["default"]
-    assert float(metrics["value_loss"]) == pytest.approx(losses["critics"], rel=1e-4)
-    assert float(metrics["policy_loss"]) == pytest.approx(losses["policy"], rel=1e-4)
+    assert float(metrics["value_loss"]) == pytest.approx(losses["critics"], rel=1e-5)
+    assert float(metrics["policy_loss"]) == pytest.approx(losses["policy"], rel=1e-5)
     assert float(metrics["temperature"]) == pytest.approx(0.3)
     for name, gradient in group.named(grads[group_id]).items():
-        torch.testing.assert_close(gradient, gradients[name], rtol=2e-3, atol=1e-5)
-    torch.testing.assert_close(
-        aux[group_id].priorities["default"], priorities, rtol=1e-4, atol=1e-5
-    )
+        torch.testing.assert_close(gradient.double(), gradients[name], rtol=1e-5, atol=1e-7)
+    found = aux[group_id].priorities["default"].double()
+    torch.testing.assert_close(found, priorities, rtol=1e-5, atol=1e-6)
 
 
 def test_a_temperature_that_is_given_stays() -> None:

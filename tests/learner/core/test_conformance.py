@@ -114,8 +114,9 @@ def make_shipped(name: str, model: dict[str, Any], **config: Any) -> GradientCor
     return core
 
 
-def make_inner(name: str, model: dict[str, Any]) -> GradientCore:
-    return make_shipped(name, model, **(FEWER_PASSES if name in ("ppo", "pqn") else {}))
+def make_inner(name: str, model: dict[str, Any], **config: Any) -> GradientCore:
+    fewer = FEWER_PASSES if name in ("ppo", "pqn") else {}
+    return make_shipped(name, model, **fewer, **config)
 
 
 def make_population(name: str) -> Population:
@@ -137,7 +138,8 @@ def make_curious() -> LearnerCore[Any]:
 
 def make_rnd(name: str, model: dict[str, Any] | None = None) -> Rnd:
     own = IntrinsicConfig(model={"hidden_sizes": [8]}, features=4, predictor_share=0.5)
-    return Rnd(make_inner(name, model or {}), own)
+    config = {"n_step": 1} if name == "dqn" else {}
+    return Rnd(make_inner(name, model or {}, **config), own)
 
 
 CORES: dict[str, MakeCore] = {

@@ -40,13 +40,14 @@ from juggler.learner.algorithms.imitation.demonstrations import Demonstrations
 from juggler.learner.algorithms.imitation.gradient_penalty import gradient_penalties
 from juggler.learner.algorithms.imitation.shown import Shown
 from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
+from juggler.learner.algorithms.off_policy.core import OffPolicyCore
 from juggler.learner.core.around_core import AroundCore, AroundState
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import Columns, Metrics, Sample, Seam
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.own_network import LossSum, OwnNetwork
-from juggler.learner.core.transitions import DISCOUNTS
+from juggler.learner.core.transitions import terminated
 from juggler.learner.data.ranked import RANK, Ranked
 from juggler.learner.data.sources import DataSource
 from juggler.learner.imitation_config import ImitationConfig
@@ -123,12 +124,8 @@ class Discriminator(AroundCore):
                 f"a discriminator makes no difference to {inner.name}, which learns nothing from "
                 "rewards: give it the demonstrations as its dataset, and leave out imitation"
             )
-        keeps = isinstance(inner.config, OffPolicyConfig)
-        if isinstance(inner.config, OffPolicyConfig) and inner.config.n_step != 1:
-            raise ValueError(
-                f"imitation with n_step = {inner.config.n_step}: of kept steps, only the first of "
-                "n could be told from demonstrations; set n_step = 1"
-            )
+        if isinstance(inner, OffPolicyCore):
+            inner.must_keep_each_step("imitation")
         if inner.config.gamma >= 1:
             raise ValueError(
                 f"imitation with gamma = {inner.config.gamma}: an absorbing state has no return "
@@ -143,6 +140,7 @@ class Discriminator(AroundCore):
             for module_id, module in inner.modules.items()
         }
         # The same at all learners of a group: a replay gives one minibatch at a time.
+        keeps = isinstance(inner.config, OffPolicyConfig)
         self._minibatches = 1 if keeps else max(1, inner.config.batch_size // config.minibatch_size)
 
     def data_source(self, seed: int = 0) -> DataSource:
@@ -265,13 +263,6 @@ class Discriminator(AroundCore):
             return self.own.gradient_penalty * torch.where(live, penalties, 0.0).sum()  # []
 
         return network.loss_sum(own, total, live.sum())
-
-
-def terminated(columns: Columns) -> Tensor:
-    """Which live steps end an episode for good [N, T], also of drawn transitions."""
-    ends = columns[DISCOUNTS] == 0 if DISCOUNTS in columns else columns[c.TERMINATED]  # [N, T]
-    found: Tensor = ends & columns[c.LIVE]  # [N, T]
-    return found
 
 
 def _negative(logits: Tensor) -> Tensor:

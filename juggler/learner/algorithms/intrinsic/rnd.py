@@ -10,6 +10,9 @@ the observation x' that the step led to, normalized:
 steps up to now. What both networks see is normalized by the mean and the standard deviation of
 observations so far, and clipped. The predictor learns from a share of the steps alone.
 
+A step that terminates its episode has i_t = 0: EnvRunners do not send what they saw there, as
+nothing is ever bootstrapped from it. That of a truncated episode is known.
+
 With a policy and a value function, intrinsic rewards have a value function V_I and a discount of
 their own, and never an end: after an episode, the return goes on in the next one. Their advantages,
 estimated as the algorithm estimates its own, are added to these with a coefficient. Algorithms that
@@ -32,12 +35,15 @@ from juggler.learner.algorithms.actor_critic.core import (
     ActorCriticCore,
 )
 from juggler.learner.algorithms.intrinsic.networks import Explorer
+from juggler.learner.algorithms.off_policy.core import OffPolicyCore
 from juggler.learner.core.around_core import AroundCore, AroundState
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import Columns, Metrics, Sample, Seam
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.own_network import LossSum
+from juggler.learner.core.sequences import all_observations
+from juggler.learner.core.transitions import DISCOUNTS, following, terminated
 from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.runtime.checkpoints.checkpoint import RND
 from juggler.runtime.connectors.recurrence import linear_recurrence
@@ -59,7 +65,7 @@ class Rnd(AroundCore):
             config: the keys of the table `intrinsic`; none: their defaults.
 
         Raises:
-            ValueError: the algorithm does not explore by rewards.
+            ValueError: the algorithm does not explore by rewards, or keeps no single steps.
         """
         if not isinstance(inner, GradientCore):
             raise ValueError(
@@ -71,6 +77,8 @@ class Rnd(AroundCore):
                 f"intrinsic rewards make no difference to {inner.name}, which learns nothing from "
                 "rewards: leave out intrinsic"
             )
+        if isinstance(inner, OffPolicyCore):
+            inner.must_keep_each_step("intrinsic")
         super().__init__(inner)
         self.inner: GradientCore = inner
         self.own = config or IntrinsicConfig()
@@ -135,7 +143,7 @@ class Rnd(AroundCore):
             after[module_id], found = self._trained(explorer, own, everything, seen, targets, seam)
             metrics[module_id] = {
                 "intrinsic_reward": LiveMean(seen.live)(rewards),
-                "novelty": LiveMean(seen.live)(errors),
+                "novelty": LiveMean(seen.known)(errors),
                 **found,
             }
         return after, changed, metrics
@@ -147,19 +155,19 @@ class Rnd(AroundCore):
         if seen is None:
             return {name: _nothing_more(each, seam) for name, each in observed.items()}
         leaves = explorer.leaves(seen.observations)
-        live = seen.live.flatten()  # [N T]
+        known = seen.known.flatten()  # [N T]
         return {
-            name: with_live(observed[name], x[seen.after.flatten()], live, seam.sums)
+            name: with_live(observed[name], x[seen.after.flatten()], known, seam.sums)
             for name, x in leaves.items()
         }
 
     def _errors(
         self, explorer: Explorer, own: dict[str, Any], everything: Any, seen: _Seen
     ) -> Tensor:
-        """The predictor's error at the observation that each step led to [N, T]; 0 where steps are
-        not live."""
+        """The predictor's error at the observation that each step led to [N, T]; 0 where it is not
+        known."""
         errors = explorer.networks.in_chunks(own, everything, "errors")
-        return torch.where(seen.live, errors[seen.after], 0.0)  # [N, T]
+        return torch.where(seen.known, errors[seen.after], 0.0)  # [N, T]
 
     def _scaled(self, own: dict[str, Any], errors: Tensor) -> Tensor:
         return errors * torch.rsqrt(variance(own["returns"]) + _EPSILON).to(errors.dtype)  # [N, T]
@@ -174,9 +182,9 @@ class Rnd(AroundCore):
         seen: _Seen,
         everything: Any,
         rewards: Tensor,
-    ) -> tuple[Columns, Tensor | None]:
-        """The columns with the bonus for these intrinsic rewards [N, T], and the targets [N, T] of
-        their value function, if they have one."""
+    ) -> tuple[Columns, _Targets | None]:
+        """The columns with the bonus for these intrinsic rewards [N, T], and the targets of their
+        value function, if they have one."""
         weight = self.own.coefficient
         if self._estimator is None:
             bonus = weight * rewards / self.config.reward_scale  # [N, T]
@@ -185,7 +193,7 @@ class Rnd(AroundCore):
         values = networks.in_chunks(own, everything, "values")  # [N (T + 1)]
         forward = self.inner.forward(inner, module_id).in_chunks()
         log_ratios, live = self._estimator.log_ratios(forward, columns)  # [N, T] both
-        stream = _Stream.of(live, values[seen.before], values[seen.after[:, -1]])
+        stream = _Stream.of(live, seen, values)
         nothing = torch.zeros_like(live)  # [N, T]: nothing ever ends
         estimates = self._estimator.estimates(
             {
@@ -197,7 +205,8 @@ class Rnd(AroundCore):
             stream.packed(log_ratios),
         )
         advantages = weight * stream.unpacked(estimates.advantages)  # [N, T]
-        return {**columns, EXTRA_ADVANTAGES: advantages}, stream.unpacked(estimates.targets)
+        targets = _Targets(stream.unpacked(estimates.targets), live)
+        return {**columns, EXTRA_ADVANTAGES: advantages}, targets
 
     def _trained(
         self,
@@ -205,7 +214,7 @@ class Rnd(AroundCore):
         own: dict[str, Any],
         everything: Any,
         seen: _Seen | None,
-        targets: Tensor | None,
+        targets: _Targets | None,
         seam: Seam,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The state after steps of the optimizer, as many as the algorithm makes of a sample, and
@@ -233,15 +242,15 @@ class Rnd(AroundCore):
         own: dict[str, Any],
         everything: Any,
         seen: _Seen,
-        targets: Tensor | None,
+        targets: _Targets | None,
         part: Tensor,
     ) -> list[LossSum]:
         """On these of the N T steps: the loss of the predictor, and that of the values."""
         networks = explorer.networks
-        live = seen.live.flatten()[part]  # [B]
         after = tree_map(lambda x: x[seen.after.flatten()[part]], everything)  # [B, ...]
         share = self.own.predictor_share
-        counted = live & (uniform(mixed(own["key"]) ^ 1, (len(part),)) < share)  # [B]
+        known = seen.known.flatten()[part]  # [B]
+        counted = known & (uniform(mixed(own["key"]) ^ 1, (len(part),)) < share)  # [B]
 
         def errors(trained: Tensor) -> Tensor:
             found = networks(own, trained, after, "errors")  # [B]
@@ -250,7 +259,7 @@ class Rnd(AroundCore):
         losses = [networks.loss_sum(own, errors, counted.sum())]
         if targets is not None:
             before = tree_map(lambda x: x[seen.before.flatten()[part]], everything)  # [B, ...]
-            aims = targets.flatten()[part]  # [B]
+            aims, live = (x.flatten()[part] for x in targets)  # [B] both
 
             def squares(trained: Tensor) -> Tensor:
                 apart = aims - networks(own, trained, before, "values")  # [B]
@@ -260,25 +269,36 @@ class Rnd(AroundCore):
         return losses
 
 
+class _Targets(NamedTuple):
+    """What the value function of intrinsic rewards is to learn."""
+
+    values: Tensor  # [N, T]
+    live: Tensor  # [N, T] bool: the steps to learn from, without those of a burn-in
+
+
 class _Seen(NamedTuple):
     """Every observation of a sample once, and where each step's are among them."""
 
-    observations: Any  # [N (T + 1), ...]
+    observations: Any  # [M, ...]
     before: Tensor  # [N, T] int64
-    after: Tensor  # [N, T] int64; of an end within the row, the beginning of the next episode
+    after: Tensor  # [N, T] int64; where it is not known, any other one
     live: Tensor  # [N, T] bool
+    known: Tensor  # [N, T] bool, live steps but those that terminate
 
     @classmethod
     def of(cls, columns: Columns) -> _Seen:
         live = columns[c.LIVE]  # [N, T]
-        n, t = live.shape
-        everything = tree_map(
-            lambda x, last: torch.cat([x, last.unsqueeze(1)], 1).flatten(0, 1),
-            columns[c.OBSERVATIONS],
-            columns[c.LAST_OBSERVATIONS],
-        )  # [N (T + 1), ...]
-        places = torch.arange(n * (t + 1), device=live.device).view(n, t + 1)
-        return cls(everything, places[:, :-1], places[:, 1:], live)
+        before = torch.arange(live.numel(), device=live.device).view(live.shape)  # [N, T]
+        if DISCOUNTS in columns:  # rows of one step each
+            everything = tree_map(
+                lambda x, last: torch.cat([x.flatten(0, 1), last]),
+                columns[c.OBSERVATIONS],
+                columns[c.LAST_OBSERVATIONS],
+            )  # [N + N, ...]
+            after = before + live.numel()  # [N, 1]
+        else:
+            everything, after = all_observations(columns), following(columns)
+        return cls(everything, before, after, live, live & ~terminated(columns))
 
 
 class _Stream(NamedTuple):
@@ -290,19 +310,22 @@ class _Stream(NamedTuple):
     next_values: Tensor  # [N, T]
 
     @classmethod
-    def of(cls, live: Tensor, values: Tensor, last_values: Tensor) -> _Stream:
+    def of(cls, live: Tensor, seen: _Seen, values: Tensor) -> _Stream:
         """Args:
-        live: [N, T] bool
-        values: [N, T], of the observation before each step.
-        last_values: [N], of the observation after each row.
+        live: [N, T] bool, the steps to learn from.
+        seen: of a sample.
+        values: [M], of all its observations.
         """
         order = (~live).to(torch.int8).argsort(dim=1, stable=True)  # [N, T]
         places = torch.arange(live.shape[1], device=live.device)  # [T]
         count = live.sum(1, keepdim=True)  # [N, 1]
-        last = last_values.unsqueeze(1)  # [N, 1]
-        packed = values.gather(1, order)  # [N, T]
-        after = torch.cat([packed[:, 1:], last], 1)  # [N, T]
-        return cls(order, places < count, packed, torch.where(places == count - 1, last, after))
+        # If the last live step terminated, the row may lack the beginning of the next episode, of
+        # which nothing is better known than that the return goes on.
+        after = torch.where(seen.known, seen.after, seen.before)  # [N, T]
+        last = values[after].gather(1, order).gather(1, (count - 1).clamp(min=0))  # [N, 1]
+        packed = values[seen.before].gather(1, order)  # [N, T]
+        behind = torch.cat([packed[:, 1:], last], 1)  # [N, T]
+        return cls(order, places < count, packed, torch.where(places == count - 1, last, behind))
 
     def packed(self, x: Tensor) -> Tensor:
         """Numbers of the steps of a sample [N, T], in the order of the stream."""

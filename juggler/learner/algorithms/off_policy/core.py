@@ -102,6 +102,27 @@ class OffPolicyCore(TargetNetworkCore, ABC):
                     "another algorithm, such as r2d2 or ppo"
                 )
 
+    def must_keep_each_step(self, table: str) -> None:
+        """For a core around this one that gives each step a reward of its own when it is drawn.
+
+        Args:
+            table: the keys of that core.
+
+        Raises:
+            ValueError: what is kept does not tell steps apart, or not those that terminate.
+        """
+        if self.config.n_step != 1:
+            raise ValueError(
+                f"{table} with n_step = {self.config.n_step}: of n steps whose rewards are summed, "
+                f"{self.name} keeps the first action and the last observation alone, and each step "
+                "needs a reward of its own; set n_step = 1"
+            )
+        if self.config.gamma == 0:
+            raise ValueError(
+                f"{table} with gamma = 0: {self.name} keeps no other sign of a step that ends "
+                "its episode than a discount of 0, which all have then; set gamma above 0"
+            )
+
     def data_source(self, seed: int = 0) -> DataSource:
         config = self.config
         return self.replay(partial(rows_of_transitions, n=config.n_step, gamma=config.gamma), seed)
