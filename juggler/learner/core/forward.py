@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from juggler.learner.optim.parameter_group import ParameterGroup
+from juggler.runtime.episodes.columns import COLUMNS
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import Batch, RLModule
 from juggler.runtime.nearest import nearest
@@ -184,9 +185,11 @@ class Forward:
 
 
 class NamedColumns(dict[str, Any]):
-    """Columns that say which ones there are when somebody asks for another one."""
+    """Columns that say which ones there are when somebody asks for one that never is."""
 
     def __missing__(self, name: object) -> Any:
+        if name in COLUMNS:  # a learner says which sample lacks it
+            raise KeyError(name)
         raise KeyError(f"there is no column {name!r}{nearest(name, self)}")
 
 
