@@ -19,7 +19,7 @@ import juggler
 class OneTrunk(juggler.RLModule):
     """A normalized hidden layer of `units` units, and two heads."""
 
-    may_act_in_numpy = True  # what acts depends on observations and parameters alone
+    may_act_in_numpy = True  # acting depends on observations and parameters alone
 
     def __init__(
         self,

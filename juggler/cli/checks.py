@@ -182,7 +182,9 @@ def _open_files() -> Iterator[Finding]:
 
 def _processes() -> Iterator[Finding]:
     """What processes of a run need to end together."""
-    descriptor = os.pidfd_open(os.getpid())
+    from juggler.runtime.actors.orphans import process_descriptor
+
+    descriptor = process_descriptor(os.getpid())
     os.close(descriptor)
     code = "from juggler.runtime.actors.orphans import *; die_with_parent(); take_in_orphans()"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)

@@ -49,18 +49,30 @@ def must_fit_together(
     hosting = Hosting(config, config.module_ids)
     hosted = [hosting.modules_of(index) for index in range(len(on_host))]
     here = {module_id for module_ids in hosted for module_id in module_ids}
-    saved = sum(
-        kept[each] for each in here if getattr(config.of(each).learner, "save_replay", False)
-    )
     must_have_room(
         [
             sum(kept[module_id] for module_id in module_ids)
             for module_ids, is_here in zip(hosted, on_host, strict=True)
             if is_here
         ],
-        # One learner of each module copies its steps for a checkpoint, and the driver takes them.
-        copies=2 * saved,
+        copies=bytes_of_copies(config, {module_id: kept[module_id] for module_id in here}),
     )
+
+
+def bytes_of_copies(config: RunConfig, kept: Mapping[str, float]) -> float:
+    """Bytes of copies of kept steps while a checkpoint is made: one learner of each module whose
+    replay is saved makes one, and the driver takes it.
+
+    Args:
+        config: of the run.
+        kept: bytes of steps that a learner of a module keeps, by module id.
+    """
+    saved = (
+        size
+        for module_id, size in kept.items()
+        if getattr(config.of(module_id).learner, "save_replay", False)
+    )
+    return 2 * sum(saved)
 
 
 def must_have_room(of_processes: Sequence[float], taken: float = 0.0, copies: float = 0.0) -> None:
@@ -88,8 +100,11 @@ def must_have_room(of_processes: Sequence[float], taken: float = 0.0, copies: fl
             f"while a checkpoint is made, {copies / 1e9:.1f} GB are taken by copies of kept steps, "
             "at a learner and at the driver"
         )
-        instead = "set save_replay = false"
+        if total > room:
+            instead += ", and set save_replay = false"
+        else:
+            instead = "set save_replay = false"
     raise ConfigError(
-        f"replay_capacity: {'; '.join(takes)}, and {room / 1e9:.1f} GB of its memory are free for "
-        f"them. Lower it, limit each replay with replay_memory, or {instead}"
+        f"replay_capacity: {'; '.join(takes)}, and {room / 1e9:.1f} GB of this host's memory are "
+        f"free for that. Lower it, limit each replay with replay_memory, or {instead}"
     )

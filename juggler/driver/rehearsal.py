@@ -193,7 +193,7 @@ def _group_of(env: VectorEnvironment) -> AgentGroup:
 
 
 def _groups_by_module(config: RunConfig, groups: Sequence[AgentGroup]) -> dict[str, AgentGroup]:
-    """By id of a module, agents that it plays."""
+    """The agents that each module plays, by the module's id."""
     group_of = {agent: group for group in groups for agent in group.agents}
     played = {id: group_of[agent] for agent, ids in config.played_by.items() for id in ids}
     return {module_id: played.get(module_id, groups[0]) for module_id in config.module_ids}

@@ -51,8 +51,8 @@ class RunClock:
         """Whether a run that is to train for so long has done so; or has waited for its workers for
         as long, and for longer than anything is waited for.
 
-        What came before it had workers to wait for does not count: to import torch alone may take
-        longer, and who runs commands in one process gives all of them the start of that process.
+        Time before it has workers to wait for does not count: importing torch alone may take
+        longer, and a process that runs several commands gives all of them its own start.
         """
         if self.training:
             return self.now().training >= stop_seconds

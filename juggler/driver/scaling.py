@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.core.events import BeginWithFewer, LearnerLeaves
 from juggler.driver.core.group import worker_order
-from juggler.driver.learners_here import must_be_alone, must_have_room
+from juggler.driver.learners_here import bytes_of_copies, must_be_alone, must_have_room
 from juggler.driver.monitoring import ScaleAsked
 from juggler.driver.parts import RunParts
 from juggler.driver.workers.learners import PEER_SILENCE_SECONDS
@@ -136,12 +136,16 @@ def _must_fit(parts: RunParts, learners: Sequence[str]) -> None:
     registry, driver, vitals = parts.registry, parts.config.driver, parts.hub.vitals()
     if all(map(parts.local.is_up, learners)):
         return  # nobody comes
-    sizes, taken = [], 0.0
+    sizes, taken, kept_by = [], 0.0, dict[str, float]()
     for worker_id in learners:
         _, index = worker_order(worker_id)
         device = driver.device_name(index)
-        kept = [registry.kept_bytes.get((device, each), 0) for each in registry.modules_of(index)]
-        sizes.append(float(sum(kept)))
+        kept = {
+            each: float(registry.kept_bytes.get((device, each), 0))
+            for each in registry.modules_of(index)
+        }
+        kept_by |= kept
+        sizes.append(sum(kept.values()))
         if worker_id in vitals:  # at most: the process has other memory, too
-            taken += min(sum(kept), vitals[worker_id].resident_bytes)
-    must_have_room(sizes, taken)
+            taken += min(sizes[-1], vitals[worker_id].resident_bytes)
+    must_have_room(sizes, taken, bytes_of_copies(parts.config, kept_by))

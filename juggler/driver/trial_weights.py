@@ -51,13 +51,12 @@ def must_go_on(
 
 
 def groups_before(config: RunConfig, before: GoesOn) -> dict[str, AgentGroup]:
-    """By id of a module, the spaces of its agents when the run was saved, of those modules that
-    need to know no more."""
+    """By id of a module, the spaces that its agents had when the run was saved. Modules of which
+    the checkpoint has none are missing."""
     found = {}
     for module_id in config.module_ids:
         spaces = before.spaces.get(module_id, {})
-        seen = config.of(module_id).module.critic_sees
-        if {*spaces} >= {"observation", "action"} and seen in (None, "observation"):
+        if {*spaces} >= {"observation", "action"}:
             both = (
                 space_from_message(ParseDict(spaces[side], spaces_pb2.Space()))
                 for side in ("observation", "action")

@@ -64,8 +64,8 @@ def _in_words(told: dict[str, Any]) -> str:
         return "does not say which environment it is of; name it with env = ..."
     kwargs = f" and env_kwargs = {told['env_kwargs']}" if told["env_kwargs"] else ""
     return (
-        f"says that it is of {told['env']}, and no code runs because a data set names it: if you "
-        f"trust it, say env = {told['env']!r}{kwargs} yourself"
+        f"says that it is of {told['env']}, and a run imports no module because a data set names "
+        f"it: if you trust it, say env = {told['env']!r}{kwargs} yourself"
     )
 
 

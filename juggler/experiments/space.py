@@ -201,7 +201,9 @@ def _range(key: str, match: re.Match[str], where: str, run: Mapping[str, Any]) -
         raise ConfigError(f"{where}: the first bound has to be below the second")
     log, step = how == "log", None
     if how and not log:
-        if not re.fullmatch(_NUMBER, how) or not 0 < float(how) <= high - low:
+        if not re.fullmatch(_NUMBER, how) or not (
+            0 < Decimal(how) <= Decimal(match[2]) - Decimal(match[1])
+        ):
             raise ConfigError(
                 f"{where}: after the colon stands log, or a step between two values, not {how!r}"
             )

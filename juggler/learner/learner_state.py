@@ -107,7 +107,8 @@ class LearnerState(GroupMember):
         Raises:
             StateMismatch: it is from another module, optimizer, algorithm or pipeline; nothing has
                 changed.
-            ValueError: the samples that it keeps cannot be kept here; nothing has changed.
+            ValueError: the samples that it keeps cannot be kept here; nothing has changed, unless
+                memory was lacking: then none are kept.
         """
         if extras.get("algorithm") != self.core.name:
             raise StateMismatch(

@@ -51,7 +51,7 @@ def test_the_replays_of_all_learners_of_a_host_are_added_up(
     monkeypatch.setattr(learners_here, "usable_memory", lambda: None)  # the system does not say
     must_fit_together(one, {"default": 1e15}, [True] * 3)
     monkeypatch.setattr(learners_here, "usable_memory", lambda: 0)  # all of it is taken
-    with pytest.raises(ConfigError, match=r"and 0.0 GB of its memory are free"):
+    with pytest.raises(ConfigError, match=r"and 0.0 GB of this host's memory are free"):
         must_fit_together(one, {"default": 1e6}, [True] * 3)
 
 

@@ -20,6 +20,7 @@ LR_BOUNDS = {"low": 1e-4, "high": 1e-2, "step": None, "whole": False}
         ("batch-size", "256..1024:256", Range("batch_size", 256, 1024, False, 256, True)),
         ("batch-size", "256..2048:300", Range("batch_size", 256, 1756, False, 300, True)),
         ("gamma", "0.1..0.95:0.2", Range("gamma", 0.1, 0.9, False, 0.2, False)),
+        ("gamma", "0.1..0.3:0.2", Range("gamma", 0.1, 0.3, False, 0.2, False)),
         ("gamma", "0..1", Range("gamma", 0, 1, False, None, False)),
         ("entropy_coefficient", "0,0.01", Choices("entropy_coefficient", (0, 0.01))),
         ("model.activation", "relu,tanh", Choices("model.activation", ("relu", "tanh"))),

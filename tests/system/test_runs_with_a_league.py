@@ -274,9 +274,9 @@ def test_a_league_whose_players_replay_steps_goes_on_while_workers_are_killed(
     assert run.wait(30) == 130, run.output
     assert_books_balance(run_dir)
     assert summary(run_dir)["restarts"] == 3
-    last = metrics(run_dir)[-1]
-    assert last["modules"].keys() == last["league"]["learning"].keys()
-    assert all(each["replayed_steps"] > 0 for each in last["modules"].values())
+    of_modules = [each for line in metrics(run_dir) for each in line.get("modules", {}).items()]
+    replayed = {player for player, each in of_modules if each.get("replayed_steps", 0) > 0}
+    assert league()["learning"].keys() <= replayed
     place.assert_nothing_is_left()
 
 

@@ -42,7 +42,7 @@ def last_summary(run_dir: Path) -> tuple[dict[str, Any], str]:
     except (ValueError, RecursionError) as error:
         return {}, f"{SUMMARY_FILE} is damaged: {error}"
     if not isinstance(summary, dict):
-        return {}, f"{SUMMARY_FILE} is damaged: it has no object"
+        return {}, f"{SUMMARY_FILE} is damaged: it is no JSON object"
     return summary, ""
 
 

@@ -70,11 +70,11 @@ class Standstill:
         silent = self._by_silent_runner()
         new = [text for name, text in silent.items() if name not in self._silent]
         self._silent = set(silent)
-        hang_seconds = self._config.driver.hang_seconds
+        seconds = self._config.driver.hang_seconds
+        then = "is killed and replaced" if self._parts.only_local else "ends itself"
         return [
             f"{text}. Others are asked for less meanwhile. Are its environments slow, or stuck? An "
-            f"EnvRunner that makes no progress for {hang_seconds:g} s (hang_seconds) is killed and "
-            "replaced"
+            f"EnvRunner that makes no progress for {seconds:g} s (hang_seconds) {then}"
             for text in new
         ]
 

@@ -13,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.naming import EnvironmentFactory, find_environment
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.modules.by_name import SCRIPT
 
 
@@ -27,8 +28,8 @@ def spec_of(config: EnvRunnerConfig, factory: Callable[..., Any] | None) -> EnvS
     if config.gateway or config.is_elsewhere or config.env_wrappers:
         return None
     found = find_environment(config.env) if factory is None else _found_as(config.env, factory)
-    if found is None:
-        return None
+    if found is None or (isinstance(found, type) and not issubclass(found, gymnasium.Env)):
+        return None  # such as a whole vector
     if isinstance(found, EnvSpec):
         spec = copy.deepcopy(found)
     else:
@@ -54,7 +55,7 @@ def _found_as(name: str, factory: Callable[..., Any]) -> EnvironmentFactory | No
         return None
     try:
         return factory if find_environment(name) is factory else None
-    except ValueError:
+    except (ValueError, EnvironmentFailed):
         return None
 
 

@@ -69,8 +69,8 @@ class DeviceGraphs:
             except RuntimeError as error:  # such as memory that is not there
                 _FAILED.add(self._backend)
                 _log.warning(
-                    "operations of an update could not be captured as a graph; from here on no "
-                    "others are in this process, and some updates take longer: %s",
+                    "operations of an update could not be captured as a graph; no others will be "
+                    "captured in this process, and some updates take longer: %s",
                     error,
                 )
                 return outputs, None

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from juggler.learner.optim.parameter_group import ParameterGroup
 from juggler.runtime.episodes.columns import COLUMNS
@@ -191,6 +192,14 @@ class NamedColumns(dict[str, Any]):
         if name in COLUMNS:  # a learner says which sample lacks it
             raise KeyError(name)
         raise KeyError(f"there is no column {name!r}{nearest(name, self)}")
+
+
+# `torch.func` maps over those of a loss as over a dict.
+pytree.register_pytree_node(
+    NamedColumns,
+    lambda columns: (list(columns.values()), list(columns)),
+    lambda values, names: NamedColumns(zip(names, values, strict=True)),
+)
 
 
 #: Observations in one chunk.

@@ -45,9 +45,9 @@ def transitions(columns: Columns, n: int, gamma: float) -> Transitions:
         discounts = torch.where(reaches, gamma ** (ahead + 1), discounts)
         last = torch.where(reaches, place + ahead, last)
         reaches = reaches & _ahead(going_on, ahead)
-    terminated = columns[c.TERMINATED].flatten()[last]  # [N, T]
+    ended = columns[c.TERMINATED].flatten()[last]  # [N, T]
     after = following(columns).flatten()[last]  # [N, T]
-    return Transitions(sums, torch.where(terminated, 0.0, discounts), after, last)
+    return Transitions(sums, torch.where(ended, 0.0, discounts), after, last)
 
 
 def following(columns: Columns) -> Tensor:

@@ -46,7 +46,8 @@ class BatchStore:
         spaces: by id of the modules that this learner trains, (observation space, action space).
         arrived: called for each batch that was taken, in the server's thread.
         capacity: the largest number of batches. Admission keeps a healthy run far below it.
-        capacity_bytes: the most memory that batches may take; None: half of it.
+        capacity_bytes: the most memory that batches may take; None: half of the
+            memory that this process may use.
         critic_spaces: by module id, of what its value function sees beside observations; batches
             of modules without an entry have none of it.
         states: by module id, the expected `states` of one row, as trees of arrays; batches of

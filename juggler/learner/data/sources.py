@@ -92,7 +92,8 @@ class DataSource(Protocol):
         """Go on from such a state, with samples on a device; from {}, without any.
 
         Raises:
-            ValueError: it is not a state of this source, which stays as it is.
+            ValueError: it is not a state of this source, which stays as it is; or it lacks memory
+                for the samples, and then has none.
         """
         self.clear()
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
+_SYS_PIDFD_OPEN = 434  # on every architecture but Alpha
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILLED_SECONDS = 5.0  # until killed processes are gone; the kernel may delay one
@@ -28,12 +29,30 @@ def die_with(pid: int) -> None:
         OSError: the kernel does not let this process watch `pid`.
     """
     try:
-        descriptor = os.pidfd_open(pid)
+        descriptor = process_descriptor(pid)
     except ProcessLookupError:
         os._exit(1)
     threading.Thread(
         target=_exit_after, args=(descriptor,), name=f"die with {pid}", daemon=True
     ).start()
+
+
+def process_descriptor(pid: int) -> int:
+    """A descriptor that can be read once a process has ended. Programs that this one starts do not
+    inherit it.
+
+    Raises:
+        ProcessLookupError: it has ended, and nobody knows how any more.
+        OSError: the kernel does not let this process watch it.
+    """
+    # Some Pythons were built with headers that lacked it.
+    if (opened := getattr(os, "pidfd_open", None)) is not None:
+        return int(opened(pid))
+    descriptor = int(ctypes.CDLL(None, use_errno=True).syscall(_SYS_PIDFD_OPEN, pid, 0))
+    if descriptor < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return descriptor  # the kernel closes it on exec
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:

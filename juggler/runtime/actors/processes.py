@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import importlib
 import multiprocessing
 import os
@@ -18,7 +19,12 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any, NoReturn
 
-from juggler.runtime.actors.orphans import die_with_parent, kill_children, take_in_orphans
+from juggler.runtime.actors.orphans import (
+    die_with_parent,
+    kill_children,
+    process_descriptor,
+    take_in_orphans,
+)
 from juggler.runtime.actors.temporary import claim_multiprocessings
 
 #: Imported once by the forkserver, and shared by all workers; see `preloaded`. These modules must
@@ -209,6 +215,8 @@ def leave(code: int | str | None) -> NoReturn:
         # Nobody may read them any more, and a process without a terminal may have none.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
+    with contextlib.suppress(Exception):
+        ctypes.CDLL(None).fflush(None)  # what C code has printed
     os._exit(code if isinstance(code, int) else int(code is not None))
 
 
@@ -260,7 +268,7 @@ def _is_ours() -> bool:
 
 def _ends(pid: int, seconds: float) -> bool:
     """Whether a child ends within some seconds."""
-    descriptor = os.pidfd_open(pid)
+    descriptor = process_descriptor(pid)
     try:
         return bool(wait([descriptor], seconds))
     finally:

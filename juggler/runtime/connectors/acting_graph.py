@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any, Final
@@ -13,7 +14,6 @@ import torch
 from gymnasium import Space
 from torch import Tensor, nn
 from torch.distributions import Distribution
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.leaves import LeafFunctions, holds_masks, in_dtype
@@ -41,6 +41,9 @@ _UNIFORM: Final = "uniform"
 _MODULE: Final = "module"  # keys of the state
 _CONNECTORS: Final = "connectors"
 _CHOSEN: Final = "chosen"
+
+#: Held during an export, which changes settings of the whole process.
+_EXPORTING: Final = threading.Lock()
 
 _ROWS = 2  # rows of the example; exporters treat a dimension of 1 as fixed
 
@@ -246,7 +249,7 @@ def to_onnx(graph: ActingGraph, optimize: bool = True) -> torch.onnx.ONNXProgram
         graph(*inputs.values())
     batch = torch.export.Dim("batch")
     try:
-        with _quiet(), _unchecked():
+        with _EXPORTING, _quiet(), _unchecked():
             program = torch.onnx.export(
                 graph,
                 tuple(inputs.values()),
@@ -281,7 +284,8 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unchecked() -> Iterator[None]:
-    """torch.distributions do not check their arguments, since checks look at values of tensors."""
+    """torch.distributions do not check their arguments, in other threads neither, since checks look
+    at values of tensors."""
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:
@@ -292,6 +296,9 @@ def _unchecked() -> Iterator[None]:
 
 def _cause(error: BaseException) -> str:
     """The first line of the original error's message, and where in the reader's code it was."""
+    # It imports SymPy and torch's compiler, which an export has done.
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
     while error.__cause__ is not None:
         error = error.__cause__
     place = place_of_readers(error)

@@ -101,6 +101,8 @@ def environment_of(name: str) -> dict[str, Any]:
         env, kwargs = spec.get("id", ""), spec.get("kwargs") or {}
     except (TypeError, ValueError, AttributeError) as error:
         raise DatasetError(f"{data / METADATA} is damaged: env_spec: {error}") from error
+    if not isinstance(env, str) or not isinstance(kwargs, dict):
+        raise DatasetError(f"{data / METADATA} is damaged: env_spec: id is text, and kwargs a map")
     return {"env": env, "env_kwargs": kwargs} if env else {}
 
 

@@ -16,7 +16,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU}
 
 L = TypeVar("L", nn.Linear, nn.Conv2d)
 
-# Inputs of a narrow layer, at most, and outputs for all rows from which its copy pays.
+# The most inputs of a narrow layer, and from how many outputs over all rows its copy pays.
 _NARROW, _WORTH_IT = 24, 1 << 17
 
 
@@ -34,7 +34,7 @@ def initialized(layer: L, initializer: str, gain: float = math.sqrt(2)) -> L:
 
 
 class Linear(nn.Linear):
-    """A linear layer, whose gradient is fast on CPUs if it has few inputs.
+    """A linear layer, whose gradient on CPUs is fast for many rows if it has few inputs.
 
     The gradient of its weights is a product of outputs [H, B] and inputs [B, F]. With an F of 4,
     it takes MKL up to ten times as long as the product of inputs [F, B] and outputs [B, H], which
@@ -42,13 +42,13 @@ class Linear(nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        rows = input.numel() // self.in_features
         if (
-            not self.in_features <= _NARROW < self.out_features
-            or rows * self.out_features < _WORTH_IT
+            torch.compiler.is_compiling()  # first, or what is compiled holds for these sizes alone
+            or not self.in_features <= _NARROW < self.out_features
+            or input.numel() * self.out_features < _WORTH_IT * self.in_features
             or input.device.type != "cpu"
+            or torch.is_autocast_enabled("cpu")
             or not torch.is_grad_enabled()
-            or torch.compiler.is_compiling()
         ):
             return linear(input, self.weight, self.bias)
         return linear(input, self.weight.t().contiguous().t(), self.bias)

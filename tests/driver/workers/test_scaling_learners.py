@@ -240,20 +240,30 @@ def test_a_learner_whose_steps_have_no_room_is_not_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learners_here, "usable_memory", lambda: 10 * 10**9)
-    world = Keeping(tmp_path, algorithm="dqn", max_learners=8)
+    world = Keeping(tmp_path, algorithm="dqn", max_learners=8, save_replay=False)
     assert world.refusal(learners=3) == (
         "replay_capacity: the 3 learners on this host keep steps of 12.0 GB in all (4.0, 4.0, "
-        "4.0), and 10.0 GB of its memory are free for them. Lower it, limit each replay with "
-        "replay_memory, or keep the steps on disk with replay_directory"
+        "4.0), and 10.0 GB of this host's memory are free for that. Lower it, limit each replay "
+        "with replay_memory, or keep the steps on disk with replay_directory"
     )
     assert world.scale(learners=2).result() == (0, 1)
+
+
+def test_copies_of_steps_that_checkpoints_hold_are_counted_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learners_here, "usable_memory", lambda: 15 * 10**9)
+    world = Keeping(tmp_path, algorithm="dqn")
+    refusal = world.refusal(learners=2)
+    assert "8.0 GB in all (4.0, 4.0); while a checkpoint is made, 8.0 GB are taken by" in refusal
+    assert "or set save_replay = false" in refusal
 
 
 def test_memory_that_learners_have_taken_for_their_steps_is_not_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learners_here, "usable_memory", lambda: 5 * 10**9)
-    world = Keeping(tmp_path, algorithm="dqn")
+    world = Keeping(tmp_path, algorithm="dqn", save_replay=False)
     world.resident["learner-0"] = 10**9  # its table is not full yet
     assert "8.0 GB in all (4.0, 4.0), and 6.0 GB" in world.refusal(learners=2)
     world.resident["learner-0"] = 9 * 10**9  # of which 4 are its steps

@@ -63,6 +63,9 @@ def test_it_is_said_after_which_time_such_an_envrunner_is_replaced(world: World)
     world.now += SECONDS
     (text,) = standstill.silent_runners()
     assert text.endswith("makes no progress for 90 s (hang_seconds) is killed and replaced")
+    world.parts.only_local = False
+    (text,) = _standstill_of(world, lambda: 0.0, **keys).silent_runners()
+    assert text.endswith("90 s (hang_seconds) ends itself")
 
 
 def test_one_that_brought_something_is_named_anew_when_it_brings_nothing_again(

@@ -58,6 +58,10 @@ def test_minari_makes_an_environment_of_ones_own_again(tmp_path: Path) -> None:
     assert env.spec.max_episode_steps == 7
 
 
+def test_what_makes_a_whole_vector_is_not_named(tmp_path: Path) -> None:
+    assert described(tmp_path / "poles", env="juggler:CartPoles") == {}
+
+
 @pytest.mark.parametrize(
     ("env", "factory"),
     [

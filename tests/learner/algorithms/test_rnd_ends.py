@@ -122,10 +122,16 @@ def test_what_stands_behind_a_row_that_terminated_makes_no_difference(
     assert fetch_metrics(one.metrics) == fetch_metrics(other.metrics)
 
 
-def test_nothing_is_aimed_at_in_a_burn_in(make_batch: MakeBatch) -> None:
+@pytest.mark.parametrize(
+    "inner",
+    [partial(Impala, config=ImpalaConfig(burn_in=3)), partial(Ppo, config=PpoConfig(burn_in=3))],
+)
+def test_nothing_is_aimed_at_in_a_burn_in(
+    make_batch: MakeBatch, inner: Callable[..., GradientCore]
+) -> None:
     model = {**MODEL, "recurrent": "gru", "recurrent_size": 4}
     make = {"default": partial(ActorCritic, VECTOR, TWO, model)}
-    core = Rnd(Impala(make, ImpalaConfig(burn_in=3)), IntrinsicConfig(features=4, model=MODEL))
+    core = Rnd(inner(make), IntrinsicConfig(features=4, model=MODEL))
     offsets = np.full(2, 7, np.int32)  # both rows go on with an episode from before
     states = {"module": {"hidden": np.zeros((2, 4), np.float32)}}
     batch = make_batch(2, 3, ends=0.0, segment_offsets=offsets, states=states)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import juggler
+from juggler.learner.core.forward import NamedColumns
 from juggler.testing import sample_for
 
 MODULE = partial(
@@ -112,3 +113,10 @@ def test_a_column_that_there_is_not_is_named_with_the_nearest_one() -> None:
     core = Mistyped({"default": MODULE}, juggler.LearnerConfig())
     with pytest.raises(KeyError, match=r"there is no column 'reward': did you mean 'rewards'\?"):
         core.grads(core.init(0), SAMPLE)
+
+
+def test_functions_of_torch_map_over_columns_as_over_a_dict() -> None:
+    rewards = torch.arange(6.0).view(2, 3)  # [N, T]
+    columns = NamedColumns({"live": torch.ones(2, 3), "rewards": rewards})
+    sums = torch.func.vmap(lambda row: (row["rewards"] * row["live"]).sum())(columns)  # [N]
+    assert sums.tolist() == [3.0, 12.0]

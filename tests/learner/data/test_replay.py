@@ -140,7 +140,7 @@ def test_rows_on_disk_that_no_checkpoint_could_hold_are_told_at_once(
     monkeypatch.setattr("juggler.learner.data.replay.room.usable_memory", lambda: 10_000)
     wide = {"default": {"number": torch.zeros(4, 100)}}  # 400 bytes each
     keys: dict[str, Any] = {"capacity": 30, "directory": str(tmp_path)}
-    with pytest.raises(ValueError, match=r"would copy .* save_replay = false"):
+    with pytest.raises(ValueError, match=r"two copies .* save_replay = false"):
         make(**keys).expect(wide)
     assert len(list(make(**keys, saved=False).add(wide))) == 2
 

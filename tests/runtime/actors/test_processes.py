@@ -311,10 +311,10 @@ PROGRAM_WITH_ITS_OWN = """
 
 
 def test_what_the_forkserver_imports_survives_a_fork() -> None:
-    """It starts no thread, and opens no file that workers would inherit."""
+    """It starts no thread, opens no file that workers would inherit, and imports no compiler."""
     counts = textwrap.dedent(
         """
-        import importlib, os
+        import importlib, os, sys
         from juggler.runtime.actors.processes import PRELOAD
 
         def counted():
@@ -323,6 +323,7 @@ def test_what_the_forkserver_imports_survives_a_fork() -> None:
         before = counted()
         for name in PRELOAD:
             importlib.import_module(name)
+        assert not {"sympy", "torch._dynamo"} & sys.modules.keys()
         print(before, counted())
         """
     )

@@ -43,6 +43,13 @@ def test_it_works_under_the_transforms_of_torch_func() -> None:
         torch.testing.assert_close(own, expected)
 
 
+def test_an_exported_layer_takes_any_number_of_rows() -> None:
+    layer, batch = Linear(4, 64), torch.export.Dim("batch")
+    program = torch.export.export(layer, (torch.randn(2, 4),), dynamic_shapes=({0: batch},))
+    x = torch.randn(MANY, 4)
+    torch.testing.assert_close(program.module()(x), layer(x))
+
+
 class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the shapes of what matrix products make."""
 

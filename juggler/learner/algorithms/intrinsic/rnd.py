@@ -65,7 +65,8 @@ class Rnd(AroundCore):
             config: the keys of the table `intrinsic`; none: their defaults.
 
         Raises:
-            ValueError: the algorithm does not explore by rewards, or keeps no single steps.
+            ValueError: the algorithm does not explore by rewards, or what it keeps does not tell
+                its steps, or their ends, apart.
         """
         if not isinstance(inner, GradientCore):
             raise ValueError(
@@ -151,7 +152,7 @@ class Rnd(AroundCore):
     def _watched(
         self, explorer: Explorer, observed: dict[str, Any], seen: _Seen | None, seam: Seam
     ) -> dict[str, Any]:
-        """The moments of observations, with those that live steps led to."""
+        """The moments of observations, with those that live steps led to and that are known."""
         if seen is None:
             return {name: _nothing_more(each, seam) for name, each in observed.items()}
         leaves = explorer.leaves(seen.observations)
@@ -190,7 +191,7 @@ class Rnd(AroundCore):
             bonus = weight * rewards / self.config.reward_scale  # [N, T]
             return {**columns, c.REWARDS: columns[c.REWARDS] + bonus}, None
         networks = self._explorers[module_id].networks
-        values = networks.in_chunks(own, everything, "values")  # [N (T + 1)]
+        values = networks.in_chunks(own, everything, "values")  # [M]
         forward = self.inner.forward(inner, module_id).in_chunks()
         log_ratios, live = self._estimator.log_ratios(forward, columns)  # [N, T] both
         stream = _Stream.of(live, seen, values)

@@ -29,7 +29,8 @@ class PpoConfig(ActorCriticConfig):
     batch_size: int = 2048
     """Live environment steps in one update, over all learners of the group. An update takes whole
     fragments. A step that only resets an environment, as with autoreset = "next_step", is not live:
-    where batch_size is that of one fragment, an asynchronous run takes two while episodes end."""
+    where batch_size is the size of one fragment, an asynchronous run takes two while episodes
+    end."""
 
     max_staleness: int = 4
     """Updates that weights may be behind when steps that they sampled are trained on. Older steps

@@ -220,7 +220,10 @@ class Ppo(ActorCriticCore):
 
     def log_ratios(self, forward: Forward, columns: Columns) -> tuple[Tensor, Tensor]:
         """0: it estimates for the policy that sampled."""
-        return torch.zeros_like(columns[c.REWARDS]), columns[c.LIVE]
+        live = columns[c.LIVE]  # [N, T]
+        if self.config.burn_in:
+            live = actor_critic_pass(forward, columns, self.config.burn_in).live
+        return torch.zeros_like(columns[c.REWARDS]), live
 
     def passes(self) -> tuple[int, int]:
         return self.config.minibatches, self.config.epochs

@@ -36,7 +36,8 @@ class Draws:
         self._begin()
 
     def draw_apart(self, rank: int, *, going_on: bool) -> None:
-        """Draw other numbers than learners of other ranks: from here on, or from the beginning."""
+        """Draw other numbers than learners of other ranks: from here on, or from the beginning
+        where nothing was drawn yet."""
         self._rank = rank
         if going_on:
             draw_apart(self.generator, rank)

@@ -98,7 +98,7 @@ class MixInReplay(DataSource):
 
     def draw_apart(self, rank: int) -> None:
         self._source.draw_apart(rank)
-        self._draws.draw_apart(rank, going_on=self._saved)  # else there is nothing yet
+        self._draws.draw_apart(rank, going_on=self._arrived > 0)
 
     def clear(self) -> None:
         self._source.clear()

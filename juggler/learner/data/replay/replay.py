@@ -57,7 +57,8 @@ class Replay(DataSource):
         size: B, rows in a drawn sample.
         ratio: how often a row is drawn on average, if it stays for long.
         begin: how many live steps must have arrived before the first draw, at all learners of a
-            group; with `max_times_sampled`, also how many must be there at each draw.
+            group; with `max_times_sampled`, also how many must be there at each draw, with those
+            that are not live, unless the table is full.
         selector: which rows are drawn: at random, or the oldest ("fifo") or newest ("lifo") first.
         remover: which rows leave a full table: the oldest ("fifo"), the newest ("lifo"), any
             ("random"), or those of the lowest priority ("lowest_priority").
@@ -169,7 +170,7 @@ class Replay(DataSource):
         return {module_id: kept.metrics() for module_id, kept in self._modules.items()}
 
     def draw_apart(self, rank: int) -> None:
-        self._draws.draw_apart(rank, going_on=self._saved)  # else there is nothing yet
+        self._draws.draw_apart(rank, going_on=bool(self._modules))
 
     def clear(self) -> None:
         if not self._saved:

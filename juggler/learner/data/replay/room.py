@@ -139,12 +139,14 @@ def _must_fit_on_disk(directory: str, size: float) -> None:
 
 def _must_be_saved(directory: str, size: float) -> None:
     """Raises:
-    ValueError: so many bytes on a disk do not fit into memory, where a checkpoint copies them.
+    ValueError: so many bytes on a disk do not fit into memory twice, where a checkpoint's copies
+        are made by a learner and taken by the driver.
     """
     room = usable_memory()
-    if room is not None and size > room:
+    if room is not None and 2 * size > room:
         raise ValueError(
-            f"replay_directory = {directory!r}: a checkpoint would copy {size / 1e9:.1f} GB of "
-            f"kept steps into memory, and {room / 1e9:.1f} GB of this host's memory are free. Set "
-            "save_replay = false, or lower replay_capacity"
+            f"replay_directory = {directory!r}: two copies of kept steps for a checkpoint, at the "
+            f"learner and at the driver, take {2 * size / 1e9:.1f} GB of memory, and "
+            f"{room / 1e9:.1f} GB of this host's memory are free. Set save_replay = false, or "
+            "lower replay_capacity"
         )
