@@ -80,7 +80,7 @@ def test_simulators_that_dial_in_are_not_waited_for() -> None:
 
 def test_what_learners_keep_must_fit_into_the_memory_of_their_host_together() -> None:
     # A step of CartPole takes some 60 bytes, of which 0.7 of the free memory is for each learner.
-    keys = {"env": "CartPole-v1", "algorithm": "dqn", "num_learners": 2}
+    keys = {"env": "CartPole-v1", "algorithm": "dqn", "num_learners": 2, "save_replay": False}
     memory = usable_memory()
     assert memory is not None
     capacity = int(0.7 * memory / 62)
@@ -88,6 +88,12 @@ def test_what_learners_keep_must_fit_into_the_memory_of_their_host_together() ->
     with pytest.raises(PreflightError, match="the 2 learners on this host keep steps of"):
         rehearse(RunConfig.from_flat({**keys, "replay_capacity": capacity}))
     assert rehearse(RunConfig.from_flat({**keys, "replay_capacity": capacity // 2}))
+    with pytest.raises(PreflightError, match="are taken by copies of kept steps"):
+        rehearse(
+            RunConfig.from_flat(
+                {**keys, "num_learners": 1, "replay_capacity": capacity, "save_replay": True}
+            )
+        )
 
 
 def test_an_environment_that_crashes_says_where() -> None:

@@ -55,7 +55,8 @@ class Recordings:
     ) -> None:
         """Args:
         often: calls with the same shapes after which one is recorded.
-        slow: calls that take longer, in seconds, are not recorded.
+        slow: calls that take longer, in seconds, are not recorded; inf: all are, whatever
+            they take.
         graphs: by kind of device, what captures calls there; none: CUDA graphs.
         """
         self._often, self._slow = often, slow
@@ -176,6 +177,8 @@ class _Call:
 
     def is_worth_it(self, slow: float) -> bool:
         """Whether calls are not slow, and a GPU waits for the host in them."""
+        if math.isinf(slow):
+            return True
         return self._seconds <= slow and self._host >= self._seconds / 2
 
     def timed(

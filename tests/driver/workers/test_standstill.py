@@ -59,6 +59,7 @@ def test_an_envrunner_that_brings_nothing_is_named_once(world: World) -> None:
 
 def test_it_is_said_after_which_time_such_an_envrunner_is_replaced(world: World) -> None:
     keys = {"worker_timeout_seconds": SECONDS, "hang_seconds": 90.0}
+    world.parts.only_local = True
     standstill = _standstill_of(world, lambda: 0.0, **keys)
     world.now += SECONDS
     (text,) = standstill.silent_runners()

@@ -112,7 +112,7 @@ def test_a_data_set_may_say_which_environment_it_is_of(tmp_path: Path) -> None:
     put(tmp_path / "told", env_spec=json.dumps({"id": "Pendulum-v1", "kwargs": {"g": 9.81}}))
     told = {"env": "Pendulum-v1", "env_kwargs": {"g": 9.81}}
     assert environment_of(str(tmp_path / "told")) == told
-    for odd in ("[", '{"id": 4}', '{"id": "Pendulum-v1", "kwargs": [1]}'):
-        put(tmp_path / "odd", env_spec=odd)
+    for name, odd in enumerate(["[", '{"id": 4}', '{"id": "Pendulum-v1", "kwargs": [1]}']):
+        put(tmp_path / str(name), env_spec=odd)
         with pytest.raises(DatasetError, match=r"metadata\.json is damaged: env_spec"):
-            environment_of(str(tmp_path / "odd"))
+            environment_of(str(tmp_path / str(name)))
