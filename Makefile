@@ -20,14 +20,13 @@ export OMP_NUM_THREADS := 1
 # Tests start hundreds of processes: what they import is compiled once, whatever the machine says.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Two tests at a time: many of them wait for processes to start and to end.
 PYTEST := $(BIN)/python -m pytest
-BESIDE := --numprocesses 2 --dist loadfile
+# The tests $(2), of which $(1) run at a time: many of them wait for processes to start and to end.
 # A test of real processes may fail on a busy machine for want of time alone. The tests that failed
 # run once more by themselves, and both results are shown.
 define run_tests
-	$(PYTEST) $(BESIDE) $(1) || { [ $$? = 1 ] && echo "Those that failed run again, alone:" && \
-		$(PYTEST) $(1) --last-failed --last-failed-no-failures none --maxfail 3; }
+	$(PYTEST) --numprocesses $(1) --dist loadfile $(2) || { [ $$? = 1 ] && echo "Those that failed run again, alone:" && \
+		$(PYTEST) $(2) --last-failed --last-failed-no-failures none --maxfail 3; }
 endef
 
 .PHONY: demo test test-slow test-long check docs install proto clean
@@ -39,13 +38,13 @@ demo: $(VENV)/installed
 	$(BIN)/juggler plot runs/demo
 
 test: $(VENV)/installed-dev check
-	$(call run_tests)
+	$(call run_tests,3)
 
 test-slow: $(VENV)/installed-dev
-	$(call run_tests,-m "slow and not long")
+	$(call run_tests,2,-m "slow and not long")
 
 test-long: $(VENV)/installed-dev
-	$(call run_tests,-m long)
+	$(call run_tests,2,-m long)
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

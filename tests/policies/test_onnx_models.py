@@ -117,7 +117,11 @@ class HeavyTailed(juggler.ActorCritic):
         return HeavySpec(inputs_size=2 * size, noise_size=size)
 
 
-def test_a_distribution_around_one_of_torch_can_be_exported(tmp_path: Path) -> None:
+def test_a_distribution_around_one_of_torch_can_be_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Other packages may have turned it off, as Stable-Baselines3 does.
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     path = worlds.written(tmp_path, "Pendulum-v1", HeavyTailed, module="__main__:HeavyTailed")
     seen = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     (action,) = model_of(path, module=HeavyTailed).run(["action"], {"observation": seen})
