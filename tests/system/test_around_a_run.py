@@ -90,7 +90,9 @@ def test_a_run_beside_a_script_is_followed_to_an_error_of_its_own(
     best = follows.summary["best"]
     means = [each.mean for each in follows.evaluations]
     first_best = follows.evaluations[means.index(max(means))]
-    assert (best["return_mean"], best["update"]) == (first_best.mean, first_best.update)
+    # An evaluation that ends after the error may be better; nobody hears of it.
+    heard_best = (best["return_mean"], best["update"]) == (first_best.mean, first_best.update)
+    assert heard_best or (best["return_mean"] > max(means) and best["update"] > first_best.update)
     assert [each.is_best for each in follows.evaluations] == [
         mean > max(means[:n], default=-1) for n, mean in enumerate(means)
     ]
