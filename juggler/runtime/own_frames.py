@@ -20,18 +20,10 @@ def own_frames(traceback: TracebackType | None) -> StackSummary:
     return StackSummary.from_list(own or frames)
 
 
-def place_of(error: BaseException, beside: Path | None = None) -> str:
-    """Where an error was raised, for the end of its message: the innermost line outside libraries,
-    if there is one.
-
-    Args:
-        error: what was raised.
-        beside: a directory whose lines the reader has not written either.
-    """
-    frames = own_frames(error.__traceback__)
-    return _place(
-        [each for each in frames if not (beside and Path(each.filename).is_relative_to(beside))]
-    )
+def place_of(error: BaseException) -> str:
+    """Where an error was raised, for the end of its message: the innermost line that the reader
+    has written, or else the innermost one outside libraries, if there is one."""
+    return place_of_readers(error) or _place(own_frames(error.__traceback__))
 
 
 def place_of_readers(error: BaseException) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 
 from juggler.driver.league.builder import LeagueBuilder, Pairing
@@ -14,9 +13,8 @@ from juggler.driver.league.events import AssignLineUp, MatchFinished
 from juggler.driver.league.payoffs import Payoffs
 from juggler.driver.league.results import LeagueResults
 from juggler.driver.league.roster import Player, Roster
-from juggler.runtime.own_frames import place_of
+from juggler.runtime.own_frames import place_of_readers
 
-_PACKAGE = Path(__file__).parents[2]
 _TRIES = 10  # for a pairing that somebody can play
 _LOOKED_AT = 8  # pairs, for one of which little is known
 
@@ -191,4 +189,4 @@ class Matches:
 
 def told(error: Exception) -> str:
     """An exception of a builder in one sentence, with the builder's own line."""
-    return f"{type(error).__name__}: {error}"[:500] + place_of(error, beside=_PACKAGE)
+    return f"{type(error).__name__}: {error}"[:500] + place_of_readers(error)
