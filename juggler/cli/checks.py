@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from juggler.driver.record.wording import quantity
-from juggler.runtime.actors.cores import usable_cores, usable_memory
+from juggler.runtime.actors.resources import usable_cores, usable_memory
 from juggler.runtime.installing import installing
 
 State = Literal["ok", "absent", "warning", "problem"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.learner_group.placement import Hosting
-from juggler.runtime.actors.cores import usable_memory
+from juggler.runtime.actors.resources import usable_memory
 
 
 def must_be_alone(config: RunConfig, num_learners: Mapping[str, int] | None = None) -> None:

@@ -14,7 +14,7 @@ from juggler.driver.record.wording import here
 from juggler.driver.signals import as_exception, signals_become
 from juggler.experiments.board import Board
 from juggler.experiments.run_process import RunEnd, RunProcess
-from juggler.runtime.actors.cores import usable_cores
+from juggler.runtime.actors.resources import usable_cores
 
 _LOOK_SECONDS = 0.25
 

@@ -17,7 +17,7 @@ from support.commands import status_of
 
 from juggler.cli import checks
 from juggler.cli.checks import Finding
-from juggler.runtime.actors import cores, temporary
+from juggler.runtime.actors import resources, temporary
 
 
 def only(check: Callable[[], Iterator[Finding]]) -> dict[str, Finding]:
@@ -145,28 +145,28 @@ def test_a_check_that_breaks_is_a_problem_and_the_others_go_on(
 def test_cores_and_memory_are_those_of_a_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unlimited = cores.usable_cores()
-    monkeypatch.setattr(cores, "_CGROUP", tmp_path)
+    unlimited = resources.usable_cores()
+    monkeypatch.setattr(resources, "_CGROUP", tmp_path)
     (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert cores.usable_cores() == unlimited or unlimited < cores.usable_cores()
+    assert resources.usable_cores() == unlimited or unlimited < resources.usable_cores()
     (tmp_path / "cpu.max").write_text("50000 100000\n")
     (tmp_path / "memory.max").write_text(f"{3 << 20}\n")
     (tmp_path / "memory.current").write_text(f"{1 << 20}\n")
-    assert cores.usable_cores() == 0.5
-    assert cores.usable_memory() == 2 << 20
+    assert resources.usable_cores() == 0.5
+    assert resources.usable_memory() == 2 << 20
     assert only(checks._cores)["cores"].state == "warning"
     (tmp_path / "cpu.max").unlink()
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("25000\n")
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert cores.usable_cores() == 0.25
+    assert resources.usable_cores() == 0.25
 
 
 def test_memory_that_the_system_does_not_tell_of_is_not_said_to_be_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cores, "_text", lambda path: "")
-    assert cores.usable_memory() is None
+    monkeypatch.setattr(resources, "_text", lambda path: "")
+    assert resources.usable_memory() is None
     found = only(checks._memory)["memory"]
     assert (found.state, found.said) == ("absent", "the system does not say how much is free")
 
@@ -174,17 +174,17 @@ def test_memory_that_the_system_does_not_tell_of_is_not_said_to_be_taken(
 def test_files_that_the_kernel_keeps_in_the_memory_of_a_container_are_free_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cores, "_CGROUP", tmp_path)
+    monkeypatch.setattr(resources, "_CGROUP", tmp_path)
     (tmp_path / "memory.max").write_text(f"{3 << 20}\n")
     (tmp_path / "memory.current").write_text(f"{3 << 20}\n")
     (tmp_path / "memory.stat").write_text(
         f"anon {1 << 20}\nshmem 4096\ninactive_file {1 << 19}\nactive_file {1 << 20}\n"
     )
-    assert cores.usable_memory() == 3 << 19
+    assert resources.usable_memory() == 3 << 19
     first = tmp_path / "memory"
     first.mkdir()
     (first / "memory.limit_in_bytes").write_text(f"{2 << 20}\n")
     (first / "memory.usage_in_bytes").write_text(f"{2 << 20}\n")
     below = f"total_inactive_file {1 << 18}\ntotal_active_file {1 << 19}\n"
     (first / "memory.stat").write_text(f"inactive_file 0\nactive_file 0\n{below}")
-    assert cores.usable_memory() == 3 << 18
+    assert resources.usable_memory() == 3 << 18

@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from juggler.driver.config import RunConfig
 from juggler.driver.preflight import PreflightError, _where_it_was, rehearse
-from juggler.runtime.actors.cores import usable_memory
+from juggler.runtime.actors.resources import usable_memory
 from juggler.runtime.wire.spaces import space_from_message
 
 pytestmark = pytest.mark.usefixtures("one_forkserver")

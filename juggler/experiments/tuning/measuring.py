@@ -28,10 +28,10 @@ from juggler.experiments.tuning.speeds import MOST_RUNNERS, Sampling, Speeds, Tr
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.learner import Learner
 from juggler.learner.process.devices import device_for, devices_here
-from juggler.runtime.actors.cores import usable_cores, usable_memory
 from juggler.runtime.actors.endpoints import bind, make_server
 from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.actors.processor_time import seconds_used, thread_waited
+from juggler.runtime.actors.resources import usable_cores, usable_memory
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import given_or_named

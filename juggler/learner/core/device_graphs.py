@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from juggler.learner.core.operations import Repeat, Watch
+from juggler.learner.core.recorded_operations import Repeat, Watch
 from juggler.learner.core.tensor_trees import TensorTree, filled, placed
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from typing import Final
 from torch import Tensor
 
 from juggler.learner.core.device_graphs import DeviceGraphs
-from juggler.learner.core.operations import Repeat, recorded
+from juggler.learner.core.recorded_operations import Repeat, recorded
 from juggler.learner.core.tensor_trees import TensorTree, alike, near, read, same
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 
 from juggler.learner.data.validation import BatchValidator
-from juggler.runtime.actors.cores import total_memory
+from juggler.runtime.actors.resources import total_memory
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import BatchFrame

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from juggler.runtime.actors.cores import usable_cores
+from juggler.runtime.actors.resources import usable_cores
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map

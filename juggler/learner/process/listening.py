@@ -14,7 +14,6 @@ from juggler.learner.group.ring_peers import RingAccess
 from juggler.learner.group.ring_server import RingServer
 from juggler.learner.process.program import LearnerProgram
 from juggler.runtime.actors.attachment import Attachment
-from juggler.runtime.actors.cores import total_memory
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import (
     EndpointError,
@@ -25,6 +24,7 @@ from juggler.runtime.actors.endpoints import (
 )
 from juggler.runtime.actors.health import MOST_ASKING, Health
 from juggler.runtime.actors.reflection import add_reflection
+from juggler.runtime.actors.resources import total_memory
 from juggler.runtime.actors.temporary import HeldDirectory
 from juggler.runtime.streams.episodes import PUSH_METHOD
 from juggler.runtime.streams.memory_sockets import MemorySocket

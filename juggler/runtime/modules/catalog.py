@@ -9,12 +9,12 @@ import gymnasium
 from torch import nn
 
 from juggler.runtime.modules.columns import CRITIC_OBSERVATIONS, OBSERVATIONS
-from juggler.runtime.modules.cores import RecurrentCore
 from juggler.runtime.modules.distributions import DistributionSpec
 from juggler.runtime.modules.encoders import TreeEncoder, build_encoder, without_mask
 from juggler.runtime.modules.heads import policy_head
 from juggler.runtime.modules.layers import MLP, initialized
 from juggler.runtime.modules.model_config import ModelConfig
+from juggler.runtime.modules.recurrent_cores import RecurrentCore
 
 
 class Catalog:

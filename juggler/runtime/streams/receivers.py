@@ -34,9 +34,9 @@ from juggler.runtime.actors.processes import (
 )
 from juggler.runtime.actors.supervisor import Exited, RestartPolicy, Supervisor
 from juggler.runtime.actors.tls import Tls
+from juggler.runtime.streams.batch_relay import EpisodeRelay
 from juggler.runtime.streams.permits import Permits
 from juggler.runtime.streams.pulse import Pulse
-from juggler.runtime.streams.relay import EpisodeRelay
 from juggler.runtime.wire.layouts import Limits
 
 _MOST_STREAMS = 1024  # of one process

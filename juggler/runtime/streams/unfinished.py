@@ -7,7 +7,7 @@ import time
 
 import grpc
 
-from juggler.runtime.actors.cores import total_memory
+from juggler.runtime.actors.resources import total_memory
 from juggler.runtime.wire.errors import WireError
 
 _GRACE_SECONDS = 30.0

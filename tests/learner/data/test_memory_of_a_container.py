@@ -15,7 +15,7 @@ from juggler.learner.data.collate import _copiers
 from juggler.learner.process import listening
 from juggler.learner.process.listening import LearnerServer
 from juggler.learner.process.program import LearnerProgram
-from juggler.runtime.actors import cores
+from juggler.runtime.actors import resources
 from juggler.runtime.actors.worker import Contact
 from juggler.runtime.streams.receivers import ReceiverProgram
 from juggler.runtime.streams.unfinished import Unfinished
@@ -28,22 +28,22 @@ def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     """Where a container says what it may have: nothing yet."""
     place = tmp_path / "cgroup"
     place.mkdir()
-    monkeypatch.setattr(cores, "_CGROUP", place)
+    monkeypatch.setattr(resources, "_CGROUP", place)
     _copiers.cache_clear()
     yield place
     _copiers.cache_clear()
 
 
 def test_the_smallest_limit_is_what_a_process_may_have(container: Path) -> None:
-    of_host = cores.total_memory()
+    of_host = resources.total_memory()
     assert of_host > 1 << 30
     (container / "memory.max").write_text("max\n")
-    assert cores.total_memory() == of_host
+    assert resources.total_memory() == of_host
     (container / "memory.max").write_text(f"{3 << 20}\n")
-    assert cores.total_memory() == 3 << 20
+    assert resources.total_memory() == 3 << 20
     (container / "memory").mkdir()
     (container / "memory" / "memory.limit_in_bytes").write_text(f"{2 << 20}\n")
-    assert cores.total_memory() == 2 << 20
+    assert resources.total_memory() == 2 << 20
 
 
 def test_unfinished_frames_take_a_quarter_of_it(container: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from juggler.runtime.modules.cores import RecurrentCore
 from juggler.runtime.modules.model_config import ModelConfig
+from juggler.runtime.modules.recurrent_cores import RecurrentCore
 
 KINDS = ("lstm", "gru")
 STEPS = 20

@@ -25,10 +25,10 @@ from support.sharing import mapped, soon
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import dial, split_address
 from juggler.runtime.streams import pulse
+from juggler.runtime.streams.batch_relay import EpisodeRelay
 from juggler.runtime.streams.episodes import PUSH_METHOD, BatchFrame, EpisodeSender
 from juggler.runtime.streams.permits import Permits
 from juggler.runtime.streams.receivers import ReceiverProgram, Receivers
-from juggler.runtime.streams.relay import EpisodeRelay
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import DEFAULT_CHUNK_BYTES, encode_frame
 from juggler.runtime.wire.layouts import Limits

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from juggler.learner.data.replay.memory_columns import any_leaf, no_room_on_disk
-from juggler.runtime.actors.cores import usable_memory
+from juggler.runtime.actors.resources import usable_memory
 from juggler.runtime.connectors.frame_stack import FRAMES
 from juggler.runtime.modules.columns import LIVE
 from juggler.runtime.wire.structures import tree_leaves
