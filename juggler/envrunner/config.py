@@ -19,8 +19,8 @@ class EnvRunnerConfig:
 
     env: str = "CartPole-v1"
     """The environment: a Gymnasium id, "module:id" if a module must be imported first,
-    "module:callable", "envpool:id", "pettingzoo:FAMILY/GAME-vN" for several agents, or
-    "dm_env_rpc://HOST:PORT" for simulators that serve that protocol."""
+    "module:callable", "envpool:id", "pufferlib:name", "pettingzoo:FAMILY/GAME-vN" for several
+    agents, or "dm_env_rpc://HOST:PORT" for simulators that serve that protocol."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment's constructor, as for `gymnasium.make`; or how to join a
     simulator."""

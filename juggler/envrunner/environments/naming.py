@@ -17,6 +17,8 @@ from gymnasium.vector import VectorEnv
 
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.extras import check_extra, check_extra_there
+from juggler.envrunner.environments.pufferlib import SCHEME as PUFFERLIB
+from juggler.envrunner.environments.pufferlib import find_native
 from juggler.envrunner.failures import failures_of
 from juggler.runtime.modules.by_name import is_there, no_module
 
@@ -33,6 +35,8 @@ def find_environment(name: str) -> EnvSpec | EnvironmentFactory:
         ValueError: there is no such environment, or its package is not installed.
         EnvironmentFailed: importing its module failed.
     """
+    if name.startswith(PUFFERLIB):
+        return find_native(name)
     check_extra(name)
     module_name, colon, attribute = name.rpartition(":")
     callables: list[str] = []

@@ -32,6 +32,7 @@ from juggler.envrunner.environments.naming import (
     VectorEnvironment,
     find_environment,
 )
+from juggler.envrunner.environments.pufferlib import as_vector
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.environments.wrappers import add_wrappers, wrapper_specs
 from juggler.envrunner.failures import failures_of
@@ -166,7 +167,7 @@ def _from_callable(
     if _makes_several(factory):
         env_kwargs = {"num_envs": config.envs_per_runner, **env_kwargs}
     with failures_of(f"environment 0 ({name})", "constructor"):
-        first = factory(**env_kwargs)
+        first = as_vector(factory(**env_kwargs))
     if isinstance(first, VectorEnv):
         if config.vectorize in ("sync", "async"):
             first.close()
