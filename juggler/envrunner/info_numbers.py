@@ -23,7 +23,8 @@ LONGEST_NAME: Final = 100  # characters, of a number or of its agent
 #: Of more episodes of a fragment, the newest are told.
 MOST_EPISODES: Final = 100
 
-_NUMBERS = (float, int, np.floating, np.integer, np.bool_)
+#: Types of what is a number here.
+NUMBERS: Final = (float, int, np.floating, np.integer, np.bool_)
 _LARGEST = 1e300  # so that sums are finite
 _MOST_OTHERS = 1000  # names that are remembered to be none
 _NOT_OF_THE_ENVIRONMENT = (ACTION_MASK, "final_obs", "final_info")
@@ -46,7 +47,7 @@ def keep_numbers(infos: dict[str, Any], info: Mapping[Any, Any], row: int, rows:
     """Put the numbers of one row's info into the infos of a step: arrays [rows], NaN where a row
     gave none. It is much faster than Gymnasium's way, and is called in each step of each row."""
     for name, value in info.items():
-        if isinstance(value, _NUMBERS) and type(name) is str:
+        if isinstance(value, NUMBERS) and type(name) is str:
             array = infos.get(name)  # [rows]
             if array is None:
                 if len(infos) >= MOST_NUMBERS:

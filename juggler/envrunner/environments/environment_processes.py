@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
+import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,8 +14,16 @@ from typing import Any
 
 import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
-from gymnasium.vector.async_vector_env import _async_worker
+from gymnasium.vector.async_vector_env import AsyncState, _async_worker
+from gymnasium.vector.utils import batch_space
 
+from juggler.envrunner.environments.step_infos import add_told
+from juggler.envrunner.environments.step_memory import (
+    StepMemory,
+    StepPipe,
+    begin_steps,
+    read_answer,
+)
 from juggler.envrunner.failures import EnvironmentFailed, ReportsFailures, failures_of
 from juggler.runtime.actors.orphans import die_with
 from juggler.runtime.actors.processes import hidden_main, ignore_stop_signals, set_title
@@ -57,8 +67,21 @@ class _ReportingEnv(ReportsFailures, gymnasium.Wrapper[Any, Any, Any, Any]):
         self.where = where
 
 
+class _MadeFirst:
+    """Returns an environment that was made already, and makes others after it."""
+
+    def __init__(self, env: Env, make: Callable[[], Env]) -> None:
+        self._env: Env | None = env
+        self._make = make
+
+    def __call__(self) -> Env:
+        env, self._env = self._env, None
+        return self._make() if env is None else env
+
+
 class EnvironmentProcesses(AsyncVectorEnv):
-    """Gymnasium's AsyncVectorEnv, which also reports environments that die or hang.
+    """Gymnasium's AsyncVectorEnv, which also reports environments that die or hang, and steps them
+    through shared memory.
 
     A forkserver starts the processes, because this one has threads that a fork would break. They
     die with this process, and `close` ends them in whatever state they are. Observations are views
@@ -84,15 +107,19 @@ class EnvironmentProcesses(AsyncVectorEnv):
         self._deadline = deadline
         self._name = name
         # The forkserver imports this module once for all environments.
-        multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
         claim_multiprocessings()
+        first = functions[0]()
+        spaces = batch_space(first.action_space, len(functions))
+        self._memory = StepMemory(spaces, len(functions), context)
         try:
             with hidden_main():
                 super().__init__(
-                    functions,
+                    [_MadeFirst(first, functions[0]), *functions[1:]],
                     copy=False,
                     context="forkserver",
-                    worker=_run_environment,
+                    worker=functools.partial(_run_environment, memory=self._memory),
                     autoreset_mode=autoreset_mode,
                 )
         except BaseException as error:
@@ -100,6 +127,9 @@ class EnvironmentProcesses(AsyncVectorEnv):
             self.close_extras(terminate=True)
             self.closed = True
             raise failure or error from None
+        self._answers = select.poll()
+        for pipe in self.parent_pipes:
+            self._answers.register(pipe, select.POLLIN)
 
     def reset(
         self,
@@ -115,6 +145,36 @@ class EnvironmentProcesses(AsyncVectorEnv):
         with self._failing_in("step"):
             self.step_async(actions)
             return self.step_wait(self._deadline)
+
+    def step_async(self, actions: Any) -> None:
+        self._assert_is_running()
+        begin_steps(self.parent_pipes, self._memory, self.action_space, actions)
+        self._state = AsyncState.WAITING_STEP
+
+    def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        told = self._told(self._deadline if timeout is None else timeout)
+        self._raise_if_errors(success for _, success in told)
+        infos: dict[str, Any] = {}
+        for index, (of_one, _) in enumerate(told):
+            if of_one:
+                infos = add_told(self, infos, of_one, index)
+        self._state = AsyncState.DEFAULT
+        memory = self._memory
+        rewards, ends = memory.rewards.copy(), (memory.terminated.copy(), memory.truncated.copy())
+        return self.observations, rewards, *ends, infos
+
+    def _told(self, timeout: float) -> list[tuple[dict[str, Any], bool]]:
+        """What the environments answer to a step, in their order."""
+        told: dict[int, tuple[dict[str, Any], bool]] = {}
+        pipes = {pipe.fileno(): pipe for pipe in self.parent_pipes}
+        until = time.monotonic() + timeout
+        while len(told) < len(pipes):
+            ready = self._answers.poll(max(0.0, until - time.monotonic()) * 1000)
+            if not ready:
+                raise self._late((i for i, each in enumerate(pipes) if each not in told), "step")
+            for descriptor, _ in ready:
+                told[descriptor] = read_answer(pipes[descriptor])
+        return [told[descriptor] for descriptor in pipes]
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Let environments close, and kill those that have not after `timeout` seconds."""
@@ -139,13 +199,14 @@ class EnvironmentProcesses(AsyncVectorEnv):
         try:
             yield
         except multiprocessing.TimeoutError:
-            raise EnvironmentFailed(
-                self._names(i for i, pipe in enumerate(self.parent_pipes) if not pipe.poll()),
-                call,
-                f"no answer within {self._deadline:g} s (step_deadline_seconds)",
-            ) from None
+            late = (i for i, pipe in enumerate(self.parent_pipes) if not pipe.poll())
+            raise self._late(late, call) from None
         except (EOFError, OSError):
             raise self._death(call) from None
+
+    def _late(self, indices: Iterable[int], call: str) -> EnvironmentFailed:
+        reason = f"no answer within {self._deadline:g} s (step_deadline_seconds)"
+        return EnvironmentFailed(self._names(indices), call, reason)
 
     def _death(self, call: str) -> EnvironmentFailed:
         # A pipe breaks a moment before its process has an exit code.
@@ -181,6 +242,7 @@ def _run_environment(
     shared_memory: Any,
     error_queue: Queue[Any],
     *rest: Any,
+    memory: StepMemory,
 ) -> None:
     """Run an environment's process: make the environment, then follow Gymnasium's worker."""
     owner = multiprocessing.parent_process()
@@ -196,4 +258,5 @@ def _run_environment(
         error_queue.put((index, type(error), error, traceback_of(error)))
         pipe.send((None, False))
         return
-    _async_worker(index, lambda: env, pipe, parent_pipe, shared_memory, error_queue, *rest)
+    steps: Any = StepPipe(pipe, index, memory)
+    _async_worker(index, lambda: env, steps, parent_pipe, shared_memory, error_queue, *rest)

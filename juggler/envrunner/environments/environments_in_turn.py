@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, iterate
 from numpy.typing import NDArray
 
+from juggler.envrunner.environments.step_infos import NoInfo, add_final, mask_in
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.info_numbers import keep_numbers
 from juggler.runtime.modules.columns import ACTION_MASK
@@ -66,7 +67,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
                 self._env_obs[i], info = self.envs[i].reset(
                     seed=None if seeds is None else seeds[i], options=options or None
                 )
-                kept = _kept(info)
+                kept = mask_in(info)
             except Exception as error:
                 raise self._failure(i, "reset", error) from None
             self._over[i] = False
@@ -97,14 +98,12 @@ class EnvironmentsInTurn(SyncVectorEnv):
                     if ends or cut:
                         terminated[i], truncated[i], over[i] = ends, cut, True
                         if same_step:
-                            final = {"final_obs": observations[i], "final_info": _kept(info)}
-                            infos = self._add_info(infos, final, i)
-                            keep_numbers(infos["final_info"], info, i, self.num_envs)
+                            infos = add_final(self, infos, observations[i], info, i)
                             call = "reset"
                             observations[i], info = env.reset()
                             call = "step"
                 if ACTION_MASK in info:
-                    infos = self._add_info(infos, _kept(info), i)
+                    infos = self._add_info(infos, mask_in(info), i)
         except Exception as error:
             raise self._failure(i, call, error) from None
         return self._batch_observations("step"), rewards, terminated, truncated, infos
@@ -126,7 +125,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
     def _failure(self, index: int, call: str, error: Exception) -> EnvironmentFailed:
         raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
         is_other = any(word in str(error) for word in ("unpack", "iterable"))
-        if (raised_here and is_other) or isinstance(error, _NoInfo):
+        if (raised_here and is_other) or isinstance(error, NoInfo):
             why = f"it must return {_RETURNED[call]}, as Gymnasium has it ({error})"
             return EnvironmentFailed(self.name_of(index), call, why)
         if raised_here and call == "step" and any(words in str(error) for words in _NO_NUMBER):
@@ -140,16 +139,6 @@ class EnvironmentsInTurn(SyncVectorEnv):
     def name_of(self, index: int) -> str:
         """Name one environment in errors."""
         return f"environment {index} ({self._name})"
-
-
-class _NoInfo(TypeError):
-    """The info is not a dict, for example because `reset` returned an observation [2] alone."""
-
-
-def _kept(info: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(info, dict):
-        raise _NoInfo(f"its info is of type {type(info).__name__}")
-    return {ACTION_MASK: info[ACTION_MASK]} if ACTION_MASK in info else {}
 
 
 def misfit(space: gymnasium.Space[Any], observation: Any, what: str = "observation") -> str:
