@@ -88,6 +88,7 @@ class Model:
         """So many rows come, and the table has these by now."""
         stay = list(self.times)
         excess = max(0, len(stay) + min(count, self.capacity) - self.capacity)
+        self.unused += max(0, count - self.capacity)  # there is no room for these
         left = {"fifo": stay[:excess], "lifo": stay[len(stay) - excess :]}.get(self.rules.remover)
         if left is None:  # any of them
             left = [number for number in stay if number not in here]
@@ -135,7 +136,7 @@ def test_rows_are_drawn_and_leave_as_one_by_one(rules: Rules, remover: Any, capa
         if count:
             selection.put(numbered(model.came, count))
             model.put(count, set(kept(table)))
-            asked += min(count, capacity)
+            asked += count
         if table.size:
             assert kept(table) == list(model.times)
             count = int(min(selection.may_draw(), rng.integers(0, 9)))
@@ -320,6 +321,7 @@ def test_what_the_table_gives_oldest_first_and_once_is_what_a_queue_gives(make_b
     assert (told["replay_rows"], told["replay_rows_waiting"], told["replay_rows_unused"]) == (
         0,
     ) * 3
+    assert told["replay_rows_drawn"] == 5 * 20
 
 
 def test_members_of_a_group_cannot_run_out_of_rows_alone() -> None:
