@@ -15,7 +15,7 @@ from juggler.learner.data.replay.episode_rows import episodes_of_rows, rows_of_e
 from juggler.learner.data.replay.episode_table import EpisodeTable
 from juggler.learner.data.replay.replay import Replay
 from juggler.learner.data.replay.rules import Rules
-from juggler.learner.data.replay.selection import Selection
+from juggler.learner.data.replay.selection import Drawn, Selection
 from juggler.learner.data.replay.slot_trees import LeastTree
 from juggler.learner.data.replay.table import Table
 from juggler.runtime.wire.structures import tree_map
@@ -184,6 +184,21 @@ def test_rows_of_the_lowest_priority_leave_first() -> None:
     assert kept(table) == [0, 2, 4, 5, 6, 7]
     selection.put(numbered(8, 1))
     assert kept(table) == [0, 2, 4, 6, 7, 8], "new rows have the largest priority, 9"
+
+
+def test_a_row_of_priority_0_is_drawn_again_and_rows_of_priority_0_alone_are_drawn_alike() -> None:
+    table, selection = selection_of(4, priority_exponent=0.5)
+    selection.put(numbered(0, 4))
+    every = Drawn(np.arange(4), table.generations[np.arange(4)])
+    selection.prioritize(every, np.array([0.0, 1.0, 4.0, -3.0]))
+    drawn = selection.draw(100_000)
+    shares = np.array([1e-3, 1.0, 2.0, 1e-3]) / 3.002  # the least priority is 1e-6
+    np.testing.assert_allclose(drawn.shares, shares[drawn.slots])
+    counts, expected = np.bincount(drawn.slots, minlength=4), 100_000 * shares
+    assert float(((counts - expected) ** 2 / expected).sum()) < 3 + 5 * np.sqrt(6)
+    selection.prioritize(every, np.zeros(4))
+    assert set(selection.draw(100).slots.tolist()) == {0, 1, 2, 3}
+    np.testing.assert_allclose(selection.draw(100).shares, 0.25)
 
 
 def test_any_row_leaves_equally_often_where_they_leave_at_random() -> None:

@@ -16,7 +16,9 @@ from juggler.runtime.wire.trees import Tree
 
 Slots: TypeAlias = NDArray[np.intp]
 
-_LEAST_PRIORITY = 1e-6  # of a row that was learned from, so that it can be drawn again
+#: Of a row that was learned from: with a priority of 0 it would never be drawn again, and its error
+#: would stay that of weights from long ago.
+_LEAST_PRIORITY = 1e-6
 
 #: The keys of rows by the orders that they may be in, of which the least comes first: of their
 #: generations and of their weights.
