@@ -93,9 +93,13 @@ class LearnerState(GroupMember):
         has failed."""
         return self._data.taken_in()
 
+    def books_of_samples(self) -> Mapping[str, Mapping[str, float]]:
+        """What became of all that a replay has got, by module id; {}: the algorithm has none."""
+        return self._data.books()
+
     def kept_rows(self) -> float | None:
         """How many rows a replay has; None: the algorithm has none."""
-        rows = [each.get("replay_rows") for each in self._data.metrics().values()]
+        rows = [each.get("replay_rows") for each in self._data.books().values()]
         return sum(each or 0.0 for each in rows) if any(each is not None for each in rows) else None
 
     def draw_apart(self, rank: int) -> None:

@@ -82,6 +82,69 @@ checkpoint_seconds = 1
 env_to_module = [{use = "frame_stack", k = 2}]
 """
 
+LOGGED = """
+import os
+from pathlib import Path
+
+import gymnasium, numpy as np
+
+from juggler.learner.algorithms.dqn import DqnAlgorithm
+from juggler.learner.algorithms.dqn.core import Dqn
+
+
+class Numbered(gymnasium.Env):
+    '''Observations that come once in a run: of which process, environment and step they are.'''
+
+    observation_space = gymnasium.spaces.Box(0, 1e7, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    made = 0
+
+    def __init__(self, **_):
+        Numbered.made += 1
+        self.number, self.seen = Numbered.made, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 30))
+        return self.see(), {}
+
+    def step(self, action):
+        self.left -= 1
+        return self.see(), 1.0, False, self.left == 0, {}
+
+    def see(self):
+        self.seen += 1
+        return np.array([os.getpid(), self.number, self.seen], np.float32)
+
+
+class LoggedDqn(Dqn):
+    def step(self, state, sample, *seam):
+        drawn = sample["default"]["observations"].flatten(0, 1).int().tolist()
+        with Path(__file__).with_name(f"drawn-{os.getpid()}").open("a") as file:
+            file.writelines(f"{step}\\n" for step in drawn)
+        return super().step(state, sample, *seam)
+
+
+class Logged(DqnAlgorithm):
+    core = LoggedDqn
+"""
+
+ONCE = """
+env = "mine:Numbered"
+algorithm = "mine:Logged"
+num_env_runners = 2
+envs_per_runner = 4
+fragment_steps = 8
+batch_size = 64
+replay_selector = "fifo"
+max_times_sampled = 1
+replay_begin = 0
+replay_batch_size = 16
+replay_ratio = 1.0
+save_replay = false
+checkpoint_seconds = 1
+"""
+
 AGAIN = "killed by SIGKILL. Starting it again"
 
 
@@ -114,6 +177,44 @@ def test_no_half_written_row_is_drawn_when_samplers_and_the_learner_are_killed(
     end = summary(directory)
     assert end["restarts"] == 4
     assert end["learner_steps"]["learner-0"]["trained"] == end["env_steps_trained"]
+    place.assert_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_each_step_is_learned_from_once_or_counted_as_lost_when_the_learner_is_killed(
+    place: Place,
+) -> None:
+    directory = place.path / "run"
+    place.write("mine.py", LOGGED)
+    place.write("run.toml", ONCE)
+    path = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/tests:{place.path}"}
+    run = place.start("train", "run.toml", "--run-dir", "run", **path)
+    lives = []
+    for restarts in range(3):
+        reached = trained_steps(directory) + 1000
+        eventually(lambda: trained_steps(directory) > reached, 120, lambda: run.output)  # noqa: B023
+        learner = place.worker("learner 0")
+        lives.append(learner.pid)
+        if restarts < 2:
+            eventually(lambda: checkpoints(directory), 60, lambda: run.output)
+            learner.kill()
+            eventually(lambda: run.output.count(AGAIN) > restarts, 60, lambda: run.output)  # noqa: B023
+    run.interrupt()
+    assert run.wait(30) == 130, run.output
+    assert_books_balance(directory)
+    logs = [(place.path / f"drawn-{pid}").read_text().splitlines() for pid in lives]
+    drawn = [step for log in logs for step in log]
+    assert len(drawn) == len(set(drawn)), "a step was learned from twice"
+    end = summary(directory)
+    assert end["restarts"] == 2
+    trained, lost = end["env_steps_trained"], end["env_steps_dropped"]
+    # Less than a sample is stored when a learner ends. In the updates that it has not answered by
+    # then it may have drawn what counts as lost.
+    unheard = lost.get("learner_lost", 0) + lost.get("shutdown", 0)
+    assert trained - 16 * len(lives) < len(drawn) <= trained + unheard
+    told = end["modules"]["default"]
+    assert told["replay_rows"] == told["replay_rows_waiting"] < 16
+    assert told["replay_rows_drawn"] <= len(logs[-1])
     place.assert_nothing_is_left()
 
 

@@ -24,6 +24,7 @@ from juggler.driver.record.wording import (
     conclude,
     each_return,
     goal_returns,
+    lacking_steps,
     number,
     plain,
     quantity,
@@ -183,7 +184,8 @@ class LiveProgress:
         return Text(" · ".join(parts))
 
     def _incidents(self) -> Text:
-        """Show dropped steps, restarts, old returns and evaluations, if there are any."""
+        """Show dropped steps, restarts, old returns, evaluations and what learning waits for, if
+        there are any."""
         line = self._line
         parts = [
             Text(f"{quantity(steps)} steps dropped ({reason})", style="yellow")
@@ -192,6 +194,8 @@ class LiveProgress:
         ]
         if restarts := line.get("restarts", 0):
             parts.append(Text(_counted(restarts, "restart"), style="yellow"))
+        if lacking := lacking_steps(line):
+            parts.insert(0, Text(lacking))
         if old := age(line):
             parts.insert(0, Text(f"no episode has ended for {old}", style="yellow"))
         if line.get("evaluation_return_mean") is not None:

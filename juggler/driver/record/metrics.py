@@ -42,6 +42,8 @@ class Metrics:
     candidates: Candidates = field(default_factory=Candidates)
     # By learner and the module that it updated, by module id: of the newest such update.
     modules: dict[tuple[str, str], dict[str, dict[str, float]]] = field(default_factory=dict)
+    # By learner and module: what became of the rows of its replay.
+    replays: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     workers: WorkerRecords = field(default_factory=WorkerRecords)
     by_module: dict[str, ModuleMetrics] = field(default_factory=dict)
     by_agent: dict[str, AgentMetrics] = field(default_factory=dict)
@@ -109,6 +111,11 @@ class Metrics:
             said = {key: dict(values) for key, values in modules.items()}
             self.modules[worker_id, module_id] = said
 
+    def replayed(self, worker_id: str, module_id: str, books: Mapping[str, float]) -> None:
+        """What a learner says of a module's replay, in every answer."""
+        if books:
+            self.replays[worker_id, module_id] = dict(books)
+
     def evaluated(self, returns: Sequence[float], agent_returns: AgentReturns) -> None:
         """An evaluation of recent weights.
 
@@ -129,6 +136,7 @@ class Metrics:
 
     def learner_left(self, worker_id: str) -> None:
         self.modules = {key: said for key, said in self.modules.items() if key[0] != worker_id}
+        self.replays = {key: books for key, books in self.replays.items() if key[0] != worker_id}
 
     def goes_on(self, training_time: float, steps_trained: int) -> None:
         """The run has a past: rates are over what it adds."""
@@ -196,10 +204,14 @@ class Metrics:
         return found
 
     def _modules(self) -> dict[str, dict[str, float]]:
-        """By module id, means over the learners."""
+        """By module id, means over the learners. Of a replay they are of the newest answers, and
+        not of the last metrics, so that they agree with the ledger."""
         values: dict[str, dict[str, list[float]]] = {}
-        for learner in self.modules.values():
-            for module_id, metrics in learner.items():
+        for key in dict.fromkeys([*self.modules, *self.replays]):
+            said = self.modules.get(key, {})
+            if key in self.replays:
+                said = {**said, key[1]: {**said.get(key[1], {}), **self.replays[key]}}
+            for module_id, metrics in said.items():
                 for name, value in metrics.items():
                     values.setdefault(module_id, {}).setdefault(name, []).append(value)
         return {

@@ -13,6 +13,7 @@ from juggler.driver.record.wording import (
     clock,
     conclude,
     describe,
+    lacking_steps,
     mean_return,
     number,
     plain,
@@ -103,7 +104,7 @@ class PlainProgress:
 
     def update(self, line: Mapping[str, Any]) -> None:
         if self._is_due(line["wall_time"]):
-            left = time_left(self._config, line)
+            left, lacking = time_left(self._config, line), lacking_steps(line)
             self._print(
                 f"{clock(line['wall_time']):>7}"
                 f"  return {mean_return(line, width=7)}"
@@ -114,6 +115,7 @@ class PlainProgress:
                 f"  envrunners {line['num_env_runners']}"
                 + (f"  restarts {line['restarts']}" if line.get("restarts") else "")
                 + ("" if left is None else f"  {clock(left)} left")
+                + (f"  {lacking}" if lacking else "")
             )
 
     def message(self, text: str, level: Level = "info") -> None:

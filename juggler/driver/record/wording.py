@@ -96,6 +96,18 @@ def mean_return(line: Mapping[str, Any], width: int = 0) -> str:
     return f"{shown}{_in_brackets(each_return(line))}{_in_brackets(old)}"
 
 
+def lacking_steps(line: Mapping[str, Any]) -> str:
+    """Word what learning waits for while a replay has too few steps; "": for nothing."""
+    modules = line.get("modules") or {}
+    trained = line.get("by_module", modules)  # not the players that have left a league
+    missing = {name: modules.get(name, {}).get("replay_steps_missing", 0) for name in trained}
+    name = max(missing, key=missing.__getitem__, default="")
+    if not missing.get(name):
+        return ""
+    whose = f"the replay of {name}" if len(trained) > 1 else "the replay"
+    return f"learning waits for {quantity(missing[name])} more steps in {whose}"
+
+
 def _in_brackets(text: str) -> str:
     return f" ({text})" if text else ""
 

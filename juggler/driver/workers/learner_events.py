@@ -82,6 +82,7 @@ class LearnerEvents:
         parts.metrics.workers.spent(worker_id, done.seconds)
         metrics = {key: each.values for key, each in done.metrics.items()}
         parts.metrics.updated(worker_id, module_id, metrics)
+        parts.metrics.replayed(worker_id, module_id, done.replay)
         if module.weights_version != before:  # with several learners, once
             parts.callbacks.updated(module_id, metrics)
 

@@ -199,11 +199,15 @@ def read_update_done(
         raise ValueError(f"an answer about {len(done.batches)} batches, of {most} in the update")
     if len(done.metrics) > _MOST_MODULES:
         raise ValueError(f"metrics of {len(done.metrics)} modules: at most {_MOST_MODULES}")
-    for module_id, metrics in done.metrics.items():
-        if len(metrics.values) > _MOST_METRICS:
-            raise ValueError(f"{len(metrics.values)} metrics of a module: at most {_MOST_METRICS}")
-        for name in (module_id, *metrics.values):
-            _check_name("a metric or module", name)
+    for values in (done.replay, *(metrics.values for metrics in done.metrics.values())):
+        if len(values) > _MOST_METRICS:
+            raise ValueError(f"{len(values)} metrics of a module: at most {_MOST_METRICS}")
+        for name in values:
+            _check_name("a metric", name)
+    for module_id in done.metrics:
+        _check_name("a module", module_id)
+    for name, value in done.replay.items():
+        _check_number("a number of a replay", name, value)
     _check_numbers("seconds", done.seconds, SECONDS)
     _check_version(Version.of(done.version), newest)
     return done
@@ -307,8 +311,12 @@ def _check_numbers(what: str, numbers: Mapping[str, float], known: Collection[st
     for name, value in numbers.items():
         if name not in known:
             raise ValueError(f"{what} of {name[:100]!r}: known are {', '.join(sorted(known))}")
-        if not 0 <= value <= _MOST_NUMBER:
-            raise ValueError(f"{value} as {what} of {name}")
+        _check_number(what, name, value)
+
+
+def _check_number(what: str, name: str, value: float) -> None:
+    if not 0 <= value <= _MOST_NUMBER:
+        raise ValueError(f"{value} as {what} of {name}")
 
 
 def _check_name(what: str, name: str) -> None:

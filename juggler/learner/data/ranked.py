@@ -46,6 +46,9 @@ class Ranked(DataSource):
     def metrics(self) -> Mapping[str, Mapping[str, float]]:
         return self._source.metrics()
 
+    def books(self) -> Mapping[str, Mapping[str, float]]:
+        return self._source.books()
+
     def draw_apart(self, rank: int) -> None:
         self._rank = rank
         self._source.draw_apart(rank)

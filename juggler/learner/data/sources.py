@@ -76,6 +76,10 @@ class DataSource(Protocol):
         """Numbers for people about the last sample given, by module id; always the same names."""
         return {}
 
+    def books(self) -> Mapping[str, Mapping[str, float]]:
+        """What became of all that arrived, up to now, by module id; {}: nothing is kept of it."""
+        return {}
+
     def draw_apart(self, rank: int) -> None:
         """Hear that other learners, each of another rank, go on from the same state now: what is
         random is to be different from here on. What `state` does not hold was discarded before."""

@@ -268,8 +268,11 @@ class HostedModule:
     ) -> None:
         """Complete an answer with what every answer has, and keep it in case the driver misses
         it."""
+        # Also while a replay fills, and there is nothing to learn from.
+        done.replay.update(self.learner.books_of_samples().get(_OWN, {}))
         if metrics:
             done.metrics[self.module_id].values.update(metrics)
+        if metrics or done.replay:
             done.seconds.update(seconds)
         done.version.CopyFrom(self.version.message())
         self.handover.updated(done, self._updates_in_flight)

@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from support.progress_lines import CONFIG, SUMMARY, live_display, metrics_line, panel
@@ -87,6 +88,42 @@ def test_a_run_of_several_modules_shows_the_algorithm_and_the_return_of_each() -
 def test_a_line_does_not_grow_with_the_number_of_modules() -> None:
     line = metrics_line(by_module={f"m{k}": {"episode_return_mean": None} for k in range(9)})
     assert each_return(line) == "m0 -, m1 -, m2 -, m3 - and 5 more"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"modules": {"default": {"replay_steps_missing": 6800.0}}},
+            "6.8k more steps in the replay",
+        ),
+        ({"modules": {"default": {"replay_steps_missing": 0.0}}}, ""),
+        ({"modules": {"default": {"lr": 1e-3}}}, ""),
+        ({"modules": {}}, ""),
+        (
+            {
+                "modules": {
+                    "a": {"replay_steps_missing": 70.0},
+                    "b": {"replay_steps_missing": 90.0},
+                    "gone": {"replay_steps_missing": 500.0},
+                },
+                "by_module": {name: {"episode_return_mean": None} for name in "ab"},
+            },
+            "90 more steps in the replay of b",
+        ),
+    ],
+)
+def test_people_are_told_what_learning_waits_for_while_a_replay_fills(
+    changes: dict[str, Any], words: str
+) -> None:
+    line, stream = metrics_line(**changes), io.StringIO()
+    PlainProgress(stream).update(line)
+    with live_display(120) as (live, _):
+        live.update(line)
+        shown = panel(live, 120)
+    for text in (stream.getvalue(), shown):
+        assert ("learning waits for" in text) == bool(words)
+        assert words in text
 
 
 def test_plain_lines_come_every_two_seconds() -> None:

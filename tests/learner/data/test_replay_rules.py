@@ -109,11 +109,14 @@ def test_every_arrival_and_every_draw_is_one_that_reverb_would_admit(
 
 
 def test_a_replay_whose_rows_have_been_drawn_fills_again_before_the_next_draw() -> None:
-    replay, first, counts = replay_of(ratio=1.0, size=1, begin=10, max_times_sampled=1), 0, []
+    replay, first = replay_of(ratio=1.0, size=1, begin=10, max_times_sampled=1), 0
+    counts, missing = [], []
     for count in (10, 1, 0, 5):
         counts.append(len(list(replay.add(numbered(first, count)))))
         first += count
+        missing.append(replay.books()["default"]["replay_steps_missing"])
     assert counts == [1, 1, 0, 5], "each time until nine rows are left"
+    assert missing == [1, 1, 1, 1]
 
 
 def test_rows_of_episodes_that_have_been_drawn_are_counted_with_all_of_their_steps(
@@ -134,15 +137,34 @@ def test_metrics_say_what_is_kept_and_how_often_it_is_drawn() -> None:
         arrived += 3
     since = arrived - 9  # the fourth arrival is the first that is drawn for
     told = dict(replay.metrics()["default"])
-    waiting, unused = told.pop("replay_rows_waiting"), told.pop("replay_rows_unused")
+    drawn, waiting, unused = (
+        told.pop(f"replay_rows_{what}") for what in ("drawn", "waiting", "unused")
+    )
     assert 0 < unused < waiting + unused < 50
+    assert drawn + waiting + unused == arrived
     assert told == {
         "replay_rows": 50.0,
+        "replay_steps_missing": 0.0,
         "stale_priorities": 0.0,
         "samples_per_insert": 8 * draws / since,
         "updates_per_step": draws / since,
     }
     assert told["samples_per_insert"] == pytest.approx(4.0, abs=8 / since)
+
+
+def test_a_replay_that_fills_says_how_many_steps_it_lacks() -> None:
+    replay, missing = replay_of(begin=10), []
+    for first in range(0, 16, 4):
+        list(replay.add(numbered(first, 4)))
+        missing.append(replay.books()["default"]["replay_steps_missing"])
+    assert missing == [6, 2, 0, 0]
+
+
+def test_rows_for_which_a_table_has_no_room_left_unused() -> None:
+    replay = replay_of(capacity=10, begin=1000)
+    list(replay.add(numbered(0, 25)))
+    told = replay.books()["default"]
+    assert (told["replay_rows_waiting"], told["replay_rows_unused"]) == (10, 15)
 
 
 def marked(make_batch: MakeBatch, seed: int, steps: int) -> EpisodeBatch:

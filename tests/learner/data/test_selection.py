@@ -15,7 +15,7 @@ from juggler.learner.data.replay.episode_rows import episodes_of_rows, rows_of_e
 from juggler.learner.data.replay.episode_table import EpisodeTable
 from juggler.learner.data.replay.replay import Replay
 from juggler.learner.data.replay.rules import Rules
-from juggler.learner.data.replay.selection import Selection
+from juggler.learner.data.replay.selection import Drawn, Selection
 from juggler.learner.data.replay.slot_trees import LeastTree
 from juggler.learner.data.replay.table import Table
 from juggler.runtime.wire.structures import tree_map
@@ -88,6 +88,7 @@ class Model:
         """So many rows come, and the table has these by now."""
         stay = list(self.times)
         excess = max(0, len(stay) + min(count, self.capacity) - self.capacity)
+        self.unused += max(0, count - self.capacity)  # there is no room for these
         left = {"fifo": stay[:excess], "lifo": stay[len(stay) - excess :]}.get(self.rules.remover)
         if left is None:  # any of them
             left = [number for number in stay if number not in here]
@@ -135,7 +136,7 @@ def test_rows_are_drawn_and_leave_as_one_by_one(rules: Rules, remover: Any, capa
         if count:
             selection.put(numbered(model.came, count))
             model.put(count, set(kept(table)))
-            asked += min(count, capacity)
+            asked += count
         if table.size:
             assert kept(table) == list(model.times)
             count = int(min(selection.may_draw(), rng.integers(0, 9)))
@@ -183,6 +184,21 @@ def test_rows_of_the_lowest_priority_leave_first() -> None:
     assert kept(table) == [0, 2, 4, 5, 6, 7]
     selection.put(numbered(8, 1))
     assert kept(table) == [0, 2, 4, 6, 7, 8], "new rows have the largest priority, 9"
+
+
+def test_a_row_of_priority_0_is_drawn_again_and_rows_of_priority_0_alone_are_drawn_alike() -> None:
+    table, selection = selection_of(4, priority_exponent=0.5)
+    selection.put(numbered(0, 4))
+    every = Drawn(np.arange(4), table.generations[np.arange(4)])
+    selection.prioritize(every, np.array([0.0, 1.0, 4.0, -3.0]))
+    drawn = selection.draw(100_000)
+    shares = np.array([1e-3, 1.0, 2.0, 1e-3]) / 3.002  # the least priority is 1e-6
+    np.testing.assert_allclose(drawn.shares, shares[drawn.slots])
+    counts, expected = np.bincount(drawn.slots, minlength=4), 100_000 * shares
+    assert float(((counts - expected) ** 2 / expected).sum()) < 3 + 5 * np.sqrt(6)
+    selection.prioritize(every, np.zeros(4))
+    assert set(selection.draw(100).slots.tolist()) == {0, 1, 2, 3}
+    np.testing.assert_allclose(selection.draw(100).shares, 0.25)
 
 
 def test_any_row_leaves_equally_often_where_they_leave_at_random() -> None:
@@ -320,6 +336,7 @@ def test_what_the_table_gives_oldest_first_and_once_is_what_a_queue_gives(make_b
     assert (told["replay_rows"], told["replay_rows_waiting"], told["replay_rows_unused"]) == (
         0,
     ) * 3
+    assert told["replay_rows_drawn"] == 5 * 20
 
 
 def test_members_of_a_group_cannot_run_out_of_rows_alone() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from juggler.learner.data.replay.slot_trees import SumTree
+from juggler.learner.data.replay.slot_trees import LeastTree, SumTree
 
 
 def slow_find(weights: np.ndarray, value: float) -> int:
@@ -66,3 +68,56 @@ def test_a_slot_that_is_named_twice_has_the_last_weight() -> None:
     tree = SumTree(4)
     tree[np.array([2, 2])] = np.array([5.0, 3.0])
     assert tree.total == 3.0
+
+
+class Counting(np.ndarray[Any, Any]):
+    """Numbers of a tree that count how many of them are read or written; what was read is plain."""
+
+    touched = 0
+
+    def take(self, *args: Any, **kwargs: Any) -> Any:
+        return self._read(super().take(*args, **kwargs))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._read(super().__getitem__(key))
+
+    def __setitem__(self, key: Any, numbers: Any) -> None:
+        Counting.touched += self.view(np.ndarray)[key].size
+        super().__setitem__(key, numbers)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        Counting.touched += sum(x.size for x in inputs if isinstance(x, Counting))
+        plain = [x.view(np.ndarray) if isinstance(x, Counting) else x for x in inputs]
+        return getattr(ufunc, method)(*plain, **kwargs)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        Counting.touched += sum(x.size for x in args if isinstance(x, Counting))
+        plain = [x.view(np.ndarray) if isinstance(x, Counting) else x for x in args]
+        return func(*plain, **kwargs)
+
+    def _read(self, found: Any) -> Any:
+        Counting.touched += np.size(found)
+        return np.asarray(found)
+
+
+@pytest.mark.parametrize("kind", [SumTree, LeastTree])
+def test_a_hundred_times_as_many_slots_take_less_than_twice_the_work(
+    kind: type[SumTree | LeastTree],
+) -> None:
+    """Counted in numbers that are read and written. 10^4 slots have four levels, 10^6 have five:
+    the logarithm to the base of 16, rounded up."""
+    touched = []
+    for capacity in (10**4, 10**6):
+        rng, tree = np.random.default_rng(0), kind(capacity)
+        tree[np.arange(capacity)] = rng.random(capacity)
+        tree._levels = [level.view(Counting) for level in tree._levels]
+        Counting.touched = 0
+        for _ in range(20):
+            tree[np.unique(rng.integers(capacity, size=32))] = rng.random()
+            if isinstance(tree, SumTree):
+                tree.find(rng.random(32) * tree.total)
+            else:
+                tree.least(32)
+        touched.append(Counting.touched)
+    assert touched[0] > 20 * 32 * 16, "they are counted"
+    assert touched[1] < 2 * touched[0]

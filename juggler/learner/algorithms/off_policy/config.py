@@ -65,9 +65,9 @@ class OffPolicyConfig(KeptConfig):
         return [key for key in super().numbers_of_losses() if key not in of_replay]
 
     def metric_names(self) -> list[str]:
-        rows = ("replay_rows", "replay_rows_waiting", "replay_rows_unused")
-        of_replay = (*rows, "stale_priorities", "samples_per_insert", "updates_per_step")
-        return [*super().metric_names(), *of_replay]
+        rows = [f"replay_rows{of}" for of in ("", "_drawn", "_waiting", "_unused")]
+        pace = ("replay_steps_missing", "samples_per_insert", "updates_per_step")
+        return [*super().metric_names(), *rows, *pace, "stale_priorities"]
 
     def validate(self) -> None:
         super().validate()

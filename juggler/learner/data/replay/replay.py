@@ -167,7 +167,11 @@ class Replay(DataSource):
         return self._taken_in
 
     def metrics(self) -> Mapping[str, Mapping[str, float]]:
-        return {module_id: kept.metrics() for module_id, kept in self._modules.items()}
+        return self.books()
+
+    def books(self) -> Mapping[str, Mapping[str, float]]:
+        begin, least = self._room.begin, self._least_steps
+        return {key: kept.books(begin, least) for key, kept in self._modules.items()}
 
     def draw_apart(self, rank: int) -> None:
         self._draws.draw_apart(rank, going_on=bool(self._modules))
@@ -300,9 +304,7 @@ class _Kept:
         """Whether a sample of so many rows is due, there are as many, and the table has so many
         steps, or is full."""
         self.due = min(self.due, self.selection.may_draw())
-        table = self.table
-        full = table.size == table.capacity
-        return self.due >= rows and (full or table.size * table.row_steps >= least_steps)
+        return self.due >= rows and not self._lacks(least_steps)
 
     def took(self, rows: int) -> None:
         """Note that a sample of so many rows was drawn."""
@@ -310,15 +312,28 @@ class _Kept:
         self._counts[2] += rows
         self._counts[3] += 1
 
-    def metrics(self) -> dict[str, float]:
+    def _lacks(self, least_steps: int) -> int:
+        """How many steps are missing until the table has so many, or is full."""
+        table = self.table
+        missing = least_steps - table.size * table.row_steps
+        return 0 if table.size == table.capacity else max(0, missing)
+
+    def books(self, begin: int, least_steps: int) -> dict[str, float]:
+        """What became of all rows that arrived: each was drawn, is waiting, or has left unused.
+
+        Args:
+            begin: how many steps must have arrived before the first draw.
+            least_steps: how many must be there at each draw.
+        """
         rows, steps, drawn, samples = self._counts
         selection = self.selection
+        used, unused = selection.drawn_rows, selection.unused_rows
         return {
             "replay_rows": float(self.table.size),
-            "replay_rows_waiting": float(
-                selection.came_rows - selection.drawn_rows - selection.unused_rows
-            ),
-            "replay_rows_unused": float(selection.unused_rows),
+            "replay_rows_drawn": float(used),
+            "replay_rows_waiting": float(selection.came_rows - used - unused),
+            "replay_rows_unused": float(unused),
+            "replay_steps_missing": float(max(begin - self._waiting, self._lacks(least_steps))),
             "stale_priorities": float(self.stale_priorities),
             "samples_per_insert": drawn / max(rows, 1),
             "updates_per_step": samples / max(steps, 1),

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from juggler.learner.data.replay.memory_columns import any_leaf
 from juggler.learner.data.replay.rules import Rules
 from juggler.learner.data.replay.slot_trees import LeastTree, SumTree
 from juggler.learner.data.replay.table import Table
@@ -15,7 +16,9 @@ from juggler.runtime.wire.trees import Tree
 
 Slots: TypeAlias = NDArray[np.intp]
 
-_LEAST_PRIORITY = 1e-6  # of a row that was learned from, so that it can be drawn again
+#: Of a row that was learned from: with a priority of 0 it would never be drawn again, and its error
+#: would stay that of weights from long ago.
+_LEAST_PRIORITY = 1e-6
 
 #: The keys of rows by the orders that they may be in, of which the least comes first: of their
 #: generations and of their weights.
@@ -50,9 +53,9 @@ class Selection:
         generator: of what is random.
 
     Attributes:
-        came_rows: rows that were put into the table.
+        came_rows: rows that came.
         drawn_rows: those of them that were drawn at least once.
-        unused_rows: those that left without.
+        unused_rows: those that left without, or found no room.
     """
 
     def __init__(self, table: Table, rules: Rules, generator: np.random.Generator) -> None:
@@ -73,7 +76,9 @@ class Selection:
         if moved is not None:
             self._follow(moved)
         slots = self._table.put(rows, self._given)
-        self.came_rows += len(slots)
+        came = len(any_leaf(rows))
+        self.came_rows += came
+        self.unused_rows += came - len(slots)  # there was no room for these
         self.times[slots] = 0
         self._set(slots, self._highest**self._alpha)
 

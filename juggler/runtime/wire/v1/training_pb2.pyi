@@ -317,7 +317,7 @@ class Update(_message.Message):
     def __init__(self, module_id: _Optional[str] = ..., update_id: _Optional[int] = ..., generation: _Optional[int] = ..., batch_ids: _Optional[_Iterable[int]] = ..., minibatch_size: _Optional[int] = ..., num_epochs: _Optional[int] = ..., exact: bool = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class UpdateDone(_message.Message):
-    __slots__ = ("module_id", "update_id", "version", "batches", "metrics", "seconds", "steps_trained", "steps_dropped", "peer_lost")
+    __slots__ = ("module_id", "update_id", "version", "batches", "metrics", "seconds", "steps_trained", "steps_dropped", "peer_lost", "replay")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -326,6 +326,13 @@ class UpdateDone(_message.Message):
         value: ModuleMetrics
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ModuleMetrics, _Mapping]] = ...) -> None: ...
     class SecondsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class ReplayEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -341,6 +348,7 @@ class UpdateDone(_message.Message):
     STEPS_TRAINED_FIELD_NUMBER: _ClassVar[int]
     STEPS_DROPPED_FIELD_NUMBER: _ClassVar[int]
     PEER_LOST_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     update_id: int
     version: WeightsVersion
@@ -350,7 +358,8 @@ class UpdateDone(_message.Message):
     steps_trained: int
     steps_dropped: int
     peer_lost: str
-    def __init__(self, module_id: _Optional[str] = ..., update_id: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., batches: _Optional[_Iterable[_Union[UsedBatch, _Mapping]]] = ..., metrics: _Optional[_Mapping[str, ModuleMetrics]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., steps_trained: _Optional[int] = ..., steps_dropped: _Optional[int] = ..., peer_lost: _Optional[str] = ...) -> None: ...
+    replay: _containers.ScalarMap[str, float]
+    def __init__(self, module_id: _Optional[str] = ..., update_id: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., batches: _Optional[_Iterable[_Union[UsedBatch, _Mapping]]] = ..., metrics: _Optional[_Mapping[str, ModuleMetrics]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., steps_trained: _Optional[int] = ..., steps_dropped: _Optional[int] = ..., peer_lost: _Optional[str] = ..., replay: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class UsedBatch(_message.Message):
     __slots__ = ("batch_id", "live_steps", "staleness", "dropped")
