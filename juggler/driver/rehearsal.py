@@ -22,7 +22,6 @@ from juggler.driver.frozen_policies import frozen_parts
 from juggler.driver.league.builders import give_builder
 from juggler.driver.learner_group.placement import CPU
 from juggler.driver.learners_here import must_fit_together
-from juggler.driver.module_ids import listed
 from juggler.driver.preflight import DOES, FAILED, FOUND, WARNS, Rehearsal, named_parts
 from juggler.driver.trial_steps import try_steps
 from juggler.driver.trial_updates import Built, can_be_tried, first_batches
@@ -47,6 +46,7 @@ from juggler.runtime.actors.attachment import describe
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import found, given_or_named
+from juggler.runtime.nearest import listed
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2
