@@ -90,6 +90,11 @@ def test_every_algorithm_of_ones_own_makes_an_update_with_what_its_agents_do() -
     assert not [text for text in told if "update of module 'runner'" in text]
 
 
+def test_a_loss_that_is_finite_with_several_rows_alone_is_not_refused() -> None:
+    config = RunConfig.from_flat({"env": "CartPole-v1", "algorithm": f"{OWN}:OfSeveralRows"})
+    assert rehearse(config)
+
+
 def test_a_replay_that_gets_no_rows_is_a_warning_with_its_module() -> None:
     warned: list[str] = []
     modules = {"adversary": {"algorithm": f"{OWN}:Keeping"}}
@@ -107,6 +112,10 @@ def test_a_replay_that_gets_no_rows_is_a_warning_with_its_module() -> None:
         ("Failing", "module 'adversary': KeyError: 'advantages'"),
         # Two agents, each of which acts in every step of one environment.
         ("Counting", "module 'adversary': RuntimeError: 14 steps"),
+        (
+            "Infinite",
+            " steps, all of whose numbers are finite, policy_loss is ",
+        ),
         (
             "Many",
             "its core has the parameters of 'default[0]' and 'default[1]', and a run acts with",
