@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from juggler.driver.driver_config import ConfigError
-from juggler.driver.module_ids import check_module_id, instead, listed
+from juggler.driver.module_ids import check_module_id, instead
 from juggler.envrunner.setup import RANDOM, may_play
 from juggler.runtime.checkpoints.frozen import DIGEST, FROM, TRAIN, is_frozen
 from juggler.runtime.episodes.version import DEFAULT_MODULE
+from juggler.runtime.nearest import listed
 
 #: Keys of a module's table that no other part of a configuration has.
 WAITED_FOR: Final = "waited_for"

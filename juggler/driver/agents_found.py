@@ -11,13 +11,12 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league_players import players_of
-from juggler.driver.module_ids import listed
 from juggler.driver.who_plays import who_plays
 from juggler.envrunner.agent_returns import MOST_WITH_METRICS, has_metrics_by_agent
 from juggler.envrunner.multi_agent.openspiel import SCHEME as OPENSPIEL
 from juggler.envrunner.multi_agent.pettingzoo_games import SCHEME as PETTINGZOO
 from juggler.runtime.episodes.version import DEFAULT_MODULE
-from juggler.runtime.nearest import nearest
+from juggler.runtime.nearest import listed, nearest
 from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.v1 import spaces_pb2
 

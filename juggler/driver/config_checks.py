@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from juggler.driver.agents_config import AgentsConfig
 from juggler.driver.driver_config import ConfigError, DriverConfig
 from juggler.driver.league.config import LeagueConfig
-from juggler.driver.module_ids import listed
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.learner.algorithms.registry import ALGORITHMS, find_algorithm
 from juggler.learner.config import LearnerConfig
 from juggler.runtime.connectors.built_in import Place
 from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.nearest import all_of, one_of
+from juggler.runtime.nearest import all_of, listed, one_of
 
 #: Connectors that change neither what a policy sees nor what it does.
 _HARMLESS = ("clip_actions", "discounted_returns")

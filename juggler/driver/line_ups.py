@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.module_ids import listed
 from juggler.driver.script_classes import must_be_given_again
 from juggler.envrunner.agent_names import matches as fits
 from juggler.envrunner.setup import RANDOM
 from juggler.runtime.checkpoints.checkpoint import read_or_warn
 from juggler.runtime.checkpoints.frozen import DIRECTORY, place_and_module, run_of
-from juggler.runtime.nearest import nearest
+from juggler.runtime.nearest import listed, nearest
 from juggler.runtime.wire.spaces import space_to_message
 
 if TYPE_CHECKING:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from juggler.driver.driver_config import ConfigError
 from juggler.envrunner.setup import RANDOM
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS, IMITATION, PIPELINES, REPLAY, RND
-from juggler.runtime.nearest import closest
+from juggler.runtime.nearest import closest, listed
 
 _MODULE_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 #: Ids that no module can have, and why.
@@ -36,13 +36,6 @@ def check_module_id(module_id: object, where: str) -> None:
             f"{where}: {module_id!r} cannot be a module's id, because {RESERVED[module_id]}: "
             "choose another"
         )
-
-
-def listed(names: Mapping[str, Any] | Sequence[str], most: int = 20) -> str:
-    """Names for a message, of which there may be many."""
-    shown = [repr(name) for name in list(names)[:most]]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def instead(module_id: str, module_ids: Sequence[str]) -> str:

@@ -22,10 +22,9 @@ from juggler.driver.frozen_policies import frozen_parts
 from juggler.driver.league.builders import give_builder
 from juggler.driver.learner_group.placement import CPU
 from juggler.driver.learners_here import must_fit_together
-from juggler.driver.module_ids import listed
 from juggler.driver.preflight import DOES, FAILED, FOUND, WARNS, Rehearsal, named_parts
 from juggler.driver.trial_steps import try_steps
-from juggler.driver.trial_updates import Built, can_be_tried, first_batches
+from juggler.driver.trial_updates import Built, can_be_tried, rounds_of_batches
 from juggler.driver.trial_weights import groups_before, must_go_on
 from juggler.driver.with_dataset import is_of_another
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
@@ -47,6 +46,7 @@ from juggler.runtime.actors.attachment import describe
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import found, given_or_named
+from juggler.runtime.nearest import listed
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2
@@ -261,13 +261,15 @@ def _try_updates(
         return
     if several:
         does(f"sampling for an update of {listed(own)}")
-    batches = first_batches(config, env, built)
+    rounds = rounds_of_batches(config, env, built)
+    batches = next(rounds)
     for module_id, each in own.items():
         if module_id in batches:
             which = f" of module {module_id!r}" if several else ""
             does(f"trying an update{which} with {each.config.learner.algorithm}")
+            more = (again[module_id] for again in rounds if module_id in again)
             with _failures_of(module_id if several else ""):
-                if doubt := each.try_update(batches[module_id]):
+                if doubt := each.try_update(batches[module_id], more):
                     warn(f"module {module_id!r}: {doubt}" if several else doubt)
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from juggler.driver.config import RunConfig
-from juggler.driver.module_ids import listed
 from juggler.driver.record.metrics_file import metrics_table
 from juggler.driver.record.run_state import last_summary
 from juggler.driver.record.wording import best_checkpoint, here, outcome, restarted
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
+from juggler.runtime.nearest import listed
 
 _GOALS = {"solved": "stop_return", "stop_steps": "stop_steps", "stop_seconds": "stop_seconds"}
 _OF_COMMANDS = ("run_dir", "progress")  # keys that say nothing of how a run trains

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from juggler.driver.checkpoint.shared_parts import shared_parts_must_agree
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league_players import players_of
-from juggler.driver.module_ids import listed
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.checkpoints.frozen import FROM, TRAIN
 from juggler.runtime.connectors.built_in import PLACES
 from juggler.runtime.connectors.pipeline import Piece
-from juggler.runtime.nearest import all_of
+from juggler.runtime.nearest import all_of, listed
 
 
 def must_be_of_one_run(config: RunConfig, checkpoint: Checkpoint) -> None:

@@ -131,7 +131,7 @@ class CheckedGames:
 
             self._checks.check(group.observation_space, said.observations, call, who)
         if turn.unread and self._warn is not None:
-            self._warn(f"infos after {call} have {turn.unread}")
+            self._warn(f"infos after {call} have {turn.unread()}")
             self._warn = None
         return turn
 

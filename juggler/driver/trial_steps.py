@@ -64,7 +64,7 @@ def try_steps(
             except NonFinite as error:
                 raise _failure(error, config.env_runner.env, number) from error
 
-    return _in_time(work)
+    return in_time(work, _SECONDS)
 
 
 def _failure(error: NonFinite, env: str, number: int) -> Exception:
@@ -110,15 +110,15 @@ def _stepping(
     return lambda: games.sample(versions.keys(), versions).modules.values()
 
 
-def _in_time(work: Callable[[], None]) -> bool:
-    """Do something, unless it takes too long."""
+def in_time(work: Callable[[], None], seconds: float) -> bool:
+    """Do something, unless it takes longer. The main thread calls this."""
 
     def is_up(*_: object) -> None:
         raise _TimeIsUp
 
     before = signal.signal(signal.SIGALRM, is_up)
     try:
-        signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         work()
         signal.setitimer(signal.ITIMER_REAL, 0.0)
     except _TimeIsUp:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +29,10 @@ from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.nearest import all_of
 
 _ROUNDS = 10  # until every module should have acted
+_MORE_SECONDS = 5.0  # to sample as many steps as an update of the run has
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +62,32 @@ class Built:
             distribution=self.config.module.distribution,
         )
 
-    def try_update(self, batch: EpisodeBatch) -> str:
-        """Make an update -> what people should know of it; "": nothing."""
-        made = fetch_metrics(self.learner.update_from_episodes([batch]))
-        if made or self.learner.kept_rows() != 0:
+    def try_update(self, batch: EpisodeBatch, more: Iterator[EpisodeBatch]) -> str:
+        """Make an update -> what people should know of it; "": nothing.
+
+        Args:
+            batch: to learn from. Its numbers are finite, as those of all batches are.
+            more: further ones. A loss may be finite only with several rows, as one is that divides
+                by a deviation over rows; so another update is made where the first one is not.
+
+        Raises:
+            ValueError: the gradient of the loss is not finite, with several batches either.
+        """
+        made = self._updated([batch])
+        if _not_finite(made):
+            batches, end = [batch, next(more)], time.monotonic() + _MORE_SECONDS
+            wanted = self.config.learner.batch_size
+            while _live(batches) < wanted and time.monotonic() < end:
+                batches.append(next(more))
+            made = self._updated(batches)
+            if odd := _not_finite(made):
+                raise ValueError(
+                    f"algorithm {self.config.learner.algorithm!r}: in an update from "
+                    f"{_live(batches)} steps, all of whose numbers are finite, {odd}. No update "
+                    "with such a loss changes anything: look for a logarithm or a root of 0, or a "
+                    "division by 0"
+                )
+        if made is not None or self.learner.kept_rows() != 0:
             return ""
         return (
             f"algorithm = {self.config.learner.algorithm!r}: `rows` of its replay kept none of the "
@@ -69,23 +95,34 @@ class Built:
             "learned"
         )
 
+    def _updated(self, batches: Sequence[EpisodeBatch]) -> Mapping[str, float] | None:
+        """The metrics of an update; None: a replay has not begun to give anything."""
+        made = fetch_metrics(self.learner.update_from_episodes(batches))
+        return made.get(DEFAULT_MODULE)
+
 
 def can_be_tried(config: RunConfig) -> bool:
     """Whether one module acts for each agent in every episode, and all are trained."""
     return not config.others and all(len(ids) == 1 for ids in config.played_by.values())
 
 
-def first_batches(
+def rounds_of_batches(
     config: RunConfig, env: VectorEnvironment | MultiAgentEnvs, built: Mapping[str, Built]
-) -> dict[str, EpisodeBatch]:
-    """What an EnvRunner with this environment would send to the learner of each module.
+) -> Iterator[dict[str, EpisodeBatch]]:
+    """Yield, again and again, what an EnvRunner with this environment would send to the learner of
+    each module.
 
     A module is missing if none of its agents acts in a few rounds.
     """
     steps = config.env_runner.fragment_steps
     if isinstance(env, VectorEnv):
-        return {DEFAULT_MODULE: sampler(built[DEFAULT_MODULE], env, steps).sample((0, 0)).batch}
-    return _sampled(env, acting_slots(config, env, built, steps), steps)
+        alone = sampler(built[DEFAULT_MODULE], env, steps)
+        while True:
+            yield {DEFAULT_MODULE: alone.sample((0, 0)).batch}
+    slots = acting_slots(config, env, built, steps)
+    games = MultiAgentSampler(env, slots, steps, 0)
+    while True:
+        yield _sampled(games, slots)
 
 
 def sampler(built: Built, env: VectorEnvironment, steps: int) -> Sampler:
@@ -116,10 +153,9 @@ def acting_slots(
 
 
 def _sampled(
-    envs: MultiAgentEnvs, modules: Mapping[str, ModuleSlots], steps: int
+    games: MultiAgentSampler, modules: Mapping[str, ModuleSlots]
 ) -> dict[str, EpisodeBatch]:
-    """The first batch of each module."""
-    games = MultiAgentSampler(envs, modules, steps, 0)
+    """The next batch of each module."""
     versions = dict.fromkeys(modules, Version(0, 0))
     batches: dict[str, EpisodeBatch] = {}
     for _ in range(_ROUNDS):
@@ -131,3 +167,15 @@ def _sampled(
         if len(batches) == len(modules):
             break
     return batches
+
+
+def _not_finite(made: Mapping[str, float] | None) -> str:
+    """The metrics of an update that are not finite, for people, if no step of the optimizer had a
+    finite gradient; "": one had."""
+    if made is None or made.get("skipped") != 1.0:
+        return ""
+    return all_of(f"{name} is {made[name]}" for name in made if not math.isfinite(made[name]))
+
+
+def _live(batches: Sequence[EpisodeBatch]) -> int:
+    return sum(batch.live_steps for batch in batches)

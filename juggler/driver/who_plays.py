@@ -9,11 +9,11 @@ from typing import Final
 
 from juggler.driver.agents_config import AgentsConfig
 from juggler.driver.driver_config import ConfigError
-from juggler.driver.module_ids import RESERVED, listed
+from juggler.driver.module_ids import RESERVED
 from juggler.envrunner.agent_names import matches
 from juggler.envrunner.setup import RANDOM, may_play
 from juggler.runtime.episodes.version import DEFAULT_MODULE
-from juggler.runtime.nearest import closest
+from juggler.runtime.nearest import closest, listed
 
 _LONGEST_PREFIX: Final = 60  # leaves room for a number behind it
 

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import SequenceMatcher
+from itertools import islice
 from typing import Final
 
 #: So few known names are all listed, also where one of them is near.
 _FEW: Final = 10
+#: No list of names that may be many has more.
+_MOST_LISTED: Final = 20
 #: What two names must have in common, of 1, and by how much another may be behind the nearest one.
 _NEAR, _AS_NEAR = 0.58, 0.05
 
 
 def one_of(words: Iterable[str]) -> str:
     """Words for a sentence, of which one is meant: a, b or c."""
-    return _listed(words, "or")
+    return _joined(words, "or")
 
 
 def all_of(words: Iterable[str]) -> str:
     """Words for a sentence, all of which are meant: a, b and c."""
-    return _listed(words, "and")
+    return _joined(words, "and")
 
 
-def _listed(words: Iterable[str], last_but: str) -> str:
+def listed(names: Collection[str]) -> str:
+    """Names for a sentence, all of which are meant, and of which there may be many."""
+    shown = [repr(name) for name in islice(names, _MOST_LISTED)]
+    more = len(names) - len(shown)
+    return all_of([*shown, f"{more} more"] if more else shown)
+
+
+def _joined(words: Iterable[str], last_but: str) -> str:
     *others, last = [*words] or [""]
     return f"{', '.join(others)} {last_but} {last}" if others else last
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from support.commands import status_of
 
-from juggler.driver.config import RunConfig
+from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import load_config
+from juggler.experiments.tuning import measuring, process
 from juggler.experiments.tuning.advice import advice_for, lines_of, write
-from juggler.experiments.tuning.measuring import usual_seconds
+from juggler.experiments.tuning.measuring import Measurements, usual_seconds
 from juggler.experiments.tuning.speeds import (
     Sampling,
     Sizes,
@@ -217,3 +218,37 @@ def test_what_cannot_be_measured_is_said(
 def test_several_agents_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of("tune", "--env", "juggler:CartPoles", "--seconds", 1) == 2
     assert "has several agents" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("one_forkserver")
+def test_of_slow_environments_only_a_few_are_measured_and_the_others_are_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_PROGRESS_SECONDS", 0.05)
+    env = "support.slow_environments:Slow"
+    assert status_of("tune", "--env", env, "--envs-per-runner", 16, "--seconds", 1) == 0
+    said = capsys.readouterr()
+    assert f"making steps of {env} with 1 environment: 0 s so far" in said.err
+    assert "left out: EnvRunners with 4, 16, 64 or 256 environments, which take too" in said.err
+    assert "as configured: 2 × 16 environments" in said.out
+
+
+def test_environments_too_slow_for_one_measurement_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measuring, "_MORE_SECONDS", 0.2)
+    env = "support.slow_environments:TooSlow"
+    config = RunConfig.from_flat({"env": env, "envs_per_runner": 1})
+    measurements = Measurements(config, 1.0, lambda _: None, lambda _: None)
+    with pytest.raises(ConfigError, match=r"and 8 steps takes longer than 0\.7 s: give more"):
+        measurements.all()
+
+
+@pytest.mark.usefixtures("one_forkserver")
+def test_an_environment_that_ends_its_process_is_named_with_how_it_ended(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    env = "support.slow_environments:Leaving"
+    assert status_of("tune", "--env", env, "--seconds", 1) == 2
+    told = f"its process ended while making steps of {env} with 1 environment: exit code 3"
+    assert told in capsys.readouterr().err

@@ -14,6 +14,7 @@ import pytest
 from gymnasium import spaces
 from support.algorithms import NUMBER, acts_in_choices, keeps_steps, needs_memory
 
+from juggler.driver.config import RunConfig
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.vector import make_vector_env
@@ -175,3 +176,16 @@ def test_the_page_says_how_large_a_pass_is() -> None:
     from juggler.learner.core.forward import CHUNK
 
     assert re.search(r"passes of at most (\d+)", PAGE.read_text())[1] == str(CHUNK)  # type: ignore[index]
+
+
+def test_the_defaults_that_differ_from_acmes_are_those_of_the_configuration() -> None:
+    section = PAGE.read_text().partition("## Where defaults differ from")[2].partition("\n## ")[0]
+    rows = [row for row in section.splitlines() if row.startswith("| `")]
+    assert len(rows) > 20
+    for row in rows:
+        algorithm, key, here, acme, why = (each.strip("` ") for each in row.strip("|").split("|"))
+        default = RunConfig.from_flat({"algorithm": algorithm}).flat().get(key)
+        said = "none" if default is None else str(default).replace("(", "[").replace(")", "]")
+        assert here.partition(":")[0] == said, row
+        assert acme.partition(" ")[0] != said, row
+        assert why, row

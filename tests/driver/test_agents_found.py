@@ -90,6 +90,11 @@ def test_every_algorithm_of_ones_own_makes_an_update_with_what_its_agents_do() -
     assert not [text for text in told if "update of module 'runner'" in text]
 
 
+def test_a_loss_that_is_finite_with_several_rows_alone_is_not_refused() -> None:
+    config = RunConfig.from_flat({"env": "CartPole-v1", "algorithm": f"{OWN}:OfSeveralRows"})
+    assert rehearse(config)
+
+
 def test_a_replay_that_gets_no_rows_is_a_warning_with_its_module() -> None:
     warned: list[str] = []
     modules = {"adversary": {"algorithm": f"{OWN}:Keeping"}}
@@ -107,7 +112,14 @@ def test_a_replay_that_gets_no_rows_is_a_warning_with_its_module() -> None:
         ("Failing", "module 'adversary': KeyError: 'advantages'"),
         # Two agents, each of which acts in every step of one environment.
         ("Counting", "module 'adversary': RuntimeError: 14 steps"),
-        ("Many", "its core has the parameters of 'default[0]', 'default[1]', and a run acts with"),
+        (
+            "Infinite",
+            " steps, all of whose numbers are finite, policy_loss is ",
+        ),
+        (
+            "Many",
+            "its core has the parameters of 'default[0]' and 'default[1]', and a run acts with",
+        ),
     ],
 )
 def test_an_algorithm_of_ones_own_that_cannot_learn_is_told_with_its_module(
@@ -136,7 +148,10 @@ def test_agents_travel_as_json_even_where_their_spaces_cannot() -> None:
         ({"agents": {"*": "all"}}, "have different spaces, and both are mapped to module 'all'"),
         ({"modules": {"hunts": {}}}, "no agent is mapped to module 'hunts'; there are 'adversary'"),
         ({"league": {"builder": "none"}}, "have different spaces, and every player of a league"),
-        ({"modules": {"runer": {}}}, "'runer': did you mean 'runner'? There are 'adversary', 'run"),
+        (
+            {"modules": {"runer": {}}},
+            "'runer': did you mean 'runner'? There are 'adversary' and 'r",
+        ),
         (
             {"modules": {"runner": {"algorithm": "pqn"}}},
             "module 'runner': algorithm 'pqn' needs a Discrete action space",

@@ -34,7 +34,7 @@ def test_a_league_of_other_players_is_told_of_by_its_own_table() -> None:
         must_be_of_one_run(now, checkpoint_of(before))
     assert str(caught.value) == (
         "league: this run began with the players 'main-0', and with what is given it would be "
-        "'main-0', 'main-1': a run that is resumed keeps its players"
+        "'main-0' and 'main-1': a run that is resumed keeps its players"
     )
 
 

@@ -72,7 +72,10 @@ SEVERAL = {
     ("name", "told"),
     [
         ("by_module/huntr/updates", "module 'huntr': did you mean 'hunters'? There are 'hunters',"),
-        ("by_module/x/episodes", "there is no module 'x'; there are 'hunters', 'prey', 'random'"),
+        (
+            "by_module/x/episodes",
+            "there is no module 'x'; there are 'hunters', 'prey' and 'random'",
+        ),
         (
             "modules/huntr/entropy",
             "is trained 'huntr': did you mean 'hunters'? There are 'hunters'",

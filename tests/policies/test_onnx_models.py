@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -137,12 +138,36 @@ class Branching(juggler.ActorCritic):
         return super()._forward({"observations": 2 * seen if seen.sum() > 0 else seen})
 
 
-def test_a_module_that_branches_on_values_is_told_where_and_what_to_do(tmp_path: Path) -> None:
+def test_a_module_that_branches_on_values_is_told_where_and_what_to_do(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     path = worlds.written(tmp_path, worlds.plain, Branching, module="__main__:Branching")
     policy = juggler.load_policy(path, module=Branching)
     place = r"torch\.where \(test_onnx_models\.py, line \d+, in _forward\)"
-    with pytest.raises(ValueError, match=f"Branching cannot be exported: .*{place}"):
+    with pytest.raises(ValueError, match=f"Branching cannot be exported: .*{place}") as failed:
         policy.export_onnx(tmp_path / "policy.onnx")
+    assert capfd.readouterr() == ("", ""), "no graphs of torch"
+    assert "".join(traceback.format_exception(failed.value)).count("Traceback") == 2
+
+
+class Counting(juggler.ActorCritic):
+    """Exported in the second way that torch tries."""
+
+    def _forward(self, batch):
+        seen = batch["observations"]
+        nothing = torch.zeros(int(seen.abs().sum().item())).sum()
+        return super()._forward({"observations": seen + nothing})
+
+
+def test_an_export_says_nothing_of_what_torch_has_tried_in_vain(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = worlds.written(tmp_path, worlds.plain, Counting, module="__main__:Counting")
+    seen = np.ones((3, 4), np.float32)
+    model = model_of(path, module=Counting)
+    assert capfd.readouterr() == ("", "")
+    (action,) = model.run(["action"], {"observation": seen})
+    np.testing.assert_array_equal(action, juggler.load_policy(path, module=Counting).act(seen)[0])
 
 
 def test_a_missing_package_is_named_with_what_to_install(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from juggler.runtime.nearest import all_of, closest, nearest, one_of
+from juggler.runtime.nearest import all_of, closest, listed, nearest, one_of
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,13 @@ def test_several_words_are_listed_as_in_a_sentence(
 ) -> None:
     assert one_of(words) == either
     assert all_of(iter(words)) == together
+
+
+def test_of_many_names_the_first_ones_are_listed() -> None:
+    assert listed({"left": 1, "right": 2}) == "'left' and 'right'"
+    names = [f"agent_{k}" for k in range(23)]
+    assert listed(names[:21]).endswith("'agent_18', 'agent_19' and 1 more")
+    assert listed(names) == ", ".join(map(repr, names[:20])) + " and 3 more"
 
 
 @pytest.mark.parametrize(

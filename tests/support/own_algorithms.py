@@ -24,6 +24,24 @@ class TellsSteps(Impala):
         raise RuntimeError(f"{int(columns['live'].sum())} steps")
 
 
+class NotANumber(Impala):
+    """Its loss is never finite."""
+
+    def loss(self, forward: Forward, columns: Any, state: Any) -> Loss:
+        found = super().loss(forward, columns, state)
+        infinite = {**found.metrics, "policy_loss": found.metrics["policy_loss"] / 0.0}
+        return found._replace(total=found.total * float("nan"), metrics=infinite)
+
+
+class Standardizes(Impala):
+    """Its loss is finite with several rows alone."""
+
+    def loss(self, forward: Forward, columns: Any, state: Any) -> Loss:
+        found = super().loss(forward, columns, state)
+        rows = columns["rewards"].shape[0] * found.total.new_ones(())  # []
+        return found._replace(total=found.total / (rows - 1))
+
+
 class KeepsNothing(Impala):
     """Its replay gets no row of what arrives."""
 
@@ -41,6 +59,14 @@ class Failing(juggler.Algorithm):
 
 class Counting(juggler.Algorithm):
     config, core = ImpalaConfig, TellsSteps
+
+
+class Infinite(juggler.Algorithm):
+    config, core = ImpalaConfig, NotANumber
+
+
+class OfSeveralRows(juggler.Algorithm):
+    config, core = ImpalaConfig, Standardizes
 
 
 class Learning(juggler.Algorithm):

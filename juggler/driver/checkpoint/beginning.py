@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from juggler.driver.checkpoint.shared_parts import different_parts
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.module_ids import listed
 from juggler.driver.record.checkpoints import write
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint, CheckpointError, read
 from juggler.runtime.checkpoints.frozen import FROM, WEIGHTS, playing_tree, read_module
 from juggler.runtime.checkpoints.weights import NoSuchWeights, Weights, weights_of
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.mergeable_state import State, connector_branch, connector_state
+from juggler.runtime.nearest import listed
 
 #: The directory in that of a run with a league which has what its players began with.
 INITIAL: Final = "initial"

@@ -15,7 +15,6 @@ from juggler.driver.checkpoint.restoring import restores
 from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
-from juggler.driver.module_ids import listed
 from juggler.driver.record.candidates import most_steps
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.record.progress import Progress
@@ -28,6 +27,7 @@ from juggler.envrunner.program import EVALUATOR
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.checkpoints.checkpoint import EVALUATED
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.nearest import listed
 from juggler.runtime.wire.v1 import training_pb2
 
 #: In the directory of a run.

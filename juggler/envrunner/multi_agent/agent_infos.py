@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any, Final
 
@@ -13,18 +13,17 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.info_numbers import InfoNumbers, InfoWatch, told_apart
 from juggler.envrunner.multi_agent.turns import Turn
-from juggler.runtime.nearest import all_of
+from juggler.runtime.nearest import listed
 
 #: Kinds of what an environment may have meant as numbers of its agents.
 _MEANT: Final = (np.ndarray, Mapping, Real)
-_MOST_NAMED: Final = 20
 
 
 def arrays_in(
     infos: Mapping[str, Any], shape: tuple[int, int]
-) -> tuple[dict[str, NDArray[Any]], str]:
+) -> tuple[dict[str, NDArray[Any]], Callable[[], str] | None]:
     """What is of the shape [N, A] in the infos of a step of a vector: copies [N * A] by name; and
-    for people, what nothing reads of the others."""
+    what nothing reads of the others, as `Turn` has it."""
     found: dict[str, NDArray[Any]] = {}
     others: list[str] = []
     for name, given in infos.items():
@@ -32,10 +31,12 @@ def arrays_in(
             found[name] = given.flatten()
         elif isinstance(given, _MEANT):
             others.append(str(name))
-    if not others:
-        return found, ""
-    return found, (
-        f"{_listed(others)}, and no array of the shape {list(shape)} there: nothing reads that. "
+    return found, partial(_of_others, others, shape) if others else None
+
+
+def _of_others(names: Collection[str], shape: tuple[int, int]) -> str:
+    return (
+        f"{listed(names)}, and no array of the shape {list(shape)} there: nothing reads that. "
         "Infos have arrays [num_envs, agents] by name"
     )
 
@@ -43,15 +44,9 @@ def arrays_in(
 def of_strangers(names: Collection[str], agents: Sequence[str]) -> str:
     """For people: what infos by agent have under names that are no agents."""
     return (
-        f"{_listed(sorted(names))}, and no agent is called so: nothing reads that. Infos have a "
+        f"{listed(sorted(names))}, and no agent is called so: nothing reads that. Infos have a "
         f"dict for each agent, as in {{{agents[0]!r}: {{...}}}}"
     )
-
-
-def _listed(names: Collection[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    shown = [repr(name) for name in islice(names, _MOST_NAMED)]
-    return all_of([*shown, f"{more} more"] if more > 0 else shown)
 
 
 class AgentInfos:

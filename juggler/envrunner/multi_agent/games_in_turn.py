@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -235,7 +236,7 @@ class GamesInTurn:
         over = np.array(reports.over, np.intp)
         critics = {kind: self._of_critic(kind, reports) for kind in self._critics}
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
-        unread = of_strangers(reports.unread, self.agents) if reports.unread else ""
+        unread = partial(of_strangers, reports.unread, self.agents) if reports.unread else None
         return Turn(
             tuple(groups), began, over, *ended_with, critics, infos=reports.infos, unread=unread
         )

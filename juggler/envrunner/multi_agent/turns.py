@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -100,7 +100,8 @@ class Turn:
         stepped: [M] the environments that made a step; None: all of them.
         infos: what the step put into infos, [N * A] by name, as `InfoWatch` takes it. It means
             something for slots that act next, in the same episode, and for those that ended.
-        unread: for people, what the step's infos have that nothing reads, and why; "": nothing.
+        unread: says, for people, what the step's infos have that nothing reads, and why; None:
+            there is nothing.
     """
 
     groups: tuple[GroupTurn, ...]
@@ -112,7 +113,7 @@ class Turn:
     critics: Mapping[str, CriticObservations] = field(default_factory=dict)
     stepped: NDArray[np.intp] | None = None
     infos: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    unread: str = ""
+    unread: Callable[[], str] | None = None
 
 
 class MultiAgentEnvs(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -185,7 +185,7 @@ class VectorTurns:
         acting: Bools,
         rewards: NDArray[np.float64],
         infos: dict[str, NDArray[Any]],
-        unread: str,
+        unread: Callable[[], str] | None,
     ) -> Turn:
         """The turn after a step in which no agent ended, if the same ones act again."""
         try:
@@ -321,7 +321,7 @@ class VectorTurns:
                 )
                 raise EnvironmentFailed(self._all_of_them, call, reason, lasting=True)
 
-    def _read(self, infos: Any) -> tuple[dict[str, NDArray[Any]], str]:
+    def _read(self, infos: Any) -> tuple[dict[str, NDArray[Any]], Callable[[], str] | None]:
         """The infos of a step, and what nothing reads of them, as `Turn` has both."""
         if not isinstance(infos, Mapping):
             reason = f"its infos must be a dict of arrays by name, not {infos!r}"

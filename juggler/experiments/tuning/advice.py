@@ -11,6 +11,7 @@ from juggler.driver.defaults import settled, with_models
 from juggler.driver.given_config import differing
 from juggler.driver.preflight import check_names, rehearse
 from juggler.driver.record.run_directory import to_toml
+from juggler.experiments.tuning.process import measure
 from juggler.experiments.tuning.speeds import Expected, Sizes, Speeds, advised, expected
 from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
 from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
@@ -61,7 +62,6 @@ def advise(
 
     Raises:
         ConfigError: the run cannot be measured; the message says why.
-        EnvironmentFailed: an environment failed.
     """
     _must_be_measurable(config)
     check_names(config)
@@ -78,10 +78,8 @@ def advise(
         config, said = settled(config, given, groups)
         if said:
             tell(said)
-        from juggler.experiments.tuning.measuring import Measurements  # it brings torch
-
         tell(f"measuring {config.env_runner.env} for about {seconds:g} s")
-        speeds = Measurements(config, seconds, tell).all()
+        speeds = measure(config, seconds, tell)
     finally:
         let_go_of_forkserver()
     return advice_for(config, given, speeds)

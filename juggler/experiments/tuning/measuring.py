@@ -1,4 +1,4 @@
-"""Measures the parts of a run on this machine: the very parts, in this process."""
+"""Measures the parts of a run on this machine: the very parts, in one process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from threading import Semaphore
@@ -17,6 +18,7 @@ import torch
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.rehearsal import build_one
+from juggler.driver.trial_steps import in_time
 from juggler.driver.trial_updates import Built
 from juggler.envrunner.datasets.recorded_policy import policy_in
 from juggler.envrunner.environments.naming import VectorEnvironment
@@ -35,6 +37,7 @@ from juggler.runtime.actors.resources import usable_cores, usable_memory
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import given_or_named
+from juggler.runtime.nearest import one_of
 from juggler.runtime.streams.episodes import EpisodeReceiver, EpisodeSender
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import flatten
@@ -45,6 +48,7 @@ Tell = Callable[[str], None]
 _ENVIRONMENTS = (1, 4, 16, 64, 256)
 _OF_BATCH_SIZE = (0.25, 0.5, 1, 2, 4, 8)
 _AT_ONCE = 4  # processes of environments for each core
+_MORE_SECONDS = 30.0  # that environments may take, to be made, too
 _SHORT = 8  # steps of a fragment where the configuration's would take too long
 _IN_FLIGHT = 4  # batches
 _SENT_SECONDS = 30.0  # for a batch to arrive
@@ -59,13 +63,15 @@ class Measurements:
         config: of a run with one agent, complete.
         seconds: for all measurements together, about.
         tell: called with each figure, for people.
+        does: called with what is measured next.
     """
 
-    def __init__(self, config: RunConfig, seconds: float, tell: Tell) -> None:
+    def __init__(self, config: RunConfig, seconds: float, tell: Tell, does: Tell) -> None:
         keep_freed_memory()
         torch.set_num_threads(1)  # as in workers
         numpy_in_one_thread()
-        self._config, self._seconds, self._tell = config, seconds, tell
+        self._config, self._seconds = config, seconds
+        self._tell, self._does = tell, does
         self._batches: dict[int, EpisodeBatch] = {}  # by number of environments
 
     def all(self) -> Speeds:
@@ -73,7 +79,7 @@ class Measurements:
         Raises:
             EnvironmentFailed: an environment failed.
             NonFinite: it gave numbers that are not finite.
-            ConfigError: there is not enough time for one step of each part.
+            ConfigError: there is not enough time for one measurement of each part.
         """
         used, waited = time.thread_time(), _waited()
         sampling = self._sampling()
@@ -89,18 +95,36 @@ class Measurements:
     # -- EnvRunners -------------------------------------------------------------------------------
 
     def _sampling(self) -> list[Sampling]:
-        own = self._config.env_runner.envs_per_runner
+        own, name = self._config.env_runner.envs_per_runner, self._config.env_runner.env
         counts = sorted({*_ENVIRONMENTS, own})
         if self._config.env_runner.vectorize == "async":  # each is a process
             counts = [count for count in counts if count <= max(own, _AT_ONCE * usable_cores())]
         each = 0.5 * self._seconds / len(counts)
+        limit = 0.5 * self._seconds + _MORE_SECONDS
         found: list[Sampling] = []
         for count in counts:
-            if found and count > own and _predicted(found, count) * _SHORT > 2 * each:
-                break  # larger vectors would take longer still
-            found.append(self._sampling_with(count, each))
+            # Larger vectors would take longer still.
+            if found and _predicted(found, count) * _SHORT > 2 * each:
+                break
+            self._does(f"making steps of {name} with {_many(count)}")
+            sample = partial(self._add_sampling, found, count, each)
+            if not in_time(sample, limit):
+                break
             self._tell(_told(found[-1]))
+        if not found:
+            raise ConfigError(
+                f"{name}: making {_many(counts[0])} and {_SHORT} steps takes longer than "
+                f"{limit:g} s: give more --seconds"
+            )
+        if left_out := [f"{count}" for count in counts[len(found) :]]:
+            self._tell(
+                f"left out: EnvRunners with {one_of(left_out)} environments, which take too long "
+                "for this: give more --seconds to measure them"
+            )
         return found
+
+    def _add_sampling(self, found: list[Sampling], count: int, seconds: float) -> None:
+        found.append(self._sampling_with(count, seconds))
 
     def _sampling_with(self, count: int, seconds: float) -> Sampling:
         runner = replace(self._config.env_runner, envs_per_runner=count)
@@ -160,6 +184,7 @@ class Measurements:
             live = sum(batch.live_steps for batch in batches)
             if found and live <= found[-1].steps:
                 continue  # no smaller batch was sampled
+            self._does(f"making updates of {live} steps")
             found.append(self._updated(learner, batches, live, each))
             self._tell(_told_update(found[-1]))
         return found
@@ -203,6 +228,7 @@ class Measurements:
         by_size = sorted(self._batches.values(), key=lambda batch: batch.live_steps)
         small, large = by_size[0], by_size[-1]
         each = 0.05 * self._seconds
+        self._does("sending batches")
         with tempfile.TemporaryDirectory(prefix="juggler-tune-") as directory:
             address = f"unix:{Path(directory) / 'learner.sock'}"
             of_small, of_large = (_sent(address, batch, each) for batch in (small, large))
@@ -302,11 +328,15 @@ def _predicted(found: list[Sampling], count: int) -> float:
 def _told(found: Sampling) -> str:
     rate = found.environments * found.live / found.seconds
     return (
-        f"an EnvRunner with {found.environments} environment{'s'[: found.environments > 1]}: "
+        f"an EnvRunner with {_many(found.environments)}: "
         f"{rate:,.0f} steps/s "
         f"(environments {found.environment / found.seconds:.0%}, "
         f"inference {found.inference / found.seconds:.0%})"
     )
+
+
+def _many(environments: int) -> str:
+    return f"{environments} environment{'s'[: environments > 1]}"
 
 
 def _told_update(found: Updating) -> str:

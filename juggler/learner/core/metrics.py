@@ -47,10 +47,10 @@ def with_numbers(
 def fetch_metrics(metrics: Metrics) -> dict[str, dict[str, float]]:
     """Metrics as plain numbers, with one transfer from the device; waits for it."""
     names = [(module_id, name) for module_id, values in metrics.items() for name in values]
-    if not names:
-        return {}
-    tensors = [metrics[module_id][name].to(torch.float64) for module_id, name in names]
     fetched: dict[str, dict[str, float]] = {module_id: {} for module_id in metrics}
+    if not names:
+        return fetched
+    tensors = [metrics[module_id][name].to(torch.float64) for module_id, name in names]
     for (module_id, name), value in zip(names, torch.stack(tensors).tolist(), strict=True):
         fetched[module_id][name] = value
     return fetched

@@ -88,7 +88,7 @@ class PendingMetrics:
 
 def _sent_to_host(pending: list[Mapping[str, Tensor]], newest: int) -> _OnTheirWay:
     found = means_of(pending)
-    means = torch.stack(list(found.values()))  # [M]
+    means = torch.stack(list(found.values())) if found else torch.zeros(0)  # [M]
     none = means.new_zeros(())  # [] of a core that skips nothing, and has no such metric
     skipped = torch.stack([each.get("skipped", none) for each in pending])  # [updates]
     on_host = [x.to("cpu", non_blocking=True) for x in (means, skipped)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import numpy as np
 import torch
@@ -44,6 +46,13 @@ _CHOSEN: Final = "chosen"
 
 #: Held during an export, which changes settings of the whole process.
 _EXPORTING: Final = threading.Lock()
+
+#: Loggers that tell developers of torch about an export.
+_LOGGERS: Final = (
+    "torch.onnx._internal.exporter",
+    "torch.export._trace",
+    "torch.fx.experimental.symbolic_shapes",
+)
 
 _ROWS = 2  # rows of the example; exporters treat a dimension of 1 as fixed
 
@@ -261,25 +270,41 @@ def to_onnx(graph: ActingGraph, optimize: bool = True) -> torch.onnx.ONNXProgram
                 verbose=False,
             )
     except Exception as error:
+        origin = _origin(error)
         raise ValueError(
-            f"{type(graph.module).__name__} cannot be exported: {_cause(error)}"
-        ) from error
+            f"{type(graph.module).__name__} cannot be exported: {_reason(origin)}"
+        ) from origin
     assert program is not None
     return program
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the messages of the exporter and its libraries."""
-    logger = logging.getLogger("torch.onnx._internal.exporter")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Without the messages of the exporter and its libraries, which also print graphs of what they
+    cannot export."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, _LOGGERS)}
+    for logger in levels:
+        logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(_OfOthers(sys.stderr)):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)
+
+
+class _OfOthers(io.TextIOBase):
+    """Passes on what other threads write, and drops what this one does."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._own = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        return len(text) if threading.get_ident() == self._own else self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 @contextlib.contextmanager
@@ -294,13 +319,18 @@ def _unchecked() -> Iterator[None]:
         Distribution.set_default_validate_args(before)
 
 
-def _cause(error: BaseException) -> str:
-    """The first line of the original error's message, and where in the reader's code it was."""
+def _origin(error: BaseException) -> BaseException:
+    """The error that all others came from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of an error's message, and where in the reader's code it was."""
     # It imports SymPy and torch's compiler, which an export has done.
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    while error.__cause__ is not None:
-        error = error.__cause__
     place = place_of_readers(error)
     if isinstance(error, GuardOnDataDependentSymNode):
         return (

@@ -366,5 +366,5 @@ def test_the_only_module_of_a_checkpoint_is_what_all_begin_with(world: World) ->
 
 
 def test_a_module_without_a_namesake_is_an_error_that_names_those_there(world: World) -> None:
-    with pytest.raises(ConfigError, match="has weights of the modules 'blue', 'red', and none"):
+    with pytest.raises(ConfigError, match="has weights of the modules 'blue' and 'red', and none"):
         _beginning(_saved(world), {"a": "green"})

@@ -278,9 +278,11 @@ class Misnamed(InTurns):
 
 def test_what_nothing_reads_in_infos_is_told_whatever_the_interface() -> None:
     def first_turns(envs: MultiAgentEnvs) -> list[str]:
-        """What nothing reads after a reset and after a step."""
+        """What nothing reads after a reset and after a step, in words that are made when somebody
+        asks for them."""
         began = envs.reset(0)
-        return [began.unread, envs.step([np.zeros(len(began.groups[0].acting), int)]).unread]
+        turns = began, envs.step([np.zeros(len(began.groups[0].acting), int)])
+        return [turn.unread() if turn.unread else "" for turn in turns]
 
     no_agent = "no agent is called so: nothing reads that. Infos have a dict for each agent, as in"
     assert first_turns(parallel()) == ["", f"'c' and 'common', and {no_agent} {{'a': {{...}}}}"]

@@ -9,6 +9,7 @@ import torch
 from support.cores import make_core, samples_of
 from torch import Tensor
 
+from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.learner import Learner
 from juggler.learner.process.pending_metrics import PendingMetrics
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -47,6 +48,17 @@ def test_a_core_need_not_say_whether_it_skips_steps() -> None:
     for update in range(1, 7):
         metrics.add({"loss": torch.tensor(float(update))})  # []
         assert metrics.take(update) == {"loss": float(update)}
+
+
+def test_a_core_may_have_no_metrics_at_all() -> None:
+    metrics = PendingMetrics("default")
+    for update in range(1, 7):
+        metrics.add({})
+        assert metrics.take(update) == {}
+    metrics.add({"loss": torch.tensor(2.0)})  # []
+    assert metrics.take(7) == {"loss": 2.0}
+    assert fetch_metrics({"default": {}}) == {"default": {}}, "an update was made"
+    assert fetch_metrics({}) == {}
 
 
 def test_large_numbers_arrive_exactly() -> None:

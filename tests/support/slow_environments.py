@@ -1,0 +1,47 @@
+"""Environments that are slow to step, and one that ends its process."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+
+
+class Slow(gymnasium.Env[Any, Any]):
+    """Each step takes a while."""
+
+    observation_space = spaces.Box(-1, 1, (3,))
+    action_space = spaces.Discrete(2)
+    seconds = 0.05
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(self.seconds)
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+class TooSlow(Slow):
+    seconds = 60.0
+
+
+class Leaving(Slow):
+    """Ends its process after some steps."""
+
+    seconds = 0.0
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        if self.steps == 20:
+            os._exit(3)
+        return super().step(action)
