@@ -132,6 +132,7 @@ def _playing(config: RunConfig, played_by: dict[str, str | list[str]]) -> RunCon
             # Whoever acts reads this without the algorithm, which may bring a module of its own.
             modules[module_id]["module"] = config.of(module_id).module.module or "none"
     found = replace(config, agents=replace(tables, agents=played_by, modules=modules))
+    found.have_needed_learners()
     found.validate()
     _check_goals(found)
     return found

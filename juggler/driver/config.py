@@ -244,12 +244,17 @@ class RunConfig:
             setattr(config, part_name, converted(type(part), mine, where))
         if config.module.module is None:
             config.module.module = name_of(algorithm.module)
-        own = config.agents.own_learners.values()
-        if own and config.driver.num_learners is None and all(type(each) is int for each in own):
-            most = max(config.agents.needed_learners, config.driver.learners)
-            config.driver = replace(config.driver, num_learners=most)
+        config.have_needed_learners()
         config.validate()
         return config
+
+    def have_needed_learners(self) -> None:
+        """A run that does not say how many learners it has gets as many as its modules need, where
+        some of them say how many are their own."""
+        own = self.agents.own_learners.values()
+        if own and self.driver.num_learners is None and all(type(each) is int for each in own):
+            most = max(self.agents.needed_learners, self.driver.learners)
+            self.driver = replace(self.driver, num_learners=most)
 
     @classmethod
     def to_act(cls, values: Mapping[str, Any], where: str = "configuration") -> RunConfig:

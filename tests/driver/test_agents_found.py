@@ -292,6 +292,16 @@ def test_samples_grow_with_the_processes_that_train_a_module_and_not_with_all() 
         assert three.of(module_id).learner.batch_size == factor * size
 
 
+def test_modules_that_the_environment_tells_have_the_learners_that_they_need() -> None:
+    table = {"runner": {"num_learners": 2}}
+    config = _config(modules=table)
+    found, _ = _settled(modules=table)
+    assert (found.driver.learners, config.driver.learners) == (3, 1), "one for the hunters"
+    assert RunConfig.from_flat(found.flat()) == found
+    with pytest.raises(ConfigError, match="that is 3, and the run has 2; set num_learners = 3"):
+        _settled(modules=table, num_learners=2)
+
+
 def test_what_was_given_stays_for_the_run_and_for_a_module() -> None:
     config, _ = _settled(lr=0.125, modules={"runner": {"lambda_": 0.5, "reward_scale": 2.0}})
     learners = {name: config.of(name).flat() for name in config.module_ids}

@@ -236,13 +236,18 @@ def summary(run_dir: Path) -> dict[str, Any]:
 
 
 def assert_books_balance(run_dir: Path) -> None:
-    """sampled = trained + dropped + in flight, in every line of a run that has ended."""
+    """sampled = trained + dropped + in flight, in every line of a run that has ended: of the run,
+    and of each of its modules, which come to those of the run."""
     assert (run_dir / "metrics.jsonl").read_text().endswith("\n")
     lines = [*metrics(run_dir), summary(run_dir)]
     for line in lines:
-        dropped = sum(line["env_steps_dropped"].values())
-        accounted = line["env_steps_trained"] + dropped + line["env_steps_in_flight"]
-        assert line["env_steps_sampled"] == accounted, line
+        modules = [each for each in line.get("by_module", {}).values() if "updates" in each]
+        for books in (line, *modules):
+            dropped = sum(books["env_steps_dropped"].values())
+            accounted = books["env_steps_trained"] + dropped + books["env_steps_in_flight"]
+            assert books["env_steps_sampled"] == accounted, line
+        for count in ("env_steps_sampled", "env_steps_trained", "env_steps_in_flight"):
+            assert not modules or line[count] == sum(each[count] for each in modules), line
     assert lines[-1]["env_steps_in_flight"] == 0
 
 

@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 from support.commands import status_of
-from support.place import REPOSITORY, Command, Place, assert_books_balance, eventually, summary
+from support.place import (
+    REPOSITORY,
+    Command,
+    Place,
+    assert_books_balance,
+    checkpoints,
+    eventually,
+    metrics,
+    summary,
+)
 from support.seeds import first_of
 
 SETTINGS = """
@@ -74,6 +83,38 @@ CASES = {
         replay_batch_size = 32
         priority_exponent = 0.6
     """,
+    "agents in turn that keep steps": """
+        # Without the wrapper that takes an illegal move for a game that is lost: it is an error.
+        env = "pettingzoo.classic.connect_four.connect_four:raw_env"
+        algorithm = "dqn"
+        replay_begin = 100
+        replay_ratio = 4.0
+        replay_batch_size = 32
+        [agents]
+        player_0 = "first"
+        player_1 = "second"
+        [modules.second]
+        n_step = 3
+        priority_exponent = 0.6
+    """,
+    "agents at once that keep steps": """
+        env = "support.tag_game:Tag"
+        [modules.adversary]
+        algorithm = "r2d2"
+        batch_size = 96  # of two agents
+        replay_begin = 100
+        replay_ratio = 4.0
+        replay_batch_size = 8
+        model = {hidden_sizes = [16], recurrent = "lstm"}
+        [modules.runner]
+        algorithm = "sac"
+        batch_size = 48
+        num_learners = 2
+        save_replay = false  # a checkpoint would hold that of one of them
+        replay_begin = 100
+        replay_ratio = 4.0
+        replay_batch_size = 32
+    """,
     "two learners": """
         env = "CartPole-v1"
         num_learners = 2
@@ -89,6 +130,8 @@ QUICK = ("plain",)
 
 #: Those that only the long tests try: what each of them adds is tested in its own room, too.
 LONG = ("recurrent", "continuous", "masks and permutations", "reused batches")
+
+IN_TURN = "agents in turn that keep steps"
 
 #: Those that are tried with shared memory and without.
 SHARED = first_of(["recurrent", "plain", "masks and permutations"])
@@ -181,6 +224,13 @@ def assert_equal(place: Place, run: str, other: str, update: int) -> None:
     assert record(place, run, update) == record(place, other, update)
 
 
+def assert_every_step_is_kept(run_dir: Path) -> None:
+    """By each module that keeps single steps: also what came before the run was resumed."""
+    end = metrics(run_dir)[-1]
+    for module_id, module in end["by_module"].items():
+        assert end["modules"][module_id]["replay_rows"] == module["env_steps_trained"] > 0
+
+
 def trained(place: Place, run: str, update: int) -> int:
     return int(record(place, run, update)["counters"]["trained"])
 
@@ -191,18 +241,23 @@ def test_a_run_with_a_break_at_a_checkpoint_equals_one_without(
     place: Place, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended(started(place, case, "whole", stop_steps=1100))
-    half = trained(place, "whole", 4)
+    first, *_, last = (int(path.name) for path in checkpoints(place.path / "whole"))
+    half = trained(place, "whole", first)
     # The others in this process, which hashes strings in another way than that of the first one.
     monkeypatch.chdir(place.path)
     options = _options(run_dir="broken", stop_steps=half)
     assert status_of("train", "run.toml", *options) == 0
-    assert summary(place.path / "broken")["updates"] == 4
-    assert_equal(place, "whole", "broken", 4)  # a second run of the same seed
+    assert summary(place.path / "broken")["updates"] == first
+    assert_equal(place, "whole", "broken", first)  # a second run of the same seed
     assert status_of("train", "--resume", "broken", *_options(stop_steps=1100)) == 0
-    assert_equal(place, "whole", "broken", 8)
+    assert_equal(place, "whole", "broken", last)
     assert_books_balance(place.path / "broken")
-    end = record(place, "whole", 8)["counters"]
-    assert (end["in_flight"], sum(end["dropped"].values())) == (0, 0)
+    end = record(place, "whole", last)["counters"]
+    dropped = {reason for reason, steps in end["dropped"].items() if steps}
+    if case == IN_TURN:
+        assert_every_step_is_kept(place.path / "broken")
+        dropped -= {"stale"}  # of agents whose rows are not full when the others' batches are
+    assert (end["in_flight"], dropped) == (0, set())
     assert end["episodes"] == len(end["returns"]) > 0
     place.assert_nothing_is_left()
 

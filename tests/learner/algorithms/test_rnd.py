@@ -59,10 +59,14 @@ INNER: dict[str, Callable[[], GradientCore]] = {
 }
 
 
-def networks_of(own: dict[str, Any], *, with_values: bool) -> Networks:
+NORMALIZED = spaces.Box(-OWN.clip, OWN.clip, (4,), np.float32)
+
+
+def networks_of(
+    own: dict[str, Any], *, with_values: bool, space: spaces.Space[Any] = NORMALIZED
+) -> Networks:
     """The networks of a state, as a module of their own."""
-    box = spaces.Box(-OWN.clip, OWN.clip, (4,), np.float32)
-    networks, rest = Networks(box, OWN, with_values=with_values), own["trained"]
+    networks, rest = Networks(space, OWN, with_values=with_values), own["trained"]
     for name, parameter in networks.named_parameters():
         if name.startswith("target."):
             parameter.data = own["constant"][name].clone()
@@ -321,6 +325,34 @@ def test_drawn_transitions_have_the_bonus_of_what_they_led_to(make_batch: MakeBa
     errors[~known] = 0.0
     expected = 0.7 * errors / errors.std(unbiased=False) / 0.5
     np.testing.assert_allclose(bonus.double().numpy(), expected.numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_there_is_no_bonus_before_returns_differ() -> None:
+    places, zeros = spaces.Discrete(4), torch.zeros((8, 1))
+    inner = Dqn({"default": partial(QNetwork, places, TWO, MODEL)}, DqnConfig(n_step=1))
+    core = Rnd(inner, OWN)
+    state, errors = core.init(0), []
+
+    def drawn(after: torch.Tensor) -> Sample:
+        """Steps that led to these places [8]."""
+        numbers = {"actions": zeros.long(), "rewards": zeros, "discounts": zeros + 0.9}
+        seen = {"observations": zeros.long(), "last_observations": after, "live": zeros == 0}
+        networks = networks_of(state["own"]["default"], with_values=False, space=places)
+        found = functional_call(networks, {}, (after, "errors")).detach()  # [8]
+        errors.append(found.double().numpy())
+        return {"default": {**seen, **numbers, "states": {}}}
+
+    same = drawn(torch.full((8,), 2))
+    assert not core.shown(state, same)["default"]["rewards"].any(), "nothing was seen before"
+    own, shown, metrics = core.learned(state, same, ALONE)
+    assert not shown["default"]["rewards"].any()
+    assert float(metrics["default"]["novelty"]) == pytest.approx(errors[0].mean(), rel=1e-5)
+    state = core.init(0) | {"own": own}
+    shown = core.learned(state, drawn(torch.arange(8) % 4), ALONE)[1]
+    expected = 0.7 * errors[1] / np.concatenate(errors).std()
+    bonus = shown["default"]["rewards"][:, 0].double().numpy()
+    np.testing.assert_allclose(bonus, expected, rtol=1e-3, atol=1e-5)
+    assert errors[0].min() > 0, "a case worth its name"
 
 
 @pytest.mark.parametrize("name", ["impala", "ppo"])

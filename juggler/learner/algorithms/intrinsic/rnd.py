@@ -7,8 +7,11 @@ the observation x' that the step led to, normalized:
     i_t = mean (g(x') - f(x'))² / σ
 
 σ is the standard deviation of the discounted intrinsic return so far along a row, over all live
-steps up to now. What both networks see is normalized by the mean and the standard deviation of
-observations so far, and clipped. The predictor learns from a share of the steps alone.
+steps up to now. In the paper, that return goes on from one row of an environment to the next; here
+it begins at 0 with each row, as rows of an environment reach any learner. What both networks see is
+normalized by the mean and the standard deviation of observations so far, and clipped. Both numbers
+know the steps that they are used for, so that no others need come first. The predictor learns from
+a share of the steps alone.
 
 A step that terminates its episode has i_t = 0: EnvRunners do not send what they saw there, as
 nothing is ever bootstrapped from it. That of a truncated episode is known.
@@ -52,6 +55,7 @@ from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
 
 _EPSILON = 1e-8  # added to the variance of returns
+_ROUNDING = 1e-10  # times their squared mean: a variance that says only how errors are rounded
 
 
 class Rnd(AroundCore):
@@ -171,7 +175,10 @@ class Rnd(AroundCore):
         return torch.where(seen.known, errors[seen.after], 0.0)  # [N, T]
 
     def _scaled(self, own: dict[str, Any], errors: Tensor) -> Tensor:
-        return errors * torch.rsqrt(variance(own["returns"]) + _EPSILON).to(errors.dtype)  # [N, T]
+        """Intrinsic rewards [N, T]; 0 before returns differ, when nothing says what is much."""
+        spread, mean = variance(own["returns"]), own["returns"]["mean"]  # [] both
+        scale = torch.rsqrt(spread + _EPSILON).to(errors.dtype)  # []
+        return torch.where(spread > _ROUNDING * mean.square(), errors * scale, 0.0)  # [N, T]
 
     @torch.no_grad()
     def _with_bonus(
