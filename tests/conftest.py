@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -70,6 +71,32 @@ def run_python(tmp_path: Path) -> Callable[..., str]:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def run_shortly(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    one_forkserver: None,
+) -> Callable[..., str]:
+    """Runs scripts with their runs cut short: for an update, unless they are given steps -> what
+    they print. In this process: what one of their own would import takes seconds."""
+    import juggler
+
+    def cut(begin: Callable[..., Any], **limits: Any) -> Callable[..., Any]:
+        return lambda *args, **keys: begin(*args, **{**keys, **limits})
+
+    def run(*scripts: Path, stop_steps: int = 1) -> str:
+        monkeypatch.chdir(tmp_path)
+        for name in ("train", "resume"):
+            short = cut(getattr(juggler, name), stop_steps=stop_steps)
+            monkeypatch.setattr(juggler, name, short)
+        for script in scripts:
+            runpy.run_path(str(script), run_name="__main__")
+        return capsys.readouterr().out
 
     return run
 

@@ -14,8 +14,8 @@ from juggler.learner.core.learner_core import LearnerCore
 PAGE = "docs/cores.md"
 
 
-def test_its_python_runs_as_one_script(tmp_path: Path, run_python: Callable[..., str]) -> None:
-    assert "'grad_norm'" in run_python(script(PAGE, tmp_path))
+def test_its_python_runs_as_one_script(tmp_path: Path, run_shortly: Callable[..., str]) -> None:
+    assert "'grad_norm'" in run_shortly(script(PAGE, tmp_path))
 
 
 def test_its_links_lead_to_files() -> None:

@@ -16,9 +16,9 @@ PAGE = "docs/learners.md"
 
 
 def test_its_python_runs_as_one_script_and_is_refused_as_it_says(
-    tmp_path: Path, run_python: Callable[..., str]
+    tmp_path: Path, run_shortly: Callable[..., str]
 ) -> None:
-    said = run_python(script(PAGE, tmp_path))
+    said = run_shortly(script(PAGE, tmp_path))
     messages = re.findall(r"^ *refused\(.*\n *# (.*)$", "\n".join(blocks("python", PAGE)), re.M)
     assert len(messages) == 7
     for message in messages:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.pages import SHORTLY
 
 from juggler.runtime.checkpoints.checkpoint import read
 
@@ -48,16 +47,9 @@ def test_an_environment_of_ones_own_is_learned(tmp_path: Path, run_python: RunPy
     ids=", ".join,
 )
 def test_they_train_for_an_update_and_play_what_it_made_of_their_modules(
-    tmp_path: Path, run_python: RunPython, names: tuple[str, ...]
+    tmp_path: Path, run_shortly: RunPython, names: tuple[str, ...]
 ) -> None:
-    """In one process: what each would import takes seconds."""
-    scripts = [str(EXAMPLES / f"{name}.py") for name in names]
-    each = (
-        f"import runpy\nfor script in {scripts}:\n    runpy.run_path(script, run_name='__main__')\n"
-    )
-    script = tmp_path / "examples.py"
-    script.write_text(SHORTLY + each)
-    output = run_python(script)
+    output = run_shortly(*(EXAMPLES / f"{name}.py" for name in names))
     assert output.count("20 episodes: return ") == 3, output
     ends = [
         json.loads(path.read_text())["reason_for_stop"]

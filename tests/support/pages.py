@@ -10,27 +10,6 @@ ROOT = Path(__file__).parents[2]
 #: Each takes a minute at most on two idle cores; tests run two at a time, beside others.
 SECONDS_OF_A_RUN = 600
 
-#: The snippets as they stand would train until solved; here each of them trains for an update. The
-#: runs of a script share a forkserver: each of their own would import torch anew.
-SHORTLY = """
-import atexit, functools
-import juggler
-from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
-
-@functools.cache
-def share():
-    share_forkserver()
-    atexit.register(let_go_of_forkserver)
-
-def shortly(begin):
-    def run(*args, **keys):
-        share()
-        return begin(*args, **{**keys, "stop_steps": 1})
-    return run
-
-juggler.train, juggler.resume = shortly(juggler.train), shortly(juggler.resume)
-"""
-
 #: As they stand: each run has to end by what it was told to reach, and soon.
 TO_THE_END = f"""
 import functools, tomllib
@@ -67,7 +46,7 @@ def links(page: str) -> list[Path]:
     return [(ROOT / page).parent / target for target in targets]
 
 
-def script(page: str, directory: Path, before: str = SHORTLY) -> Path:
+def script(page: str, directory: Path, before: str = "") -> Path:
     """All Python of a page as one script."""
     file = directory / "snippets.py"
     file.write_text("\n".join([before, *blocks("python", page)]))

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,6 @@ from juggler.driver.asking import to_plain
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUSY = 3.0  # Waits are this many times as long as a test says, for machines that are busy or slow.
-
-
-#: Commands one after the other, with one forkserver: what each would import takes seconds.
-_COMMANDS = """
-import contextlib, io, json, sys
-from juggler.cli import main
-from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
-
-share_forkserver()
-for arguments in json.loads(sys.argv[1]):
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-        status = main(arguments)
-    print(json.dumps([status, said.getvalue()]))
-let_go_of_forkserver()
-"""
 
 
 class Place:
@@ -92,16 +76,6 @@ class Place:
         command = self.start(*arguments, **variables)
         command.wait(seconds)
         return command
-
-    def run_in_turn(self, *commands: Sequence[object]) -> list[tuple[int, str]]:
-        """`juggler` with each of these arguments, in one process: statuses, and what was said."""
-        words = json.dumps([[*map(str, each)] for each in commands])
-        # The directory of a script is where Python looks for modules, as with `juggler` itself.
-        script = self.write("commands_in_turn.py", _COMMANDS)
-        run = self.start_program([sys.executable, str(script), words])
-        assert run.wait(120) == 0, run.output
-        lines = [line for line in run.output.splitlines() if line.startswith("[")]
-        return [(status, said) for status, said in map(json.loads, lines)]
 
     def processes(self) -> list[psutil.Process]:
         """Everything that was started here, directly or not, and still runs."""

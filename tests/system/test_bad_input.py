@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import gymnasium
@@ -213,10 +213,12 @@ def test_what_raises_in_a_module_or_an_environment_is_named_with_its_place(place
     place.assert_nothing_is_left()
 
 
-def test_what_cannot_be_made_is_told_before_there_is_a_run_directory(place: Place) -> None:
-    place.write("broken.py", "oops\n")
-    place.write(
-        "spaces.py",
+@pytest.mark.usefixtures("one_forkserver")
+def test_what_cannot_be_made_is_told_before_there_is_a_run_directory(
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("broken.py").write_text("oops\n")
+    Path("of_text.py").write_text(
         "import gymnasium\n"
         "class Talk(gymnasium.Env):\n"
         "    observation_space = gymnasium.spaces.Text(10)\n"
@@ -232,20 +234,22 @@ def test_what_cannot_be_made_is_told_before_there_is_a_run_directory(place: Plac
         ("cartpole", "--module", "json:Policy"): "the Python module 'json' has no 'Policy'",
         ("--env", "broken:Env"): "module 'broken' failed in import: NameError: name 'oops'",
         ("--env", "broken"): "no environment is registered as 'broken'",
-        ("--env", "spaces:Talk", "--envs-per-runner", "2"): "Text(",
+        ("--env", "of_text:Talk", "--envs-per-runner", "2"): "Text(",
     }
-    answers = place.run_in_turn(*(["train", *arguments] for arguments in told))
-    for (arguments, words), (status, said) in zip(told.items(), answers, strict=True):
+    for arguments, words in told.items():
+        status = status_of("train", *arguments)
+        said = "".join(capsys.readouterr())
         assert status == 2, (arguments, said)
         assert words in said.splitlines()[-1], arguments
     assert "Traceback" not in said, "of the last one, which nothing raised"
-    assert not (place.path / "runs").exists()
-    place.assert_nothing_is_left()
+    assert not (in_a_directory / "runs").exists()
 
 
-def test_a_script_gets_the_error_of_its_environment_and_no_run_directory(place: Place) -> None:
-    script = place.write(
-        "script.py",
+def test_a_script_gets_the_error_of_its_environment_and_no_run_directory(
+    tmp_path: Path, run_shortly: Callable[..., str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
         "import gymnasium, juggler\n"
         "class Mine(gymnasium.Env):\n"
         "    def __init__(self, size):\n"
@@ -255,8 +259,6 @@ def test_a_script_gets_the_error_of_its_environment_and_no_run_directory(place: 
         "except juggler.ConfigError as error:\n"
         "    print('told:', error)\n",
     )
-    run = place.start_program([sys.executable, str(script)])
-    assert run.wait(120) == 0, run.output
-    assert "told: environment 0 (Mine) failed in constructor: TypeError" in run.output
-    assert not (place.path / "runs").exists()
-    place.assert_nothing_is_left()
+    said = run_shortly(script)
+    assert "told: environment 0 (Mine) failed in constructor: TypeError" in said
+    assert not (tmp_path / "runs").exists()

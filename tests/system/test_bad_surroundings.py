@@ -47,19 +47,18 @@ def test_a_missing_extra_is_told_before_anything_starts(
     assert list(in_a_directory.iterdir()) == []
 
 
+@pytest.mark.usefixtures("one_forkserver")
 def test_an_extra_that_is_not_installed_is_named(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # In the way of the package, if that is here.
-    place.write("mujoco.py", "raise ModuleNotFoundError('no mujoco', name='mujoco')\n")
-    run = place.run("train", "hopper")
-    assert run.status == 2
-    assert not (place.path / "runs").exists()
-    last = run.output.splitlines()[-1]
-    monkeypatch.chdir(place.path)  # where the command was given
+    Path("mujoco.py").write_text("raise ModuleNotFoundError('no mujoco', name='mujoco')\n")
+    assert status_of("train", "hopper") == 2
+    said = "".join(capsys.readouterr())
+    assert not (in_a_directory / "runs").exists()
+    last = said.splitlines()[-1]
     assert f"'Hopper-v5' needs the package mujoco: {installing('mujoco')}" in last
-    assert "Traceback" not in run.output
-    place.assert_nothing_is_left()
+    assert "Traceback" not in said
 
 
 def test_a_port_in_use_is_named(in_a_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -304,22 +304,22 @@ def test_a_step_that_hangs_is_named_and_its_envrunner_replaced(place: Place) -> 
     place.assert_nothing_is_left()
 
 
+@pytest.mark.usefixtures("one_forkserver")
 def test_a_run_all_of_whose_environments_hang_when_its_time_is_up_has_failed(
-    place: Place,
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--num-env-runners", 2, "--stop-seconds", 9]
-    run = place.run("train", *_robot(place.path, "hang", at=60), *options)
-    assert run.status == 1, run.output
-    last = run.output.splitlines()[-2]
-    assert "it got to stop_seconds, but robots:Robot hung in every EnvRunner: envrunner-" in last
+    assert status_of("train", *_robot(in_a_directory, "hang", at=60), *options) == 1
+    said = "".join(capsys.readouterr())
+    last = next(line for line in said.splitlines() if "it got to stop_seconds" in line)
+    assert ", but robots:Robot hung in every EnvRunner: envrunner-" in last
     assert "s, in step of environment 0 (Robot)" in last
-    assert "--resume run" in run.output.splitlines()[-1]
-    end = summary(place.path / "run")
+    assert "--resume run" in said
+    end = summary(in_a_directory / "run")
     assert end["env_steps_trained"] > 0
     assert end["reason_for_stop"] == "stop_seconds"
-    events = (place.path / "run" / "events.jsonl").read_text()
+    events = (in_a_directory / "run" / "events.jsonl").read_text()
     assert "chosen for impala: lr = " in events, "all that people were told is there"
-    place.assert_nothing_is_left()
 
 
 @pytest.mark.slow

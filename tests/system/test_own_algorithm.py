@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
+import runpy
 import tomllib
+from pathlib import Path
 
 import pytest
 from support.commands import status_of
@@ -206,16 +207,15 @@ def test_several_learners_that_dial_in_train_with_it(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
+@pytest.mark.usefixtures("one_forkserver")
 def test_that_of_a_script_trains_is_asked_for_again_and_its_run_needs_it_not_to_act(
-    place: Place,
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = (EXAMPLES / "own_algorithm.py").read_text().partition("if __name__")[0]
-    script = place.write(
-        "script.py",
+    script = in_a_directory / "script.py"
+    script.write_text(
         f"{source}\n"
-        "from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver\n"
         "if __name__ == '__main__':\n"
-        "    share_forkserver()  # of two runs: each of its own would import torch anew\n"
         "    run = dict(run_dir='run', progress='off')\n"
         "    juggler.train(env='CartPole-v1', algorithm=MyAlgorithm, stop_steps=2000, **run)\n"
         "    try:\n"
@@ -227,13 +227,11 @@ def test_that_of_a_script_trains_is_asked_for_again_and_its_run_needs_it_not_to_
         "    try:\n"
         "        juggler.train(algorithm=MyCore)\n"
         "    except juggler.ConfigError as error:\n"
-        "        print(error)\n"
-        "    let_go_of_forkserver()\n",
+        "        print(error)\n",
     )
-    run = place.start_program([sys.executable, str(script)], **PATH)
-    assert run.wait(110) == 0, run.output
-    assert "this run's algorithm is MyAlgorithm, of a script: pass algorithm=" in run.output
-    assert "2 played" in run.output
-    assert "'__main__:MyCore' must be a class derived from juggler.Algorithm" in run.output
-    assert summary(place.path / "run")["env_steps_trained"] >= 4000
-    place.assert_nothing_is_left()
+    runpy.run_path(str(script), run_name="__main__")
+    said = capsys.readouterr().out
+    assert "this run's algorithm is MyAlgorithm, of a script: pass algorithm=" in said
+    assert "2 played" in said
+    assert "'__main__:MyCore' must be a class derived from juggler.Algorithm" in said
+    assert summary(in_a_directory / "run")["env_steps_trained"] >= 4000

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from support.commands import status_of
 from support.place import (
     REPOSITORY,
     Place,
@@ -218,11 +221,13 @@ def test_each_step_is_learned_from_once_or_counted_as_lost_when_the_learner_is_k
     place.assert_nothing_is_left()
 
 
-def test_a_replay_that_does_not_fit_into_memory_is_told_before_a_run_begins(place: Place) -> None:
+@pytest.mark.usefixtures("one_forkserver")
+def test_a_replay_that_does_not_fit_into_memory_is_told_before_a_run_begins(
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ("--algorithm", "dqn", "--replay-capacity", 10**12, "--run-dir", "run")
-    run = place.start("train", "cartpole", *options)
-    assert run.wait(100) != 0
-    assert "replay_capacity = 1000000000000: so many kept steps, of " in run.output
-    assert "of this host's memory are free. Set it to" in run.output
-    assert not (place.path / "run").exists()
-    place.assert_nothing_is_left()
+    assert status_of("train", "cartpole", *options) != 0
+    said = "".join(capsys.readouterr())
+    assert "replay_capacity = 1000000000000: so many kept steps, of " in said
+    assert "of this host's memory are free. Set it to" in said
+    assert not (in_a_directory / "run").exists()
