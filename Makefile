@@ -37,7 +37,11 @@ demo: $(VENV)/installed
 	$(BIN)/juggler evaluate runs/demo
 	$(BIN)/juggler plot runs/demo
 
-test: $(VENV)/installed-dev check
+# Beside the linters, most of which use one core: what pytest makes of each file of tests, and keeps.
+# Three processes would each make it of all files, when they collect their tests.
+test: $(VENV)/installed-dev
+	@$(PYTEST) --collect-only -q > /dev/null 2>&1 & \
+		$(MAKE) --no-print-directory check; checked=$$?; wait; exit $$checked
 	$(call run_tests,3)
 
 test-slow: $(VENV)/installed-dev

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import threading
 from contextlib import ExitStack
 from typing import Any
@@ -38,15 +39,19 @@ class Deadly(gymnasium.Env[Any, Any]):
         return np.ones(3, np.float32), 1.0, self._left == 0, False, {}
 
 
-def serve(address: str) -> None:
+def serve(address: str, api: str) -> None:
+    if api == "public":  # which the forkserver may not have been started with
+        os.environ["JUGGLER_GRPC"] = api
     with GatewayWorld(rows=1, address=address) as world:
         world.ask(1000)
         threading.Event().wait()
 
 
-def test_play_goes_on_with_the_gateway_that_takes_the_place_of_a_dead_one() -> None:
+@pytest.mark.usefixtures("one_forkserver")
+def test_play_goes_on_with_the_gateway_that_takes_the_place_of_a_dead_one(grpc_api: str) -> None:
     address = free_address()
-    first = multiprocessing.get_context("spawn").Process(target=serve, args=(address,))
+    context = multiprocessing.get_context("forkserver")
+    first = context.Process(target=serve, args=(address, grpc_api))
     first.start()
     with ExitStack() as stack:
 

@@ -63,8 +63,6 @@ def test_it_imports_nothing_that_was_not_asked_for() -> None:
         "assert not {'torch', 'numpy', 'gymnasium', 'grpc'} & sys.modules.keys()\n"
         "juggler.ObservationConnector, juggler.LearnerConnector, juggler.train\n"
         "assert 'torch' not in sys.modules\n"
-        "juggler.RLModule\n"
-        "assert 'torch' in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

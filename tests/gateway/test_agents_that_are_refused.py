@@ -133,7 +133,7 @@ OVER = {"terminated": [True], "paused": [True]}
         ([[rows(2)]], "UNKNOWN_AGENT", "[2]: this session has the agents 0 to 1; name each at"),
         ([[rows(0), rows(0)]], "UNKNOWN_AGENT", "[0, 0]"),
         ([[]], "UNKNOWN_AGENT", "rows of the agents []"),
-        ([[rows(i) for i in range(5000)]], "UNKNOWN_AGENT", "name each at most once"),
+        ([[pb.Rows(agent=i) for i in range(5000)]], "UNKNOWN_AGENT", "name each at most once"),
         ([BOTH, [rows(1, NAN)]], "NOT_FINITE", "agent 'column_1' of environment 0: the obs"),
         ([BOTH, [rows(0, rewards=[float("inf")])]], "NOT_FINITE", "the reward of agent 'row' of"),
         ([BOTH, [rows(0, environments=[1])]], "UNKNOWN_ENVIRONMENT", "from 0 to 0"),

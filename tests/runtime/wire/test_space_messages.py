@@ -118,15 +118,18 @@ class Ragged(spaces.Box):
         (spaces.Box(0, 2**63 + 1, (2,), np.uint64), "bound 9223372036854775809"),
         (spaces.Discrete(UINT64_MAX, dtype=np.uint64), "out of range"),
         (spaces.Text(3, charset="\ud800"), "cannot be sent"),
-        (spaces.Box(0, 1, (1 << 15, 1 << 5, 1 << 5), np.uint8), "elements is over the limit"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_space_that_cannot_be_sent_is_named(space: Space[Any], complaint: str) -> None:
-    if "elements" in complaint:
-        space = spaces.Tuple([space, space])  # each of them within the limit
     with pytest.raises(WireError, match=complaint):
         space_to_message(space)
+
+
+def test_spaces_with_too_many_elements_together_cannot_be_sent() -> None:
+    each = spaces.Box(0, 1, (1 << 15, 1 << 5, 1 << 5), np.uint8)  # within the limit
+    with pytest.raises(WireError, match="elements is over the limit"):
+        space_to_message(spaces.Tuple([each, each]))
 
 
 def box(**changes: Any) -> pb.Space:
