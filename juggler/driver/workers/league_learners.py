@@ -26,7 +26,7 @@ from juggler.runtime.checkpoints.frozen import WEIGHTS
 from juggler.runtime.checkpoints.weights import weights_of
 from juggler.runtime.connectors.mergeable_state import State, connector_state
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.trees import Tree, flatten
 from juggler.runtime.wire.v1 import training_pb2
 
 
@@ -69,6 +69,7 @@ class LeagueLearners:
         self._core, self._registry, self._roster = core, registry, roster
         self._trained, self._weights, self._progress = trained, weights, progress
         self._beginning, self._failed = beginning, failed
+        self._not_reset: set[tuple[str, str]] = set()  # players, and to whom, that people know of
         for player in roster.learners() if resume else ():
             if resume is not None and player.player_id not in resume.module_ids:
                 self._begin_again(player, resume)
@@ -103,6 +104,8 @@ class LeagueLearners:
             beginning = self._initial(player_id)
         else:
             beginning = self._of_frozen(player_id, source)
+            if other := self._other_network(player_id, beginning):
+                return self._cannot_be_reset(player_id, source, other)
         if beginning is not None:
             of_league = Source(f"league: {player_id}, reset to {beginning.text}")
             commands += begin_commands(player_id, beginning, of_league)
@@ -138,6 +141,8 @@ class LeagueLearners:
 
     def _train(self, player_id: str, beginning: Beginning | None) -> None:
         model = self._roster.modelled_on(player_id, self._first)
+        if beginning and (other := self._other_network(player_id, beginning)):
+            return self._cannot(player_id, other)
         try:
             self._trained.add(player_id, model, beginning)
         except ValueError as error:
@@ -148,6 +153,39 @@ class LeagueLearners:
     def _cannot(self, player_id: str, why: str) -> None:
         self._progress.message(f"league: {player_id} cannot learn: {why}", "warning")
         self._failed(player_id)
+
+    def _other_network(self, player_id: str, beginning: Beginning) -> str:
+        """Why weights to begin with are not of a player's network, for people. "": they are, or
+        only some are given, or nobody has been copied whose network is the player's."""
+        if player_id not in beginning.whole:
+            return ""
+        model, known = self._roster.modelled_on(player_id, self._first), self._registry.frozen
+        copies = (
+            known[each.player_id]
+            for each in self._roster.present()
+            if each.player_id in known
+            and each.parent
+            and self._roster.modelled_on(each.parent, self._first) == model
+        )
+        if (copy := next(copies, None)) is None:
+            return ""
+        given = {path: array.shape for path, array in flatten(beginning.weights[player_id])}
+        for path, array in flatten(copy.tree[WEIGHTS]):
+            if (shape := given.get(path)) != array.shape:
+                has = f"shape {list(array.shape)} at {'.'.join(path)!r}"
+                here = "nothing" if shape is None else f"{list(shape)}"
+                return (
+                    f"{beginning.text} are of another network: {player_id} has {has}, and they "
+                    f"have {here} there"
+                )
+        return ""
+
+    def _cannot_be_reset(self, player_id: str, source: str, why: str) -> None:
+        """Say so once: a builder may ask for the same again and again."""
+        if (player_id, source) not in self._not_reset:
+            self._not_reset.add((player_id, source))
+            text = f"league: {player_id} cannot be reset to {source}, and learns on: {why}"
+            self._progress.message(text, "warning")
 
     def _initial(self, player_id: str) -> Beginning | None:
         """What a player was before any training of this run: what it began with, or the one that it

@@ -191,9 +191,9 @@ def test_a_reset_gives_a_player_what_the_run_began_with(
     np.testing.assert_array_equal(weights, np.full(3, 7.0))
 
 
-def frozen_rock(scale: float) -> FrozenModule:
+def frozen_rock(scale: float, size: int = 300) -> FrozenModule:
     """A module that is not trained."""
-    config, weights = RunConfig.from_flat({}), {"scale": np.full(3, scale, np.float32)}
+    config, weights = RunConfig.from_flat({}), {"scale": np.full(size, scale, np.float32)}
     return FrozenModule.copied("rock", "default", config, {}, weights, {}, Version(1, 1), "default")
 
 
@@ -227,8 +227,7 @@ def test_a_reset_gives_a_player_a_new_optimizer_and_then_the_weights_of_another_
     assert not last.selectable
     assert last.weights
     assert last.whole
-    expected = np.ones(300) if source == "main-0-v0" else np.full(3, 7.0)
-    np.testing.assert_array_equal(weights, expected)
+    np.testing.assert_array_equal(weights, np.full(300, 1.0 if source == "main-0-v0" else 7.0))
     assert world.league.league.roster.players["main-0"].life == 1
     assert world.plays("main-0")
 
@@ -244,7 +243,31 @@ def test_a_new_player_begins_with_what_a_player_plays_with_that_does_not_learn(
     last, weights = weights_given(world)
     assert last.module_id == "heir"
     assert last.source == "league: heir, new with the weights of stone"
-    np.testing.assert_array_equal(weights, np.full(3, 7.0))
+    np.testing.assert_array_equal(weights, np.full(300, 7.0))
+
+
+def test_weights_of_another_network_are_told_and_the_league_goes_on(tmp_path: Path) -> None:
+    Asked.wanted.clear()
+    world = World(tmp_path)
+    world.parts.registry.frozen["rock"] = frozen_rock(7.0, size=3)
+    world.want(FreezePlayer("main-0"), AddPlayer("stone", "fixed", learning=False, source="rock"))
+    (asked,) = world.copies_asked_for()
+    world.send_weights(asked)
+    world.take_parts()
+    world.want(ResetPlayer("main-0", "stone"), AddPlayer("heir", "main", source="stone"))
+    assert not world.asked(world.learner, training_pb2.Reset)
+    assert not world.asked(world.learner, training_pb2.Restore)
+    world.league.league.roster.players["main-0"].steps += 1
+    world.want(ResetPlayer("main-0", "stone"))
+    other, has = "the weights of stone are of another network", "shape [300] at 'scale'"
+    for told in (
+        f"main-0 cannot be reset to stone, and learns on: {other}: main-0 has {has}",
+        f"heir cannot learn: {other}: heir has {has}",
+    ):
+        full = f"league: {told}, and they have [3] there"
+        assert world.told.messages.count(full) == 1
+    assert world.plays("main-0")
+    assert world.league.league.roster.players["heir"].retired
 
 
 def test_a_player_that_does_not_learn_needs_a_module_that_is_not_trained(world: World) -> None:
