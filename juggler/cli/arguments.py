@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, make_dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -159,8 +160,25 @@ def parse_first(kind: type[T], arguments: Sequence[str], command: str) -> tuple[
             raise ConfigError(f"{argument.partition('=')[0]}{answer}")
     every = make_dataclass("EveryAlgorithm", [("algorithm", str, "")], bases=tuple(bases))
     asked = [argument for argument in arguments if argument not in ("-h", "--help")]
-    first = parse(kind, asked, command, kind(run=RunConfig(learner=every())))  # type: ignore[call-arg]
+    run = RunConfig(learner=every())
+    _must_say_booleans_alone(arguments, run)
+    first = parse(kind, asked, command, kind(run=run))  # type: ignore[call-arg]
     return first, first.run.learner.algorithm or None  # type: ignore[attr-defined]
+
+
+def _must_say_booleans_alone(arguments: Sequence[str], run: RunConfig) -> None:
+    """
+    Raises:
+        ConfigError: a key that is true or false has a word behind it, as in a file.
+    """
+    booleans = {key for key, value in run.flat().items() if isinstance(value, bool)}
+    words: list[str] = []
+    for each in arguments:
+        words += each.split("=", 1) if each.startswith("--") else [each]
+    for option, word in pairwise(words):
+        if _key(option) in booleans and word.lower() in ("true", "false"):
+            no = option.replace("--", "--no-", 1)
+            raise ConfigError(f"{option} {word}: give {option} for true, and {no} for false")
 
 
 def _own_algorithm(arguments: Sequence[str]) -> str:

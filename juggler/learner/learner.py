@@ -122,7 +122,7 @@ class Learner(LearnerState):
             if key in sample and each.leaves_stacks_out(sample[key])
         }
         metrics = []
-        for drawn in self._data.add(sample, self.sums):
+        for drawn in self._due(sample):
             due = stacked(drawn, framed)
             try:
                 if not passes:
@@ -314,6 +314,18 @@ class Learner(LearnerState):
         """Wait for updates in flight, and end their thread: `async_update` does not work any more.
         A learner that never used it need not be closed."""
         self._in_flight.close()
+
+    def _due(self, sample: Sample) -> Iterator[Sample]:
+        """The samples that are to be learned from, now that this one has come.
+
+        Raises:
+            ValueError: it lacks a column that the core's data source needs.
+        """
+        try:
+            yield from self._data.add(sample, self.sums)
+        except KeyError as error:
+            must_have_column(sample, error, self.core.name)
+            raise
 
     def _parts(self, sample: Sample, minibatch_size: int | None) -> int | None:
         """The number of parts with about this many live steps, the same at every learner of a

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from support.groups import join, update
 
 from juggler.learner.algorithms.registry import build_learner
+from juggler.learner.core.learner_core import Sample
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.collate import collate
 from juggler.learner.data.sharding import shard
@@ -116,6 +117,40 @@ def test_a_column_that_does_not_fit_is_named_and_nothing_has_changed(
         learner.update_from_batch(batch)
     assert "\n" not in str(wrong.value)
     assert_same(learner.save()[0], before)
+    assert learner.updates == 0
+
+
+class Noting(Learner):
+    """Notes the columns that come to the hook."""
+
+    def before_gradients(self, sample: Sample) -> Sample:
+        self.seen = sample["default"]
+        return sample
+
+
+def test_columns_of_other_names_come_to_a_hook_as_tensors_from_arrays_too(
+    make_batch: MakeBatch,
+) -> None:
+    learner = Noting(make("impala").core)
+    backwards = np.arange(3.0)[::-1]
+    own = {"weights": backwards, "nested": {"one": np.array(2)}, "given": torch.ones(2)}
+    learner.update_from_batch({"default": {**collate([make_batch()]), **own}})
+    assert learner.seen["weights"].tolist() == [2.0, 1.0, 0.0]
+    assert learner.seen["nested"]["one"] == torch.tensor(2)
+    assert learner.seen["given"] is own["given"]
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [("left", "str"), ([1.0], "list"), (np.array(["left"]), r"an array of <U4")],
+)
+def test_a_column_of_another_name_that_holds_no_numbers_is_named(
+    make_batch: MakeBatch, column: Any, kind: str
+) -> None:
+    learner = make("impala")
+    batch = {"default": {**collate([make_batch()]), "side": column}}
+    with pytest.raises(ValueError, match=f"default: column 'side' must be a tensor.*, not {kind}"):
+        learner.update_from_batch(batch)
     assert learner.updates == 0
 
 

@@ -60,6 +60,11 @@ def test_a_wrong_configuration_names_the_key_and_what_is_right(
     [
         (("train", "carpole"), "no configuration 'carpole' (did you mean 'cartpole'?)"),
         (("evaluate", "nowhere", "--episodes", "0"), "episodes = 0: must be at least 1"),
+        (
+            ("train", "--env", "CartPole-v1", "--save-replay", "false"),
+            "--save-replay false: give --save-replay for true, and --no-save-replay for false",
+        ),
+        (("tune", "cartpole", "--synchronous=True"), "and --no-synchronous for false"),
         (("train", "CartPole-v1"), "give it as `--env CartPole-v1`"),
         (("status", "nowhere"), "nowhere is neither a directory nor an address"),
         (("train", "nowhere.toml"), "cannot read nowhere.toml"),

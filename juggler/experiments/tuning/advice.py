@@ -171,8 +171,7 @@ def write(advice: Advice, path: Path) -> None:
     """
     flat = advice.config.flat()
     values = differing({key: flat[key] for key in flat if key in advice.given}, KEYS)
-    told = "# The sizes are those that `juggler tune` advised"
-    about = f"{told}: {_told(advice.best)} expected.\n"
+    about = f"# The sizes that `juggler tune` advised. Expected: {_told(advice.best)}.\n"
     try:
         with path.open("xb") as file:
             file.write(about.encode() + to_toml(values))

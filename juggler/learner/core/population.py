@@ -22,7 +22,12 @@ from juggler.learner.core.learner_core import (
     Space,
     StepOutput,
 )
-from juggler.learner.core.population_members import as_member, check_module, check_values
+from juggler.learner.core.population_members import (
+    as_member,
+    check_module,
+    check_values,
+    numbers_of_members,
+)
 from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like
 from juggler.learner.data.sources import DataSource
 from juggler.runtime.modules import columns as c
@@ -78,7 +83,7 @@ class Population(LearnerCore[PopulationState]):
                 "goes around the population, if it can be around any core; Rnd and Discriminator "
                 "cannot"
             )
-        given = {key: list(values) for key, values in (hyperparameters or {}).items()}
+        given = {key: numbers_of_members(key, x) for key, x in (hyperparameters or {}).items()}
         for key, values in given.items():
             check_values(core, key, values)
         sizes = {len(values) for values in given.values()} | ({size} if size is not None else set())

@@ -43,6 +43,18 @@ def _fixed(value: Tensor, steps: Tensor) -> Tensor:
     return value
 
 
+def numbers_of_members(key: str, values: Sequence[float]) -> list[float]:
+    """Raises:
+    ValueError: this is not a number for each member.
+    """
+    try:
+        return [float(value) for value in values]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"hyperparameters: {key} = {values!r}: must be a list with a number for each member"
+        ) from None
+
+
 def check_values(core: GradientCore, key: str, values: Sequence[float]) -> None:
     """Raises:
     ValueError: members cannot differ in this key, or a value is out of range.

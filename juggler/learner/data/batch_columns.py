@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from juggler.learner.data.collate import collate
@@ -24,7 +27,7 @@ def checked_batch(
 ) -> Sample:
     """Check a batch of columns on the host, and return it as `collate` would make it.
 
-    Columns that no batch of episodes has are returned as they are.
+    Columns that no batch of episodes has may be anything that is made of tensors and arrays.
 
     Args:
         batch: by module id, columns as tensors or arrays.
@@ -83,7 +86,22 @@ def _checked(
     arrays = {name: tree_map(_on_host, columns[name]) for name in columns if name in COLUMNS}
     episodes = validator.checked(batch_of_columns(arrays, module_id, remembers=remembers))
     own = {name: columns[name] for name in columns if name not in COLUMNS}
+    for name, column in own.items():
+        own[name] = tree_map(partial(_as_tensor, where=f"{module_id}: column {name!r}"), column)
     return {**own, **collate([episodes])}
+
+
+def _as_tensor(column: Any, where: str) -> Tensor:
+    if isinstance(column, Tensor):
+        return column
+    if isinstance(column, np.ndarray) and column.dtype.kind in "biuf":
+        return torch.from_numpy(np.ascontiguousarray(column).reshape(column.shape))
+    kind = (
+        f"an array of {column.dtype}" if isinstance(column, np.ndarray) else type(column).__name__
+    )
+    raise ValueError(
+        f"{where} must be a tensor or an array of numbers, or a dict of them, not {kind}"
+    )
 
 
 def _on_host(column: Any) -> Any:

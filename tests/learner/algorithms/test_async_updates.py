@@ -12,6 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from juggler.learner.algorithms.dqn.config import DqnConfig
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.ppo.config import PpoConfig
@@ -262,6 +263,16 @@ def test_a_sample_that_lacks_a_column_is_refused_by_its_name(
     with pytest.raises(ValueError, match=rf"module 'default' has no column '{key}', which '\w+' n"):
         learner.step({"default": sample})
     assert learner.state is before
+    assert learner.updates == 0
+
+
+@pytest.mark.parametrize("key", ["rewards", "observations", "live"])
+def test_so_it_is_where_a_replay_keeps_rows_of_the_sample(make_batch: MakeBatch, key: str) -> None:
+    learner = build_learner(DqnConfig(), None, VECTOR, TWO, {"hidden_sizes": [8]})
+    sample = collate([make_batch()])
+    del sample[key]
+    with pytest.raises(ValueError, match=rf"module 'default' has no column '{key}', which 'dqn' n"):
+        learner.step({"default": sample})
     assert learner.updates == 0
 
 

@@ -118,9 +118,13 @@ def test_what_members_cannot_have_is_said() -> None:
         ({"gamma": [0.9, 1.1]}, r"hyperparameters: gamma = 1\.1: must be at least 0 and at most 1"),
         ({"grad_clip": [1.0, 2.0]}, "members of impala cannot differ in 'grad_clip'"),
         ({"burn_in": [1, 2]}, "members of impala cannot differ in 'burn_in'"),
+        ({"lr": 0.01}, "lr = 0.01: must be a list with a number for each member"),
+        ({"lr": ["fast", 0.01]}, "must be a list with a number for each member"),
+        ({"lr": [[[0, 0.1], [9, 0.0]], 0.01]}, "must be a list with a number for each member"),
     ):
+        hyperparameters: Any = given
         with pytest.raises(ValueError, match=words):
-            Population(core, hyperparameters=given)
+            Population(core, hyperparameters=hyperparameters)
     ppo = Ppo({"default": Small}, PpoConfig())
     with pytest.raises(ValueError, match="'value_clip' is none in the config of ppo; set it there"):
         Population(ppo, hyperparameters={"value_clip": [0.1, 0.2]})
