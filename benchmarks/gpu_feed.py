@@ -116,6 +116,7 @@ class Driver:
     """Stands in for the learner's attachment, and issues updates of batches that have arrived."""
 
     run_id = "bench"
+    incarnation = "learner"
     worker_id = "learner-0"
 
     def __init__(self, batches_per_update: int, credit: Any) -> None:

@@ -27,6 +27,7 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
 from juggler.runtime.streams.host_weights import Meeting
 from juggler.runtime.streams.memory_sockets import MemorySocket
+from juggler.runtime.streams.shared_directory import SHARED_DIR_VARIABLE, shared_address
 from juggler.runtime.streams.shared_memory import SHARED_MEMORY_VARIABLE
 from juggler.runtime.streams.weights import Weights, WeightsSubscription
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
@@ -45,11 +46,12 @@ def _reads(frame: BatchFrame) -> str:
     return ""
 
 
-def episodes_server(address: str, ready: Any, reads: bool) -> None:
+def episodes_server(address: str, memory: str, ready: Any, reads: bool) -> None:
     take = _reads if reads else lambda frame: ""
-    receiver = EpisodeReceiver(take, lambda metadata: None, Limits(), memory=MemorySocket(address))
-    server, _ = _serve([receiver.handler()], address)
-    ready.set()
+    listens = MemorySocket(memory or address)
+    receiver = EpisodeReceiver(take, lambda metadata: None, Limits(), memory=listens)
+    server, bound = _serve([receiver.handler()], address)
+    ready.put(bound)
     server.wait_for_termination()
 
 
@@ -57,19 +59,21 @@ def episodes(given: argparse.Namespace) -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
     found: dict[str, Any] = {way: [] for way in given.ways}
     with tempfile.TemporaryDirectory(prefix="jb-") as directory:
-        address, ready = f"unix:{directory}/l", context.Event()
+        address, memory, ready = f"unix:{directory}/l", "", context.Queue()
+        if given.tcp:
+            os.environ[SHARED_DIR_VARIABLE] = directory
+            address, memory = "127.0.0.1:0", shared_address("learner")
         process = context.Process(
-            target=episodes_server, args=(address, ready, given.reads), daemon=True
+            target=episodes_server, args=(address, memory, ready, given.reads), daemon=True
         )
         process.start()
-        if not ready.wait(PATIENCE):
-            raise SystemExit("the server did not start")
+        address = ready.get(timeout=PATIENCE)
         _stay_on_core(0)
         learner = psutil.Process(process.pid)
         for _ in range(given.turns):
             for way in given.ways:
                 os.environ[SHARED_MEMORY_VARIABLE] = WAYS[way]
-                pushing = Pushing(address, given.bytes)
+                pushing = Pushing(address, given.bytes, memory=memory)
                 for _ in range(IN_FLIGHT):
                     pushing.send()
                 time.sleep(given.seconds / 5)
@@ -176,7 +180,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.5)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--reads", action="store_true", help="the learner sums up what comes")
-    parser.add_argument("--tcp", action="store_true", help="weights go over TCP")
+    parser.add_argument(
+        "--tcp", action="store_true", help="over TCP; episodes with a shared directory"
+    )
     parser.add_argument("--direct", action="store_true", help="all readers read from the learner")
     parser.add_argument("--ways", choices=WAYS, nargs="+", default=[*WAYS])
     parser.add_argument("--subscribers", type=int, nargs="+", default=[1, 64])

@@ -118,11 +118,12 @@ class Pushing:
         name: str = "",
         metadata: CallMetadata = (),
         permits: Permits | None = None,
+        memory: str = "",
     ) -> None:
         self._tree = _tree(size)
         self._name = name
         self._permits = permits
-        self._sender = EpisodeSender(address, metadata, lambda *_: self.send())
+        self._sender = EpisodeSender(address, metadata, lambda *_: self.send(), memory=memory)
         self.sent = 0
         self.over = False
 

@@ -31,6 +31,7 @@ from juggler.runtime.actors.logs import LogFormat, WorkerLog
 from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.actors.worker import Contact
 from juggler.runtime.own_frames import traceback_of
+from juggler.runtime.streams.shared_directory import shared_directory
 
 T = TypeVar("T")
 Flag = tyro.conf.FlagCreatePairsOff[bool]
@@ -72,7 +73,8 @@ class WorkerArguments:
         """How this worker reaches its driver. From now on its process answers health checks.
 
         Raises:
-            EndpointError: an address is malformed, or cannot be listened on.
+            EndpointError: an address is malformed, or cannot be listened on; or the directory that
+                containers share cannot be used.
             RunDirectoryError: the run in the directory has no driver.
             ValueError: the token, or the directory for TLS, cannot be read or used.
         """
@@ -82,6 +84,7 @@ class WorkerArguments:
         if Path(address).is_dir() or (":" not in address and os.sep in address):
             address = find_driver_from_elsewhere(Path(address), self.timeout, log.info)
         split_address(address)
+        shared_directory()
         tls = read_tls(self.tls)
         health = None
         if self.health_bind:

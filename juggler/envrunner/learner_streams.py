@@ -15,6 +15,12 @@ from juggler.runtime.actors.worker import Contact
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.streams.host_weights import Meeting
+from juggler.runtime.streams.shared_directory import (
+    SHARED_DIR_VARIABLE,
+    is_there,
+    learner_socket,
+    shared_directory,
+)
 from juggler.runtime.streams.weights import Weights, WeightsSubscription
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
@@ -80,14 +86,15 @@ class LearnerStreams:
                 del self.senders[worker_id]
         for worker_id, learner in now.items():
             if worker_id not in self.senders:
-                address, tls = self._reachable(learner, for_batches=True), self._contact.tls
+                memory = self._memory_of(learner)
                 sender = EpisodeSender(
-                    address,
+                    self._reachable(learner, for_batches=not memory),
                     self._metadata,
                     self._batch_settled,
-                    tls,
+                    self._contact.tls,
                     self._shares_nothing,
                     self._stream_ended,
+                    memory,
                 )
                 self.senders[worker_id] = (learner.incarnation, sender)
         self._subscribe(learners[self._index % len(learners)] if learners else None)
@@ -134,6 +141,21 @@ class LearnerStreams:
             f"{self._worker_id} can reach: start the learner with --bind HOST:PORT"
         )
 
+    def _memory_of(self, learner: training_pb2.Learners.Learner) -> str:
+        """The address of a learner's socket in the directory that containers of this host share;
+        "": it has none there, or can be reached without it."""
+        address = self._reachable(learner)
+        if address.startswith("unix:") or not (directory := shared_directory()):
+            return ""
+        found = learner_socket(self._contact.token, self._attachment.run_id, learner.incarnation)
+        if is_there(found):
+            return found
+        self._shares_nothing(
+            f"shares no memory with {learner.worker_id}, which has no socket in {directory}: it is "
+            f"on another host, or {SHARED_DIR_VARIABLE} is not set there"
+        )
+        return ""
+
     def _subscribe(self, learner: training_pb2.Learners.Learner | None) -> None:
         incarnation = learner.incarnation if learner else ""
         if incarnation == self._subscribed_to:
@@ -150,6 +172,7 @@ class LearnerStreams:
                 tls=self._contact.tls,
                 module_id=self.module_id,
                 inline=self._shares_nothing,
+                memory=self._memory_of(learner),
                 meeting=Meeting(
                     self._contact.token,
                     self._attachment.run_id,

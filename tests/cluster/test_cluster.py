@@ -83,6 +83,34 @@ def test_a_cluster_trains_cartpole_to_solved_and_ends(cluster: Cluster) -> None:
     assert [cluster.inspect(each, ".RestartCount") for each in everybody] == ["0"] * 6
 
 
+def test_containers_of_the_host_share_memory(cluster: Cluster) -> None:
+    # Batches of CartPole that are large enough.
+    large = "--stop-return 501 --envs-per-runner 256 --fragment-steps 64 --batch-size 32768"
+    numbers = {"JUGGLER_LEARNERS": 1, "JUGGLER_ENVRUNNERS": 2}
+    cluster.configure(options=large, JUGGLER_NAME="shares", **numbers)
+    try:
+        cluster.compose("up", "-d")
+        workers = [*cluster.containers("learner"), *cluster.containers("envrunner")]
+
+        def shared(container: str) -> set[str]:
+            """The memories that it has mapped, by their inodes."""
+            look = "cat /proc/[0-9]*/maps | grep memfd:juggler || true"
+            lines = cluster.docker("exec", container, "sh", "-c", look).splitlines()
+            return {line.split()[4] for line in lines}
+
+        def all_share() -> bool:
+            learner, *runners = map(shared, workers)
+            return all(learner & each for each in runners)
+
+        cluster.wait_until(all_share, "each EnvRunner shares memory with the learner")
+        cluster.wait_until(lambda: cluster.lines()[-1]["updates"] > 5, "it trains")
+        assert not any("shared memory" in each for each in cluster.events())
+        assert not any("shares no memory" in each for each in cluster.events())
+    finally:
+        cluster.compose("down", "--timeout", "1")
+        cluster.configure()
+
+
 def test_the_files_for_several_hosts_make_a_run_on_the_network_of_their_hosts(
     cluster: Cluster,
 ) -> None:

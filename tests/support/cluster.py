@@ -51,7 +51,7 @@ class Cluster:
         (self._directory / ".env").write_text("".join(lines))
         self._project = f"label=com.docker.compose.project={project}"
         volume = self._engine.directory / "data" / "volumes" / f"{project}_runs"
-        self.run_dir = volume / "_data" / "run"
+        self.run_dir = volume / "_data" / str(variables.get("JUGGLER_NAME", "run"))
 
     def compose(self, *arguments: str) -> str:
         return self._engine.run("docker-compose", *arguments, cwd=self._directory)

@@ -43,11 +43,13 @@ class LearnerEnd:
         answer: what `take` says to a frame; nothing else comes as long as it waits.
     """
 
-    def __init__(self, directory: Path, limits: Limits | None = None) -> None:
+    def __init__(self, directory: Path, limits: Limits | None = None, shared: str = "") -> None:
+        """`shared` is the address of a socket in the shared directory."""
         self.address = f"unix:{directory / 'l'}"
         self.taken: list[BatchFrame] = []
         self.answer: Callable[[BatchFrame], str] = lambda frame: ""
         self._limits = limits or Limits()
+        self._sockets = [self.address, shared] if shared else [self.address]
         self._opened = 0
         self.start()
 
@@ -59,7 +61,7 @@ class LearnerEnd:
     def start(self) -> None:
         self._threads = ThreadPoolExecutor(max_workers=8)
         self._server = grpc.server(self._threads, options=SERVER_OPTIONS)
-        self.memory = MemorySocket(self.address)
+        self.memory = MemorySocket(*self._sockets)
         receiver = EpisodeReceiver(self._take, self._why_refused, self._limits, memory=self.memory)
         self._server.add_generic_rpc_handlers((receiver.handler(),))
         bind(self._server, self.address)
@@ -95,9 +97,13 @@ class Senders:
         self._changed = threading.Condition()
         self._senders: list[EpisodeSender] = []
 
-    def open(self, address: str, token: str = "secret", run_id: str = "run") -> EpisodeSender:
+    def open(
+        self, address: str, token: str = "secret", run_id: str = "run", memory: str = ""
+    ) -> EpisodeSender:
         metadata = call_metadata(token, run_id, "incarnation")
-        sender = EpisodeSender(address, metadata, self._settled, inline=self.inline.append)
+        sender = EpisodeSender(
+            address, metadata, self._settled, inline=self.inline.append, memory=memory
+        )
         self._senders.append(sender)
         return sender
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -61,6 +62,8 @@ class ReaderProcess:
     def signal(self, number: int) -> None:
         assert self._process.pid is not None
         os.kill(self._process.pid, number)
+        if number == STOP:  # until one of its threads hears of that, the others go on
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def kill(self) -> None:
         """Kill it, even where it is stopped."""
@@ -98,7 +101,7 @@ def _read(connection: Connection, address: str, secret: tuple[str, ...]) -> None
 def names_of(meeting: Meeting) -> list[int]:
     """The numbers of its names that some process has bound."""
     bound = Path("/proc/net/unix").read_text()
-    return [n for n in range(3) if meeting.address(n).removeprefix("unix-abstract:") in bound]
+    return [n for n in range(3) if re.split("[:/]", meeting.address(n))[-1] in bound]
 
 
 STOP, CONTINUE = signal.SIGSTOP, signal.SIGCONT

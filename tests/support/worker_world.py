@@ -51,6 +51,7 @@ class Driver:
     """The driver's place on the attach stream: gives commands, and hears what the worker says."""
 
     run_id = "run"
+    incarnation = "learner"
     worker_id = "learner-0"
 
     def __init__(self) -> None:

@@ -86,6 +86,7 @@ class LearnerWorker:
         own_connectors: Any = None,
     ) -> None:
         self.modules: dict[str, HostedModule] = {}
+        server.share_memory(attachment.run_id, attachment.incarnation)
         self.publisher = WeightsPublisher(self._why_refused, server.memory)
         self._ring = RingServer(self._why_refused)
         self._attachment = attachment

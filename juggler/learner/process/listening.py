@@ -29,6 +29,7 @@ from juggler.runtime.actors.temporary import HeldDirectory
 from juggler.runtime.streams.episodes import PUSH_METHOD
 from juggler.runtime.streams.memory_sockets import MemorySocket
 from juggler.runtime.streams.receivers import ReceiverProgram, Receivers
+from juggler.runtime.streams.shared_directory import learner_socket, shared_directory
 from juggler.runtime.streams.weights import SUBSCRIBE_METHOD
 
 _MOST_STREAMS = 1024  # of EnvRunners; health checks come on top
@@ -42,8 +43,8 @@ class LearnerServer:
         addresses: at which EnvRunners can dial it.
         tcp_address: that of them which is not a Unix socket; "": there is none.
         episode_addresses: at which its receivers take batches; empty: it has none.
-        memory: where EnvRunners of this host connect to share memory; None: it listens over TCP
-            alone.
+        memory: where EnvRunners of this host connect to share memory; None: they cannot, since it
+            listens over TCP alone, and in no shared directory.
     """
 
     def __init__(self, program: LearnerProgram) -> None:
@@ -73,8 +74,27 @@ class LearnerServer:
                 atexit.register(self._directory.remove)  # where nobody closes this
                 local = bind(self._server, f"unix:{self._directory.path}/learner.sock")
         self._local = local
-        self.memory = _memory_socket(local) if local else None
+        self.memory: MemorySocket | None = None
+        shared_directory()  # an error is told before the driver hears of this learner
         self._server.start()
+
+    def share_memory(self, run_id: str, incarnation: str) -> None:
+        """From now on, let EnvRunners of this host connect to share memory.
+
+        Args:
+            run_id: of the run.
+            incarnation: of this learner.
+
+        Raises:
+            EndpointError: it cannot listen for them.
+        """
+        shared = learner_socket(self._program.contact.token, run_id, incarnation)
+        addresses = [each for each in (self._local, shared) if each]
+        try:
+            self.memory = MemorySocket(*addresses) if addresses else None
+        except OSError as error:
+            where = " and ".join(addresses)
+            raise EndpointError(f"cannot share memory at {where}: {error}") from error
 
     def serve(self, *handlers: grpc.GenericRpcHandler) -> None:
         """Serve EnvRunners with these handlers from now on."""
@@ -186,13 +206,6 @@ def _as_dialled(program: LearnerProgram, bound: str) -> str:
         return bound
     host, port = split_address(program.advertise)
     return join_address(host, port + 1 if port else split_address(bound)[1])
-
-
-def _memory_socket(address: str) -> MemorySocket:
-    try:
-        return MemorySocket(address)
-    except OSError as error:
-        raise EndpointError(f"cannot listen beside {address}: {error}") from error
 
 
 def peer_host(program: LearnerProgram) -> str:

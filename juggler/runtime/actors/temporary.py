@@ -40,14 +40,14 @@ class HeldDirectory:
         place = Path(tempfile.gettempdir())
         if len(str(place)) > _LONGEST_PLACE:
             place = Path("/tmp")
-        boot = _boot()
-        if boot:
-            _remove_abandoned(place, boot)
+        kernel = boot()
+        if kernel:
+            _remove_abandoned(place, kernel)
         self.path = Path(tempfile.mkdtemp(prefix=f"juggler-{os.getpid()}-", dir=place))
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)  # not inherited by programs
         _locks.add(self._lock)
-        if boot and _locked(self._lock):
-            self.path = self.path.rename(f"{self.path}-{boot}")
+        if kernel and _locked(self._lock):
+            self.path = self.path.rename(f"{self.path}-{kernel}")
 
     def is_there(self) -> bool:
         """Whether the directory still exists."""
@@ -85,7 +85,7 @@ def multiprocessings_is_there() -> bool:
     return path is not None and os.path.isdir(path)
 
 
-def _boot() -> str:
+def boot() -> str:
     """An id of the kernel since its start, which is the same in all of its containers and nowhere
     else."""
     try:
@@ -94,8 +94,8 @@ def _boot() -> str:
         return ""
 
 
-def _remove_abandoned(place: Path, boot: str) -> None:
-    for path in place.glob(f"juggler-*-*-{boot}"):
+def _remove_abandoned(place: Path, kernel: str) -> None:
+    for path in place.glob(f"juggler-*-*-{kernel}"):
         # Another starting process may have removed it by now, or it belongs to another user.
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -137,8 +137,9 @@ class EpisodeSender:
     called once for each batch, in another thread: (batch id, "" or the reason, explanation), where
     the reason is "refused" or "learner_lost".
 
-    Over a Unix socket, large batches go through shared memory once the learner has shown that it
-    can map it. `inline` is called where it has not, with the reason for people.
+    Over a Unix socket, or with the address of the learner's in the shared directory as `memory`,
+    large batches go through shared memory once the learner has shown that it can map it. `inline`
+    is called where it has not, with the reason for people.
 
     `ended` is called with how it ended whenever a stream is over, after what was lost with it. If
     its code is DEADLINE_EXCEEDED, the learner has not answered at all, and the next stream is on a
@@ -153,8 +154,10 @@ class EpisodeSender:
         tls: Tls | None = None,
         inline: Callable[[str], None] | None = None,
         ended: Callable[[End], None] = lambda _: None,
+        memory: str = "",
     ) -> None:
         self._address = address
+        self._memory = memory
         self._metadata = metadata
         self._settled = settled
         self._inline = inline
@@ -177,7 +180,7 @@ class EpisodeSender:
             if not self._closed and (self._stream is None or self._stream.broken):
                 if self._stream is not None and self._stream.unanswered:
                     self._channel = dial(self._address, self._tls)
-                shared = Dialled(self._address, Writer, self._inline)
+                shared = Dialled(self._address, Writer, self._inline, self._memory)
                 self._stream = _Stream(
                     self._channel, self._metadata, self._settled, shared, self._ended
                 )

@@ -1,15 +1,16 @@
 """Weights once to a host: one of its readers hands on to the others what the learner sends.
 
-The readers of one learner's weights on one host meet at an abstract Unix socket, whose name follows
-from what only they know. The first to bind it *relays*: it alone reads from the learner. The kernel
-frees the name when its process ends, so that another reader takes its place at once. A relay that
-hangs keeps its name; a reader that hears nothing from it goes on to the next of a few names.
+The readers of one learner's weights on one host meet at a Unix socket, whose name follows from what
+only they know: an abstract name, or where containers share a directory, one in there. The first to
+bind it *relays*: it alone reads from the learner. The name is free when its process ends, so that
+another reader takes its place at once. A relay that hangs keeps its name; a reader that hears
+nothing from it goes on to the next of a few names.
 
-On a connection go, each as one message:
+On a connection go, once both ends have proved what they know, each as one message:
 
-    reader → relay   its token; then "?" for a version that it has not had, again when none comes
-    relay → reader   its own token; then for a "?" the version, as a chunk with the descriptor of
-                     the sealed memory in which its payload lies; for a second one "there is none"
+    reader → relay   "?" for a version that it has not had, again when none comes
+    relay → reader   for a "?" the version, as a chunk with the descriptor of the sealed memory in
+                     which its payload lies; for a second one "there is none"
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import numpy as np
 from juggler.runtime.streams.memory_reader import map_memory, receive
 from juggler.runtime.streams.memory_sockets import MemorySocket, connect, memory_path
 from juggler.runtime.streams.memory_writer import freeze
+from juggler.runtime.streams.shared_directory import shared_address
 from juggler.runtime.streams.shared_memory import OFFER, Memory
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import Frame
@@ -53,14 +55,18 @@ class Meeting:
 
     Args:
         secret: texts that only they know.
+
+    Raises:
+        EndpointError: as for `shared_directory`.
     """
 
     def __init__(self, *secret: str) -> None:
         self._key = hashlib.sha256("\0".join(secret).encode()).digest()
-        self.reader_token, self.relay_token = self._derived("reader"), self._derived("relay")
+        self.token = self._derived("token")
+        self._before_names = shared_address("") or "unix-abstract:juggler-"
 
     def address(self, number: int) -> str:
-        return f"unix-abstract:juggler-{self._derived(f'name {number}')}"
+        return self._before_names + self._derived(f"name {number}")
 
     def _derived(self, what: str) -> str:
         return hmac.new(self._key, what.encode(), "sha256").hexdigest()[:32]
@@ -91,8 +97,9 @@ class Meeting:
         address = self.address(number)
         for _ in range(_TRIES):
             try:
-                return Relayed(connect(memory_path(address), self.reader_token), number, self)
-            except ConnectionRefusedError:  # nobody listens
+                found = connect(memory_path(address), self.token, MOST_ASKED * ASK_SECONDS)
+                return Relayed(found, number)
+            except (ConnectionRefusedError, FileNotFoundError):  # nobody listens
                 if not stand:
                     return None
                 with suppress(_Taken):
@@ -167,7 +174,6 @@ class WeightsRelay:
             OSError: another process has the address, or this one cannot listen.
         """
         self.why_not = ""
-        self._meeting = meeting
         self._lock = threading.Lock()
         self._newest: _Handed | None = None
         self._readers: dict[socket.socket, _Reader] = {}
@@ -182,7 +188,7 @@ class WeightsRelay:
             if error.errno == errno.EADDRINUSE:
                 raise _Taken from None
             raise
-        self._socket.expect_many(meeting.reader_token, self._taken)
+        self._socket.expect(meeting.token, self._taken, once=False)
         self._thread.start()
 
     def offer(self, frame: WeightsFrame, chunk: bytes, memory: Memory | None) -> None:
@@ -206,7 +212,6 @@ class WeightsRelay:
 
     def _taken(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        connection.send(self._meeting.relay_token.encode())
         with self._lock:
             self._selector.register(connection, selectors.EVENT_READ)
             self._readers[connection] = _Reader()
@@ -275,28 +280,13 @@ class Relayed:
         number: of the name at which it was found.
     """
 
-    def __init__(self, connection: socket.socket, number: int, meeting: Meeting) -> None:
-        """
-        Raises:
-            OSError: it does not answer, or does not know what only readers know.
-        """
+    def __init__(self, connection: socket.socket, number: int) -> None:
+        connection.setblocking(False)
         self.number = number
         self._connection = connection
         self._mapped: mmap.mmap | None = None
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
-        try:
-            if not any(self._poll.poll(1000 * ASK_SECONDS) for _ in range(MOST_ASKED)):
-                raise TimeoutError("the process that hands on weights hangs")
-            connection.setblocking(False)
-            said = connection.recv(64)
-            if not said:
-                raise ConnectionResetError("the process that handed on weights is gone")
-            if not hmac.compare_digest(said, meeting.relay_token.encode()):
-                raise PermissionError("another process has the name, without the run's secret")
-        except BaseException:
-            connection.close()
-            raise
 
     def next(self) -> bytes | None:
         """The chunk of a version that was not here before; None: there is none yet.

@@ -1,12 +1,17 @@
 """The Unix sockets over which the two ends of a stream share memory.
 
 A client shows a token of its own choice in the metadata of its call. Beside the learner's socket
-for gRPC there is a second one; who connects to it and shows a token of an open call is the other
-end of that call. That is all that these sockets are for.
+for gRPC there is a second one; who connects to it and proves to know the token of an open call is
+the other end of that call. That is all that these sockets are for.
+
+No token goes over such a socket. Each end sends a keyed hash of the socket's place, which is true
+of no other socket. So somebody who puts a socket of his own into the place of another learns
+nothing that would let him in there.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
 import secrets
 import selectors
@@ -17,13 +22,21 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from juggler.runtime.actors.credentials import CallMetadata
+from juggler.runtime.streams.shared_directory import (
+    dial,
+    listen,
+    path_in_shared_directory,
+    remove,
+)
 
 MEMORY_METADATA = "juggler-memory"
 
 _ABSTRACT = "unix-abstract:"
 _TOKEN_BYTES = 32  # hexadecimal
+_MOST_SHOWN = 128  # bytes: more than a proof has
 _MOST_STRANGERS = 64  # connections that have not shown a token
 _STRANGER_SECONDS = 5.0
 _BACKLOG = 1024
@@ -35,10 +48,23 @@ Taken = Callable[[socket.socket], None]
 
 def memory_path(address: str) -> str:
     """The path of the socket beside a gRPC server's "unix:path"; "": there is none over TCP. A
-    name in "unix-abstract:name" has no file, and is free again when its process ends."""
+    name in "unix-abstract:name" has no file, and is free again when its process ends. A path in the
+    shared directory is free again when the next process listens there."""
+    if path := path_in_shared_directory(address):
+        return path
     if address.startswith(_ABSTRACT):
         return f"\0{address.removeprefix(_ABSTRACT)}"
     return f"{address.removeprefix('unix:')}.memory" if address.startswith("unix:") else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """Who is let in: what it is answered, who takes it, and all that it could have shown, of which
+    nothing is accepted again; empty: it may come again."""
+
+    answer: bytes
+    taken: Taken
+    once: tuple[bytes, ...]
 
 
 def new_token() -> str:
@@ -51,19 +77,39 @@ def token_in(metadata: CallMetadata) -> str:
     return token if isinstance(token, str) and len(token) == _TOKEN_BYTES else ""
 
 
-def connect(path: str, token: str) -> socket.socket:
+def proofs(token: str, place: str) -> tuple[bytes, bytes]:
+    """What a client that knows a token sends to the socket in a place, and what it is answered."""
+
+    def proof(whose: str) -> bytes:
+        return hmac.new(token.encode(), f"{whose} {place}".encode(), "sha256").hexdigest().encode()
+
+    return proof("client"), proof("server")
+
+
+def connect(path: str, token: str, seconds: float = 1.0) -> socket.socket:
     """Connect to a process of this host and user, which knows the token from an open call.
 
+    Args:
+        path: of its socket.
+        token: the token.
+        seconds: the longest wait for its answer.
+
     Raises:
+        ConnectionResetError: it does not take this connection, or is gone.
+        TimeoutError: it does not answer.
         OSError: nobody listens there, or it is somebody else's process.
     """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection, place = dial(path, seconds)
     try:
-        connection.settimeout(1.0)
-        connection.connect(path)
-        if not _is_ours(connection):
+        if _user_and_process(connection)[0] != os.geteuid():
             raise PermissionError(f"another user listens at {path}")
-        connection.send(token.encode())
+        shown, awaited = proofs(token, place)
+        connection.send(shown)
+        answer = connection.recv(len(awaited))
+        if not answer:
+            raise ConnectionResetError("the process that listens there takes no connection")
+        if not hmac.compare_digest(answer, awaited):
+            raise PermissionError("what listens there does not know the run's secret")
     except BaseException:
         connection.close()
         raise
@@ -77,64 +123,90 @@ class MemorySocket:
     when there are many of them, and descriptors that it sends are discarded.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, *addresses: str) -> None:
         """Args:
-            address: of the gRPC server, "unix:path"; or "unix-abstract:name", of no server.
+            addresses: of the gRPC server, "unix:path"; in the shared directory; or
+                "unix-abstract:name", of no server.
 
         Raises:
             OSError: it cannot listen.
         """
-        path = memory_path(address)
-        has_file = not address.startswith(_ABSTRACT)
-        if has_file:
-            with suppress(FileNotFoundError):
-                os.unlink(path)  # a predecessor that was killed leaves its own behind
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listeners: list[tuple[socket.socket, str]] = []  # each with its place
+        self._files: list[tuple[str, str]] = []  # in the shared directory: path and place
         try:
-            self._listener.bind(path)
-            if has_file:
-                os.chmod(path, 0o600)  # before anybody can connect
-            self._listener.listen(_BACKLOG)
-        except OSError:
-            self._listener.close()
+            for address in addresses:
+                self._listen(address)
+        except BaseException:
+            self._stop_listening()
             raise
-        self._listener.setblocking(False)
         self._lock = threading.Lock()
-        self._expected: dict[str, Taken] = {}  # by token, once
-        self._always: dict[str, Taken] = {}  # by token
+        self._expected: dict[bytes, _Expected] = {}  # by what the client shows
         self._strangers: dict[socket.socket, float] = {}  # until when; the oldest first
         self._ending, self._end = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="memory-socket", daemon=True)
         self._thread.start()
 
-    def expect(self, token: str, taken: Taken) -> Callable[[], None]:
-        """Give the first connection that shows this token to `taken`, which must not wait.
+    def _listen(self, address: str) -> None:
+        path, shared = memory_path(address), bool(path_in_shared_directory(address))
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listeners.append((listener, ""))
+        if shared:
+            listen(listener, path, _BACKLOG)
+        elif address.startswith(_ABSTRACT):
+            listener.bind(path)
+            listener.listen(_BACKLOG)
+        else:
+            with suppress(FileNotFoundError):
+                os.unlink(path)  # a predecessor that was killed leaves its own behind
+            listener.bind(path)
+            os.chmod(path, 0o600)  # before anybody can connect
+            listener.listen(_BACKLOG)
+        listener.setblocking(False)
+        itself, place = dial(path, None)
+        with itself:
+            if _user_and_process(itself)[1] != os.getpid():
+                raise FileExistsError(f"another process has put its socket at {path}")
+        self._listeners[-1] = listener, place
+        if shared:
+            self._files.append((path, place))
+
+    def expect(self, token: str, taken: Taken, once: bool = True) -> Callable[[], None]:
+        """Give a connection with who knows this token to `taken`, which must not wait.
+
+        Args:
+            token: the token.
+            taken: gets the connection.
+            once: whether the first one is the only one.
 
         Returns:
             Takes that back.
         """
+        both = [proofs(token, place) for _, place in self._listeners]
+        every = tuple(shown for shown, _ in both)
         with self._lock:
-            self._expected.setdefault(token, taken)
+            for shown, answer in both:
+                self._expected.setdefault(shown, _Expected(answer, taken, every if once else ()))
 
         def forget() -> None:
             with self._lock:
-                if self._expected.get(token) is taken:
-                    del self._expected[token]
+                for shown in every:
+                    if (found := self._expected.get(shown)) is not None and found.taken is taken:
+                        del self._expected[shown]
 
         return forget
 
-    def expect_many(self, token: str, taken: Taken) -> None:
-        """Give every connection that shows this token to `taken`, which must not wait."""
-        with self._lock:
-            self._always[token] = taken
-
     def close(self) -> None:
+        for path, place in self._files:
+            with suppress(OSError):  # then the next process that listens there removes it
+                remove(path, place)
+        self._files.clear()
         self._end.close()
         self._thread.join()  # the path may be a successor's by now
 
     def _run(self) -> None:
-        with selectors.DefaultSelector() as selector, self._listener, self._ending:
-            for each in (self._listener, self._ending):
+        listeners = [listener for listener, _ in self._listeners]
+        with selectors.DefaultSelector() as selector, self._ending:
+            for each in (*listeners, self._ending):
                 selector.register(each, selectors.EVENT_READ)
             while True:
                 oldest = next(iter(self._strangers.values()), None)
@@ -142,24 +214,29 @@ class MemorySocket:
                 ready = [key.fileobj for key, _ in selector.select(timeout)]
                 if self._ending in ready:
                     break
-                if self._listener in ready:
-                    self._accept(selector)
+                for listener in [each for each in listeners if each in ready]:
+                    self._accept(listener, selector)
                 for stranger in [each for each in self._strangers if each in ready]:
                     self._hear(stranger, selector)
                 self._send_away(selector)
             for stranger in self._strangers:
                 stranger.close()
+            self._stop_listening()
 
-    def _accept(self, selector: selectors.BaseSelector) -> None:
+    def _stop_listening(self) -> None:
+        for listener, _ in self._listeners:
+            listener.close()
+
+    def _accept(self, listener: socket.socket, selector: selectors.BaseSelector) -> None:
         try:
-            stranger, _ = self._listener.accept()
+            stranger, _ = listener.accept()
         except OSError:  # it is gone again; or no descriptor is left, and others have to go
             if self._strangers:
                 self._leave(next(iter(self._strangers)), selector).close()
             else:
                 time.sleep(0.05)
             return
-        if not _is_ours(stranger):
+        if _user_and_process(stranger)[0] != os.geteuid():
             stranger.close()
             return
         stranger.setblocking(False)
@@ -168,13 +245,18 @@ class MemorySocket:
 
     def _hear(self, stranger: socket.socket, selector: selectors.BaseSelector) -> None:
         try:
-            token = stranger.recv(2 * _TOKEN_BYTES).decode("ascii", "replace")
+            shown = stranger.recv(_MOST_SHOWN)
         except OSError:
-            token = ""
+            shown = b""
         self._leave(stranger, selector)
         with self._lock:
-            taken = self._expected.pop(token, None) or self._always.get(token)
-            if taken is None or not _is_taken(stranger, taken):
+            expected = self._expected.get(shown)
+            if expected is None:
+                stranger.close()
+                return
+            for each in expected.once:
+                self._expected.pop(each, None)
+            if not _is_taken(stranger, expected):
                 stranger.close()
 
     def _send_away(self, selector: selectors.BaseSelector) -> None:
@@ -190,10 +272,11 @@ class MemorySocket:
         return stranger
 
 
-def _is_taken(stranger: socket.socket, taken: Taken) -> bool:
+def _is_taken(stranger: socket.socket, expected: _Expected) -> bool:
     """Give a connection away. Whatever goes wrong ends this connection, and no other one."""
     try:
-        taken(stranger)
+        stranger.send(expected.answer)
+        expected.taken(stranger)
     except OSError:  # it is gone again
         return False
     except Exception:
@@ -202,7 +285,9 @@ def _is_taken(stranger: socket.socket, taken: Taken) -> bool:
     return True
 
 
-def _is_ours(connection: socket.socket) -> bool:
-    """Whether the process at the other end belongs to this process's user."""
+def _user_and_process(connection: socket.socket) -> tuple[int, int]:
+    """Whose the process at the other end is, and which one; 0 where it cannot be seen from here, as
+    in another container."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(found)[1] == os.geteuid())
+    process, user, _ = _CREDENTIALS.unpack(found)
+    return user, process

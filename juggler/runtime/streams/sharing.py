@@ -59,10 +59,9 @@ class Expected(Generic[E]):
 def expected(
     memory: MemorySocket | None, context: grpc.ServicerContext, end: Callable[[socket.socket], E]
 ) -> Expected[E]:
-    """Expect the client of a call, if it came over a Unix socket and wants to share memory."""
+    """Expect the client of a call, if it wants to share memory."""
     metadata: CallMetadata = context.invocation_metadata()
-    token = token_in(metadata) if context.peer().startswith("unix:") else ""
-    return Expected(memory, token, end)
+    return Expected(memory, token_in(metadata), end)
 
 
 class Dialled(Generic[E]):
@@ -77,18 +76,20 @@ class Dialled(Generic[E]):
         address: str,
         end: Callable[[socket.socket], E],
         inline: Callable[[str], None] | None = None,
+        memory: str = "",
     ) -> None:
         """Args:
-        address: of the server; over TCP, nothing is shared.
+        address: of the server; over TCP, nothing is shared unless `memory` is given.
         end: makes the end.
         inline: called with the reason, for people, if nothing is shared although both ends are
             on one host.
+        memory: the address of the server's socket in the shared directory; "": it has none there.
         """
         self.end: E | None = None
         self._make: Callable[[socket.socket], E] = end
         self._inline = inline
         self._least = least_bytes()
-        self._path = memory_path(address) if self._least is not None else ""
+        self._path = memory_path(memory or address) if self._least is not None else ""
         self._token = new_token()
         self._lock = threading.Lock()
         self._due = bool(self._path)

@@ -60,6 +60,7 @@ class WeightsSubscription:
         tls: Tls | None = None,
         module_id: str = DEFAULT_MODULE,
         inline: Callable[[str], None] | None = None,
+        memory: str = "",
         meeting: Meeting | None = None,
         alone: Callable[[str], None] | None = None,
     ) -> None:
@@ -73,6 +74,7 @@ class WeightsSubscription:
         module_id: of the module.
         inline: called with the reason, for people, if the learner is on this host and shares no
             memory.
+        memory: the address of the learner's socket in the shared directory; "": it has none there.
         meeting: of the readers of this host; None: this one always reads from the learner.
         alone: called with the reason, for people, if this one cannot share in what they do.
         """
@@ -81,7 +83,7 @@ class WeightsSubscription:
         self._relay: WeightsRelay | None = None  # in this process
         self._relayed: Relayed | None = None  # by another one
         self._large = False  # whether weights have proved to be
-        self._inline = inline
+        self._inline, self._memory = inline, memory
         self._module_id = module_id
         self._metadata = metadata
         self._subscriber = subscriber
@@ -231,7 +233,7 @@ class WeightsSubscription:
             request_serializer=episodes_pb2.Subscription.SerializeToString,
             response_deserializer=None,
         )
-        shared = Dialled(self.address, Reader, self._inline)
+        shared = Dialled(self.address, Reader, self._inline, self._memory)
         reader = FrameReader(
             episodes_pb2.WeightsHeader,
             self._limits,

@@ -122,8 +122,8 @@ class FrameReader(Generic[H]):
     Args:
         header_type: the type of field 1 of the chunks.
         limits: the largest frame to accept.
-        digests: whether a chunk without a digest is an error. Digests that are there are always
-            checked.
+        digests: whether a chunk without a digest is an error, unless its payload is in shared
+            memory. Digests that are there are always checked.
         check: raises a WireError for a header that is not acceptable, before memory is taken.
         lease: gives shared memory; None: nothing is shared with the sender.
     """
@@ -184,7 +184,7 @@ class FrameReader(Generic[H]):
         return Frame(partial.header, read_tree(partial.layout, payload))
 
     def _read_shared(self, slot: int, chunk: Chunk, layout: Layout) -> Tree:
-        if self._lease is None or self._digests or chunk.size or chunk.offset:
+        if self._lease is None or chunk.size or chunk.offset:
             raise WireError("a payload in shared memory, which is not shared on this stream")
         return read_tree(layout, self._lease(slot, layout.payload_size), shared=True)
 
@@ -202,7 +202,7 @@ class FrameReader(Generic[H]):
 
     def _check_digest(self, chunk: Chunk, message: bytes) -> None:
         if chunk.digest is None:
-            if self._digests:
+            if self._digests and chunk.slot is None:
                 raise WireError("a chunk came without its digest")
             return
         share = memoryview(message)[chunk.start : chunk.start + chunk.size]

@@ -51,7 +51,7 @@ def _left_by_a_killed_process() -> Path:
 
 def test_processes_that_start_together_remove_what_dead_ones_left() -> None:
     left = [_left_by_a_killed_process()]
-    boot = temporary._boot()
+    boot = temporary.boot()
     for number in range(200):
         left.append(left[0].with_name(f"juggler-1-{number}-{boot}"))
         left[-1].mkdir(exist_ok=True)

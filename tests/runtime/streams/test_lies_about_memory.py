@@ -15,8 +15,10 @@ from support.sharing import Peer, begin_to_share, mapped, open_memories, send_ea
 
 from juggler.runtime.streams import memory_sockets
 from juggler.runtime.streams.memory_reader import Reader
-from juggler.runtime.streams.memory_sockets import memory_path, new_token
+from juggler.runtime.streams.memory_sockets import memory_path, new_token, proofs
 from juggler.runtime.streams.shared_memory import MOST_SLOTS, Memory
+
+NOBODY = 65534
 
 pytestmark = pytest.mark.usefixtures("everything_is_large")
 
@@ -181,6 +183,12 @@ def _stranger(learner: LearnerEnd) -> socket.socket:
     return connection
 
 
+def _shown(learner: LearnerEnd, token: str) -> bytes:
+    """What proves to the learner to know a token."""
+    (_, place), *_ = learner.memory._listeners
+    return proofs(token, place)[0]
+
+
 def test_the_socket_belongs_to_its_owner_alone(learner: LearnerEnd) -> None:
     mode = os.stat(memory_path(learner.address)).st_mode
     assert stat.S_IMODE(mode) == 0o600
@@ -191,10 +199,10 @@ def test_a_wrong_token_ends_the_connection_and_its_descriptor_is_discarded(
 ) -> None:
     memory = Memory(4096)
     before = mapped(), open_memories()
-    for token in (new_token(), "", "x" * 32, "é" * 20, new_token()[:-1]):
+    for token in (new_token(), "", "x" * 32, "é" * 200, new_token()[:-1]):
         with _stranger(learner) as stranger:
             descriptor = _unsealed(4096)
-            socket.send_fds(stranger, [token.encode() or b"\0"], [descriptor])
+            socket.send_fds(stranger, [_shown(learner, token)], [descriptor])
             os.close(descriptor)
             assert stranger.recv(64) == b""
     assert (mapped(), open_memories()) == before
@@ -207,9 +215,9 @@ def test_a_token_lets_one_connection_in(learner: LearnerEnd, senders: Senders) -
     token = new_token()
     learner.memory.expect(token, taken.append)
     with _stranger(learner) as first, _stranger(learner) as second:
-        first.send(token.encode())
+        first.send(_shown(learner, token))
         soon(lambda: taken, "the first one is in")
-        second.send(token.encode())
+        second.send(_shown(learner, token))
         assert second.recv(64) == b""
     taken[0].close()
 
@@ -239,7 +247,7 @@ def test_the_oldest_of_many_strangers_is_sent_away(learner: LearnerEnd, peer: Pe
 def test_another_users_process_is_not_let_in(
     learner: LearnerEnd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_sockets, "_is_ours", lambda connection: False)
+    monkeypatch.setattr(memory_sockets, "_user_and_process", lambda connection: (NOBODY, 1))
     with _stranger(learner) as stranger:
         assert stranger.recv(64) == b""
     with pytest.raises(PermissionError, match="another user"):

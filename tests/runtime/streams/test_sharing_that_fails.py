@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ import pytest
 from support.learner_end import PATIENCE, LearnerEnd, Senders, tree
 from support.sharing import FURTHER, SIZE, begin_to_share, mapped, send_each, soon
 
+from juggler.runtime.streams import sharing
 from juggler.runtime.streams.memory_reader import Reader
-from juggler.runtime.streams.memory_sockets import memory_path, token_in
+from juggler.runtime.streams.memory_sockets import MemorySocket, memory_path, token_in
 from juggler.runtime.streams.memory_writer import Writer
 from juggler.runtime.streams.shared_memory import Memory, least_bytes
 from juggler.runtime.streams.sharing import Dialled
@@ -97,24 +99,21 @@ print(bytes(mapped).decode(), frozen)
     assert run_python("-c", program) == "what is shared True\n"
 
 
-def test_a_learner_that_cannot_map_gets_bytes(learner: LearnerEnd, senders: Senders) -> None:
-    learner.memory.close()  # and somebody else listens there, who answers nothing
-    os.unlink(memory_path(learner.address))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(memory_path(learner.address))
-        listener.listen()
-
-        def take_and_close() -> None:
-            with listener.accept()[0] as connection:
-                assert len(connection.recv(64)) == 32  # the token
-                assert len(connection.recv(64)) == 12  # the probe
-
-        closing = threading.Thread(target=take_and_close)
-        closing.start()
-        sender = senders.open(learner.address)
-        send_each(senders, sender, 1)
-        closing.join(PATIENCE)
-        send_each(senders, sender, *range(2, 10))
+def test_a_learner_that_cannot_map_gets_bytes(
+    learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner.memory.close()  # and somebody else listens there, who does not answer the probe
+    taken: SimpleQueue[socket.socket] = SimpleQueue()
+    monkeypatch.setattr(sharing, "new_token", lambda: "known")
+    listener = MemorySocket(learner.address)
+    listener.expect("known", taken.put)
+    sender = senders.open(learner.address)
+    send_each(senders, sender, 1)
+    with taken.get(timeout=PATIENCE) as connection:
+        connection.settimeout(PATIENCE)
+        assert len(connection.recv(64)) == 12  # the probe
+    send_each(senders, sender, *range(2, 10))
+    listener.close()
     (said,) = senders.inline
     assert "cannot map" in said
     assert len(learner.taken) == 9

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from support.weights_readers import (
 
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.host_weights import Meeting, Relayed, WeightsRelay
-from juggler.runtime.streams.memory_sockets import MemorySocket, memory_path
+from juggler.runtime.streams.memory_sockets import MemorySocket, memory_path, proofs
 from juggler.runtime.streams.shared_memory import DESCRIPTOR, OFFER
 
 pytestmark = pytest.mark.usefixtures("everything_is_large")
@@ -29,8 +30,8 @@ NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 
 
-def _hears_as_nobody(path: str, token: str) -> int:
-    """How many bytes another user's process is sent, which knows the token."""
+def _hears_as_nobody(path: str, shown: bytes) -> int:
+    """How many bytes another user's process is sent, which proves to know the token."""
     child = os.fork()
     if child == 0:  # it does nothing for which another thread's lock could be missing
         heard = 0
@@ -39,7 +40,7 @@ def _hears_as_nobody(path: str, token: str) -> int:
             stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             stranger.settimeout(PATIENCE)
             stranger.connect(path)
-            stranger.send(token.encode())
+            stranger.send(shown)
             heard = len(stranger.recv(64))
         except ConnectionError:
             pass
@@ -81,7 +82,7 @@ def test_another_user_is_handed_nothing(meeting: Meeting) -> None:
     assert isinstance(relay, WeightsRelay)
     try:
         path = memory_path(meeting.address(0))
-        assert _hears_as_nobody(path, meeting.reader_token) == 0
+        assert _hears_as_nobody(path, proofs(meeting.token, path)[0]) == 0
         found = meeting.find(stand=True)  # its own user is let in
         assert isinstance(found, Relayed)
         found.close()
@@ -106,20 +107,24 @@ def test_a_name_that_another_user_has_is_passed_over(
 
 
 def test_one_who_does_not_know_the_secret_relays_to_nobody(meeting: Meeting) -> None:
-    impostor = MemorySocket(meeting.address(0))
+    impostor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    impostor.bind(memory_path(meeting.address(0)))
+    impostor.listen()
     held: list[socket.socket] = []
 
-    def taken(connection: socket.socket) -> None:
-        held.append(connection)
-        connection.send(meeting.reader_token.encode())
+    def echo() -> None:
+        held.append(impostor.accept()[0])
+        held[0].send(held[0].recv(128))
 
-    impostor.expect_many(meeting.reader_token, taken)
+    echoing = threading.Thread(target=echo)
+    echoing.start()
     try:
         found = meeting.find(stand=True)
         assert isinstance(found, WeightsRelay)
         assert names_of(meeting) == [0, 1]
         found.close()
     finally:
+        echoing.join(PATIENCE)
         impostor.close()
         held[0].close()
 
@@ -147,14 +152,13 @@ def test_memory_that_can_still_change_is_not_taken(
 
     def taken(connection: socket.socket) -> None:
         held.append(connection)
-        connection.send(meeting.relay_token.encode())
         memory = os.memfd_create("liar", os.MFD_ALLOW_SEALING)
         os.truncate(memory, 4096)
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, DESCRIPTOR.pack(memory))
         connection.sendmsg([OFFER.pack(0, 4096), b"chunk"], [rights])
         os.close(memory)
 
-    liar.expect_many(meeting.reader_token, taken)
+    liar.expect(meeting.token, taken, once=False)
     try:
         reader = join()
         publish(reader)

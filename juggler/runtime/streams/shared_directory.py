@@ -1,0 +1,195 @@
+"""The directory that containers of one host share, in which they find each other's sockets.
+
+An abstract name is known within one network namespace. A socket in a directory can be reached from
+wherever that directory is mounted, by processes of the same kernel. Nothing but sockets is ever in
+it. A process that is killed leaves its own behind; the next one that listens there removes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hmac
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from juggler.runtime.actors.endpoints import EndpointError
+from juggler.runtime.actors.temporary import boot
+
+SHARED_DIR_VARIABLE = "JUGGLER_SHARED_DIR"
+
+_PREFIX = "unix-shared:"
+_TRIES, _TRY_SECONDS = 100, 0.02  # to lock the directory, which others do for moments
+
+
+def shared_directory() -> str:
+    """The directory; "": this process has none.
+
+    Raises:
+        EndpointError: it cannot be used, or others may write in it.
+    """
+    path = os.environ.get(SHARED_DIR_VARIABLE, "")
+    if not path:
+        return ""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise _unusable(path, f"{error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode) or not os.path.isabs(path):
+        raise _unusable(path, "this is not the absolute path of a directory")
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise _unusable(path, "other users may write there; chown it to this one, with mode 0700")
+    if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
+        raise _unusable(path, "this user may not write there")
+    return path
+
+
+def _unusable(path: str, why: str) -> EndpointError:
+    return EndpointError(
+        f"{SHARED_DIR_VARIABLE}={path}: {why}. Containers of one host share memory through the "
+        "sockets in this directory: mount the same volume there in each of them, or do not set it"
+    )
+
+
+def shared_address(name: str) -> str:
+    """The address of a socket in the directory, for those who know its name; "": this process has
+    no directory.
+
+    Raises:
+        EndpointError: as for `shared_directory`.
+    """
+    directory = shared_directory()
+    return f"{_PREFIX}{directory}/{_of_this_kernel()}{name}" if directory else ""
+
+
+def learner_socket(token: str, run_id: str, incarnation: str) -> str:
+    """The address at which a learner shares memory; "": as for `shared_address`.
+
+    Args:
+        token: of the run.
+        run_id: of the run.
+        incarnation: of the learner.
+    """
+    named = "\0".join(("learner", run_id, incarnation))
+    return shared_address(hmac.new(token.encode(), named.encode(), "sha256").hexdigest()[:32])
+
+
+def is_there(address: str) -> bool:
+    """Whether something has such an address."""
+    return os.path.lexists(path_in_shared_directory(address))
+
+
+def path_in_shared_directory(address: str) -> str:
+    """The path of such an address; "": it is another one."""
+    return address.removeprefix(_PREFIX) if address.startswith(_PREFIX) else ""
+
+
+def dial(path: str, seconds: float | None) -> tuple[socket.socket, str]:
+    """Connect to a socket. Its path may have any length, and is no symbolic link.
+
+    Args:
+        path: of the socket; or its abstract name, after a zero.
+        seconds: to wait for later; None: never to wait, for nothing.
+
+    Returns:
+        The connection, and the socket's place: what is true of no other one that could be reached.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.settimeout(0.0 if seconds is None else seconds)
+        if path.startswith("\0"):
+            connection.connect(path)
+            return connection, path
+        found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISSOCK(os.fstat(found).st_mode):
+                raise OSError(errno.ENOTSOCK, f"{path} is no socket")
+            # This very socket, whatever is put in its place meanwhile.
+            connection.connect(f"/proc/self/fd/{found}")
+            return connection, _place(os.fstat(found))
+        finally:
+            os.close(found)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def listen(listener: socket.socket, path: str, backlog: int) -> None:
+    """Listen at a path in the directory, after removing what killed processes left there.
+
+    Raises:
+        OSError: somebody else listens there (EADDRINUSE), or nobody can.
+    """
+    directory, name = os.path.split(path)
+    with _alone_in(directory) as held:
+        _remove_abandoned(held)
+        os.fchmod(listener.fileno(), 0o600)  # from which the file gets its mode
+        listener.bind(f"/proc/self/fd/{held}/{name}")
+        listener.listen(backlog)
+
+
+def remove(path: str, place: str) -> None:
+    """Remove a socket at which this process listens; `place` is what `dial` says of it.
+
+    Raises:
+        OSError: that is not possible.
+    """
+    directory, name = os.path.split(path)
+    with _alone_in(directory) as held:
+        if _place(os.stat(name, dir_fd=held, follow_symlinks=False)) == place:
+            os.unlink(name, dir_fd=held)
+
+
+@contextmanager
+def _alone_in(directory: str) -> Iterator[int]:
+    """The open directory, in which nobody else adds or removes sockets meanwhile."""
+    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for left in reversed(range(_TRIES)):
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not left:
+                    raise TimeoutError(f"another process keeps {directory} locked") from None
+            time.sleep(_TRY_SECONDS)
+        yield held
+    finally:
+        os.close(held)
+
+
+def _remove_abandoned(held: int) -> None:
+    """Remove the sockets of this kernel's processes at which nobody listens."""
+    for each in os.scandir(held):
+        if boot() and each.name.startswith(_of_this_kernel()):
+            with suppress(FileNotFoundError):
+                if _is_abandoned(f"/proc/self/fd/{held}/{each.name}"):
+                    os.unlink(each.name, dir_fd=held)
+
+
+def _is_abandoned(path: str) -> bool:
+    try:
+        dial(path, None)[0].close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # it has a long queue, or is another user's, or no socket
+        pass
+    return False
+
+
+def _of_this_kernel() -> str:
+    """How names begin here. Others that have the directory mounted may be of another kernel, as of
+    another host, and what they listen at looks abandoned from here."""
+    return f"juggler-{boot()}-"
+
+
+def _place(found: os.stat_result) -> str:
+    """Which file it is: as long as it exists, nobody can make another one of which this is true."""
+    return f"{found.st_ino}.{found.st_ctime_ns}"

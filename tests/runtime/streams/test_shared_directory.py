@@ -1,0 +1,365 @@
+"""Sockets in a directory that containers share, through which they share memory."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.learner_end import PATIENCE, LearnerEnd, Senders, tree
+from support.sharing import FURTHER, SIZE, mapped, send_each, soon
+from support.weights_learner import Learner
+from support.weights_readers import Join, ReaderProcess, names_of, readers_at, relaying
+
+from juggler.runtime.actors.endpoints import EndpointError
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.streams import shared_directory
+from juggler.runtime.streams.host_weights import Meeting, Relayed, WeightsRelay
+from juggler.runtime.streams.memory_sockets import MemorySocket, connect, memory_path
+from juggler.runtime.streams.shared_directory import learner_socket, shared_address
+
+pytestmark = pytest.mark.usefixtures("everything_is_large")
+
+A_SENDER = """
+import sys
+from support.learner_end import Senders
+from support.sharing import FURTHER, mapped, send_each
+from juggler.runtime.streams.shared_directory import learner_socket
+senders = Senders()
+sender = senders.open(sys.argv[1], memory=learner_socket("secret", "run", "learner"))
+for _ in range(30):
+    send_each(senders, sender, next(FURTHER))
+print(len(mapped()), senders.inline, flush=True)
+senders.close()
+"""
+
+A_LISTENER = """
+import signal
+from juggler.runtime.streams.memory_sockets import MemorySocket
+from juggler.runtime.streams.shared_directory import shared_address
+held = MemorySocket(shared_address("of a process that is killed"))
+print("listens", flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture(autouse=True)
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory."""
+    made = tmp_path / "shared"
+    made.mkdir(mode=0o700)
+    monkeypatch.setenv("JUGGLER_SHARED_DIR", str(made))
+    return made
+
+
+@pytest.fixture
+def learner(tmp_path: Path, shared: Path, every_thread_ends: None) -> Iterator[LearnerEnd]:
+    """Over TCP it shares memory in the directory."""
+    end = LearnerEnd(tmp_path, shared=learner_socket("secret", "run", "learner"))
+    yield end
+    end.stop()
+    assert list(shared.iterdir()) == []
+
+
+def _taken(listener: MemorySocket, token: str) -> list[socket.socket]:
+    """The connections that it takes with a token."""
+    taken: list[socket.socket] = []
+    listener.expect(token, taken.append, once=False)
+    return taken
+
+
+def _close(*connections: socket.socket) -> None:
+    for each in connections:
+        each.close()
+
+
+# -- who shares -----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("grpc_api")
+def test_over_tcp_batches_lie_in_memory_if_both_ends_have_the_directory(
+    learner: LearnerEnd, senders: Senders
+) -> None:
+    memory = learner_socket("secret", "run", "learner")
+    sender = senders.open(learner.tcp_address, memory=memory)
+
+    def lies_in_memory() -> bool:
+        send_each(senders, sender, next(FURTHER))
+        return bool(mapped())
+
+    soon(lies_in_memory, "a batch lies in shared memory")
+    learner.taken.clear()
+    send_each(senders, sender, *range(1, 10))
+    for frame in learner.taken:
+        np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, SIZE))
+    assert senders.inline == []
+
+
+def test_a_process_with_a_network_of_its_own_shares_memory_through_the_directory(
+    learner: LearnerEnd,
+) -> None:
+    alone = ["unshare", "--net"]
+    if subprocess.run([*alone, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to make a network namespace")
+    ended = subprocess.run(  # gRPC goes over the learner's other socket, which has a path too
+        [*alone, sys.executable, "-c", A_SENDER, learner.address],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    memories, said = ended.stdout.split(" ", 1)
+    assert int(memories) > 0
+    assert said == "[]\n"
+
+
+def test_readers_of_weights_meet_in_the_directory(
+    server: Learner, meeting: Meeting, shared: Path, join: Join, publish: Callable[..., Version]
+) -> None:
+    readers = [join(server.tcp_address) for _ in range(4)]
+    publish(*readers)
+    soon(lambda: readers_at(server) == 1, "one reader is left at the learner")
+    assert len(relaying(readers)) == 1
+    publish(*readers)
+    assert names_of(meeting) == [0]
+    assert [each.name for each in shared.iterdir()] == [Path(memory_path(meeting.address(0))).name]
+    soon(lambda: len(mapped()) == 1, "all of them have mapped one memory")
+
+
+def test_who_relays_may_be_killed_and_the_next_one_takes_the_path_that_is_left(
+    server: Learner, shared: Path
+) -> None:
+    readers = [ReaderProcess(server.tcp_address, "of this test") for _ in range(3)]
+    try:
+        for update in range(1, 4):
+            version = server.publish(1, update, SIZE)
+            assert all(each.see(version).version == version for each in readers)
+        soon(lambda: readers_at(server) == 1, "one reads from the learner")
+        version = server.publish(1, 4, SIZE)
+        (relay,) = [each for each in readers if each.see(version).relays]
+        relay.kill()
+        readers.remove(relay)
+        assert len(list(shared.iterdir())) == 1, "the socket of a killed process stays"
+        version = server.publish(1, 5, SIZE)
+        assert all(each.see(version).notes == [] for each in readers)
+        soon(lambda: readers_at(server) == 1, "another one reads from the learner")
+        assert len(list(shared.iterdir())) == 1
+    finally:
+        for each in readers:
+            each.kill()
+
+
+# -- sockets that are left behind -----------------------------------------------------------------
+
+
+def test_the_next_to_listen_removes_what_killed_processes_left_and_nothing_else(
+    shared: Path,
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", A_LISTENER], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "listens\n"
+    lives = MemorySocket(shared_address("of a process that lives"))
+    taken = _taken(lives, "token")
+    path = memory_path(shared_address("of a process that is killed"))
+    process.send_signal(signal.SIGKILL)
+    process.wait(PATIENCE)
+    process.stdout.close()
+    assert stat.S_ISSOCK(os.stat(path).st_mode)
+    elsewhere = shared / "juggler-anotherhost-name"  # it looks abandoned from here
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        other.bind(str(elsewhere))
+    (shared / "notes.txt").write_text("not of Juggler")
+    kept = memory_path(shared_address("a file"))
+    Path(kept).write_text("no socket")
+    with pytest.raises(ConnectionRefusedError):
+        connect(path, "token")
+
+    again = MemorySocket(shared_address("of a process that is killed"))
+    also = _taken(again, "token")
+    connections = [
+        connect(memory_path(shared_address(f"of a process that {what}")), "token")
+        for what in ("lives", "is killed")
+    ]
+    again.close()
+    lives.close()
+    _close(*connections, *taken, *also)
+    left = {each.name for each in shared.iterdir()}
+    assert left == {elsewhere.name, "notes.txt", Path(kept).name}
+
+
+def test_only_one_process_listens_at_a_path(shared: Path) -> None:
+    first = MemorySocket(shared_address("name"))
+    try:
+        with pytest.raises(OSError, match="Address already in use"):
+            MemorySocket(shared_address("name"))
+        assert len(list(shared.iterdir())) == 1
+    finally:
+        first.close()
+    MemorySocket(shared_address("name")).close()
+    assert list(shared.iterdir()) == []
+
+
+def test_a_socket_is_its_owners_alone(shared: Path) -> None:
+    before = os.umask(0)
+    try:
+        made = MemorySocket(shared_address("name"))
+    finally:
+        os.umask(before)
+    (path,) = shared.iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    made.close()
+
+
+def test_a_directory_that_somebody_keeps_locked_is_an_error_and_no_wait_without_end(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_directory, "_TRIES", 3)
+    held = os.open(shared, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(TimeoutError, match=r"keeps .*/shared locked"):
+            MemorySocket(shared_address("name"))
+    finally:
+        os.close(held)
+
+
+# -- whoever else may write there -----------------------------------------------------------------
+
+
+def test_a_socket_in_anothers_place_learns_nothing_that_lets_it_in_there(shared: Path) -> None:
+    real = MemorySocket(shared_address("name"))
+    taken = _taken(real, "token")
+    path = memory_path(shared_address("name"))
+    os.rename(path, aside := str(shared / "aside"))
+    heard: list[bytes] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as impostor:
+        impostor.bind(path)
+        impostor.listen()
+        impostor.settimeout(PATIENCE)
+        with pytest.raises(TimeoutError):
+            connect(path, "token", seconds=0.2)
+        victim, _ = impostor.accept()
+        heard.append(victim.recv(128))
+        victim.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.settimeout(PATIENCE)
+        stranger.connect(aside)
+        stranger.send(heard[0])
+        assert stranger.recv(128) == b"", "it is sent away"
+    assert b"token" not in heard[0]
+    assert taken == []
+    real.close()
+    os.unlink(path)
+    os.unlink(aside)
+
+
+def test_what_listens_in_anothers_place_and_does_not_know_the_token_is_not_believed(
+    shared: Path,
+) -> None:
+    path = memory_path(shared_address("name"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as impostor:
+        impostor.bind(path)
+        impostor.listen()
+
+        def echo() -> None:
+            with impostor.accept()[0] as connection:
+                connection.send(connection.recv(128))
+                assert connection.recv(128) == b"", "it is sent nothing more"
+
+        with ThreadPoolExecutor(1) as threads:
+            echoed = threads.submit(echo)
+            with pytest.raises(PermissionError, match="does not know the run's secret"):
+                connect(path, "token")
+            echoed.result(PATIENCE)
+    os.unlink(path)
+
+
+def test_a_symbolic_link_is_not_followed(shared: Path, tmp_path: Path) -> None:
+    foreign = MemorySocket(f"unix:{tmp_path / 'foreign'}")
+    taken = _taken(foreign, "token")
+    path = Path(memory_path(shared_address("name")))
+    path.symlink_to(memory_path(f"unix:{tmp_path / 'foreign'}"))
+    with pytest.raises(OSError, match="no socket"):
+        connect(str(path), "token")
+    with pytest.raises(OSError, match="Address already in use"):
+        MemorySocket(shared_address("name"))
+    assert path.is_symlink()
+    foreign.close()
+    assert taken == []
+
+
+def test_no_reader_is_kept_from_weights_by_a_file_in_the_place_of_the_relay(
+    server: Learner,
+    meeting: Meeting,
+    shared: Path,
+    join: Join,
+    publish: Callable[..., Version],
+    notes: list[str],
+) -> None:
+    for number in range(3):
+        Path(memory_path(meeting.address(number))).write_text("no socket")
+    readers = [join(server.tcp_address) for _ in range(2)]
+    publish(*readers)
+    publish(*readers)
+    assert readers_at(server) == 2
+    soon(lambda: len(notes) == 2, "each says so once")
+    assert all("no socket" in each for each in notes)
+
+
+# -- what the variable may say --------------------------------------------------------------------
+
+
+def test_a_directory_may_have_a_long_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path.joinpath(*(["x" * 100] * 3))
+    long.mkdir(parents=True)
+    monkeypatch.setenv("JUGGLER_SHARED_DIR", str(long))
+    meeting = Meeting("secret")
+    relay = meeting.find(stand=True)
+    assert isinstance(relay, WeightsRelay)
+    found = meeting.find(stand=True)
+    assert isinstance(found, Relayed)
+    found.close()
+    relay.close()
+    assert list(long.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("/nowhere/at/all", "No such file or directory"),
+        ("relative", "not the absolute path of a directory"),
+        ("{tmp}/file", "not the absolute path of a directory"),
+        ("{tmp}/open", "other users may write there"),
+    ],
+)
+def test_a_directory_that_cannot_be_used_is_an_error_that_names_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "relative").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    said = said.format(tmp=tmp_path)
+    monkeypatch.setenv("JUGGLER_SHARED_DIR", said)
+    with pytest.raises(EndpointError, match=f"JUGGLER_SHARED_DIR={said}: .*{why}"):
+        learner_socket("secret", "run", "learner")
+
+
+def test_without_the_variable_nobody_has_an_address_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JUGGLER_SHARED_DIR")
+    assert learner_socket("secret", "run", "learner") == ""
+    assert Meeting("secret").address(0).startswith("unix-abstract:")
