@@ -54,6 +54,9 @@ class ImageEncoder(nn.Module):
     """Maps images of one layout, and of any dtype, to features [B, size].
 
     Bytes are scaled to [0, 1] here, on the device, because they travel as bytes.
+
+    Where gradients are computed on a CPU, channels are last in memory: convolutions and their
+    gradients then take three quarters of the time. Passes without gradients gain nothing by it.
     """
 
     def __init__(
@@ -74,7 +77,10 @@ class ImageEncoder(nn.Module):
         self.linear = initialized(nn.Linear(flat, size), initializer)
 
     def forward(self, observations: Tensor) -> Tensor:
-        x = self.layout(observations).float()  # [B, C, H, W]
+        x = self.layout(observations)  # [B, C, H, W]
+        if torch.is_grad_enabled() and x.device.type == "cpu":
+            x = x.movedim(-3, -1).contiguous().movedim(-1, -3)  # which vmap knows, too
+        x = x.float()  # [B, C, H, W]
         if self.scale is not None:
             x.mul_(self.scale)  # [B, C, H, W] of what were bytes
         x = self.convolutions(x).flatten(1)  # [B, F]

@@ -266,3 +266,43 @@ def test_an_encoder_of_ones_own_gets_what_is_to_be_encoded_and_says_its_size() -
     assert build_encoder(masked, ModelConfig(encoder=Sums))(batch_of(masked)).shape == (3, 64)
     with pytest.raises(ValueError, match="Identity must have an attribute `size`"):
         build_encoder(VECTOR, ModelConfig(encoder=lambda space, config: torch.nn.Identity()))
+
+
+@pytest.mark.parametrize("shape", [(4, 40, 40), (40, 40, 4), (2, 3, 40, 40)], ids=str)
+def test_channels_are_last_in_memory_where_gradients_are_computed_on_a_cpu(shape: Any) -> None:
+    space = image(*shape)
+    encoder, images = NatureCNN(space), batch_of(space)
+    seen: list[torch.Tensor] = []
+    encoder.convolutions.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    features = encoder(images)
+    features.square().sum().backward()
+    with torch.inference_mode():
+        acted = encoder(images)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    expected = encoder.layout(images).float() / 255  # in the order in which they come
+    assert seen[1].stride() == expected.stride()
+    torch.testing.assert_close(seen[0], expected)
+    torch.testing.assert_close(features, acted)
+    mine = [each.grad for each in encoder.parameters()]
+    encoder.zero_grad(set_to_none=True)
+    features = encoder.linear(encoder.convolutions(expected.contiguous()).flatten(1)).relu()
+    features.square().sum().backward()
+    torch.testing.assert_close(
+        mine, [each.grad for each in encoder.parameters()], rtol=1e-3, atol=1e-4
+    )
+
+
+def test_members_of_a_population_have_gradients_of_their_own_images() -> None:
+    space = image(4, 10, 10)
+    encoder = NatureCNN(space)
+    weights = {name: each.detach() for name, each in encoder.named_parameters()}
+    images = torch.stack([batch_of(space), batch_of(space).flip(-1)])  # [2, B, C, H, W]
+
+    def loss(given: Any, seen: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(encoder, given, (seen,)).square().sum()
+
+    both = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, images)
+    for member, seen in enumerate(images):
+        mine = {name: each[member] for name, each in both.items()}
+        expected = torch.func.grad(loss)(weights, seen)
+        torch.testing.assert_close(mine, expected, rtol=1e-3, atol=1e-4)
