@@ -13,6 +13,7 @@ from multiprocessing.queues import Queue
 from typing import Any
 
 import gymnasium
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 from gymnasium.vector.utils import batch_space
@@ -111,8 +112,12 @@ class EnvironmentProcesses(AsyncVectorEnv):
         context.set_forkserver_preload([__name__])
         claim_multiprocessings()
         first = functions[0]()
-        spaces = batch_space(first.action_space, len(functions))
-        self._memory = StepMemory(spaces, len(functions), context)
+        try:
+            spaces = batch_space(first.action_space, len(functions))
+            self._memory = StepMemory(spaces, len(functions), context)
+        except BaseException:
+            first.close()
+            raise
         try:
             with hidden_main():
                 super().__init__(
@@ -148,32 +153,41 @@ class EnvironmentProcesses(AsyncVectorEnv):
 
     def step_async(self, actions: Any) -> None:
         self._assert_is_running()
+        if self._state is not AsyncState.DEFAULT:
+            raise AlreadyPendingCallError(
+                f"step_async: the environments have not answered to {self._state.value} yet",
+                self._state.value,
+            )
         begin_steps(self.parent_pipes, self._memory, self.action_space, actions)
         self._state = AsyncState.WAITING_STEP
 
     def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        told = self._told(self._deadline if timeout is None else timeout)
-        self._raise_if_errors(success for _, success in told)
+        if self._state is not AsyncState.WAITING_STEP:
+            raise NoAsyncCallError("step_wait: there was no step_async", "step_wait")
         infos: dict[str, Any] = {}
-        for index, (of_one, _) in enumerate(told):
-            if of_one:
-                infos = add_told(self, infos, of_one, index)
+        for index, part in enumerate(self._answers_to_step(timeout)):
+            if part:
+                infos = add_told(self, infos, part, index)
         self._state = AsyncState.DEFAULT
         memory = self._memory
         rewards, ends = memory.rewards.copy(), (memory.terminated.copy(), memory.truncated.copy())
         return self.observations, rewards, *ends, infos
 
-    def _told(self, timeout: float) -> list[tuple[dict[str, Any], bool]]:
-        """What the environments answer to a step, in their order."""
-        told: dict[int, tuple[dict[str, Any], bool]] = {}
+    def _answers_to_step(self, timeout: float | None) -> list[dict[str, Any]]:
+        """What is told of the infos of a step, in the order of environments."""
+        told: dict[int, dict[str, Any]] = {}
         pipes = {pipe.fileno(): pipe for pipe in self.parent_pipes}
-        until = time.monotonic() + timeout
+        seconds = self._deadline if timeout is None else timeout
+        until = time.monotonic() + seconds
         while len(told) < len(pipes):
             ready = self._answers.poll(max(0.0, until - time.monotonic()) * 1000)
             if not ready:
-                raise self._late((i for i, each in enumerate(pipes) if each not in told), "step")
+                self._state = AsyncState.DEFAULT
+                late = (i for i, each in enumerate(pipes) if each not in told)
+                raise self._late(late, "step", seconds)
             for descriptor, _ in ready:
-                told[descriptor] = read_answer(pipes[descriptor])
+                told[descriptor], success = read_answer(pipes[descriptor])
+                self._raise_if_errors([success])  # before its process ends
         return [told[descriptor] for descriptor in pipes]
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
@@ -200,12 +214,12 @@ class EnvironmentProcesses(AsyncVectorEnv):
             yield
         except multiprocessing.TimeoutError:
             late = (i for i, pipe in enumerate(self.parent_pipes) if not pipe.poll())
-            raise self._late(late, call) from None
+            raise self._late(late, call, self._deadline) from None
         except (EOFError, OSError):
             raise self._death(call) from None
 
-    def _late(self, indices: Iterable[int], call: str) -> EnvironmentFailed:
-        reason = f"no answer within {self._deadline:g} s (step_deadline_seconds)"
+    def _late(self, indices: Iterable[int], call: str, seconds: float) -> EnvironmentFailed:
+        reason = f"no answer within {seconds:g} s (step_deadline_seconds)"
         return EnvironmentFailed(self._names(indices), call, reason)
 
     def _death(self, call: str) -> EnvironmentFailed:

@@ -18,7 +18,7 @@ from gymnasium.vector import VectorEnv
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.extras import check_extra, check_extra_there
 from juggler.envrunner.environments.pufferlib import SCHEME as PUFFERLIB
-from juggler.envrunner.environments.pufferlib import find_native
+from juggler.envrunner.environments.pufferlib import find_native, needs_pufferlib
 from juggler.envrunner.failures import failures_of
 from juggler.runtime.modules.by_name import is_there, no_module
 
@@ -67,6 +67,8 @@ def check_name(name: str) -> None:
     if not colon:
         raise ValueError(_unknown(name, []))
     if not is_there(module_name):
+        if name.startswith(PUFFERLIB):
+            raise ValueError(needs_pufferlib(name, module_name))
         check_extra(name)
         raise ValueError(no_module(name, "env", module_name.partition(".")[0]))
 

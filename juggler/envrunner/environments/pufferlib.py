@@ -58,9 +58,17 @@ class PufferVector(VectorEnv[Any, Any, Any]):
 def as_vector(made: Any) -> Any:
     """A vector of environments in place of a `pufferlib.PufferEnv`; anything else as it is."""
     package = sys.modules.get("pufferlib")  # whoever made one has imported it
-    if package is not None and isinstance(made, package.PufferEnv):
+    if isinstance(made, getattr(package, "PufferEnv", ())):
         return PufferVector(made)
     return made
+
+
+def needs_pufferlib(name: str, module: str) -> str:
+    """The message for an environment where a Python module of PufferLib's is missing."""
+    return (
+        f"env {name!r} needs PufferLib, on every host with EnvRunners: there is no Python module "
+        f"{module!r} here; docs/environments.md says how to install it"
+    )
 
 
 def find_native(name: str) -> Callable[..., Any]:
@@ -76,10 +84,7 @@ def find_native(name: str) -> Callable[..., Any]:
     try:
         ocean = importlib.import_module("pufferlib.ocean.environment")
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"env {name!r} needs PufferLib, on every host with EnvRunners: there is no Python "
-            f"module {error.name!r} here; docs/environments.md says how to install it"
-        ) from error
+        raise ValueError(needs_pufferlib(name, error.name or "")) from error
     native = name.removeprefix(SCHEME)
     if native not in (known := ocean.MAKE_FUNCTIONS):
         near = closest(native, known)

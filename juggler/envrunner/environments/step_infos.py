@@ -1,6 +1,6 @@
-"""What a step of a vector tells of its environments' infos. No torch here.
+"""The parts of its environments' infos that a vector's step passes on. No torch here.
 
-These are action masks, numbers, and how an episode ended. Nobody reads the rest.
+These are action masks, numbers, and how an episode ended. Nothing reads the rest.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class NoInfo(TypeError):
     """The info is not a dict, for example because `reset` returned an observation [2] alone."""
 
 
-def mask_in(info: dict[str, Any]) -> dict[str, Any]:
+def mask_in(info: Mapping[str, Any]) -> dict[str, Any]:
     """The action mask of an info, if it has one."""
-    if not isinstance(info, dict):
+    if not isinstance(info, Mapping):
         raise NoInfo(f"its info is of type {type(info).__name__}")
     return {ACTION_MASK: info[ACTION_MASK]} if ACTION_MASK in info else {}
 
@@ -29,7 +29,7 @@ def add_final(
     env: VectorEnv[Any, Any, Any],
     infos: dict[str, Any],
     observation: Any,
-    info: dict[str, Any],
+    info: Mapping[str, Any],
     row: int,
 ) -> dict[str, Any]:
     """Add the last observation and info of an episode that a SAME_STEP vector has reset."""
@@ -40,16 +40,16 @@ def add_final(
 
 
 def told(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of an info, as Gymnasium's worker sends it, that a vector tells of."""
-    if not isinstance(info, dict):
+    """The part that a vector passes on of an info as Gymnasium's worker sends it."""
+    if not isinstance(info, Mapping):
         raise NoInfo(f"its info is of type {type(info).__name__}")
     part = {
         name: value
         for name, value in info.items()
         if name == ACTION_MASK or isinstance(value, NUMBERS)
     }
-    if "final_obs" in info and isinstance(final := info.get("final_info"), dict):
-        part |= {"final_obs": info["final_obs"], "final_info": told(final)}
+    if "final_obs" in info and "final_info" in info:
+        part |= {"final_obs": info["final_obs"], "final_info": told(info["final_info"])}
     return part
 
 

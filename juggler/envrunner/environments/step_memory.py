@@ -1,7 +1,7 @@
 """Memory through which an environment in a process of its own takes a step. No torch here.
 
-A byte tells the process that there is a choice, and a byte tells its owner that the step was made.
-Only what has no fixed size is pickled: infos, and choices that are structures.
+One byte tells the process that an action is waiting for it; another tells its owner that the step
+is done. Only what has no fixed size is pickled: infos, and actions that are structures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STEP, _STEPPED, _STEPPED_WITH = b"\0", b"\1", b"\2"  # no pickle begins with on
 
 
 class StepMemory:
-    """The choices of N environments, and what becomes of them.
+    """The actions of N environments, and what becomes of them.
 
     Attributes:
         actions: [N, ...], of a space that is one array; None: they are pickled.
@@ -40,7 +40,7 @@ class StepMemory:
 
     def __init__(self, space: gymnasium.Space[Any], num_envs: int, context: BaseContext) -> None:
         """Args:
-        space: of all choices, as `gymnasium.vector.utils.batch_space` makes it.
+        space: of all actions, as `gymnasium.vector.utils.batch_space` makes it.
         num_envs: N.
         context: starts the processes.
         """
@@ -70,12 +70,20 @@ class StepMemory:
 def begin_steps(
     pipes: Sequence[Connection], memory: StepMemory, space: gymnasium.Space[Any], actions: Any
 ) -> None:
-    """Let each environment make a step with its choice."""
+    """Let each environment make a step with its action.
+
+    Raises:
+        ValueError: the actions are of another shape.
+        TypeError: they are numbers of another kind.
+    """
     if memory.actions is None:
         for pipe, action in zip(pipes, iterate(space, actions), strict=True):
             pipe.send(("step", action))
         return
-    memory.actions[...] = actions
+    given = np.asarray(actions)
+    if given.shape != memory.actions.shape:
+        raise ValueError(f"actions of shape {given.shape}, where {memory.actions.shape} is due")
+    np.copyto(memory.actions, given, casting="same_kind")
     for pipe in pipes:
         pipe.send_bytes(_STEP)
 

@@ -12,6 +12,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.environments import naming
 from juggler.envrunner.environments.autoreset import final_observation
 from juggler.envrunner.environments.naming import check_name
 from juggler.envrunner.environments.vector import make_vector_env, reset_environments
@@ -142,6 +143,17 @@ def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "pufferlib.ocean.environment", None)
     with pytest.raises(ValueError, match=r"needs PufferLib, on every host with EnvRunners"):
         made()
+    monkeypatch.setattr(naming, "is_there", lambda module: module != "pufferlib")
+    with pytest.raises(ValueError, match=r"no Python module 'pufferlib' here; docs/environments"):
+        check_name("pufferlib:steps")
+
+
+def test_a_package_of_this_name_without_native_environments_is_no_obstacle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(sys.modules["pufferlib"], "PufferEnv")
+    env = made(env="gymnasium.envs.classic_control:CartPoleEnv")
+    assert isinstance(env.unwrapped, SyncVectorEnv)
 
 
 def test_a_truncated_episode_without_its_last_observation_is_an_error() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
 from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
@@ -47,19 +49,29 @@ class Telling(gymnasium.Env[Any, Any]):
 
 
 class Wrong(Telling):
-    """Its second step gives something else as its reward or its info."""
+    """The last step of its episode gives something else as its reward or its info, or raises."""
 
     def __init__(self, what: str) -> None:
-        super().__init__()
+        super().__init__(length=2)
         self.what = what
 
     def step(self, action: Any) -> Any:
         observation, reward, ended, cut, info = super().step(action)
-        if self.t < 2:
+        if not ended:
             return observation, reward, ended, cut, info
+        if self.what == "error":
+            raise RuntimeError("my environment is broken")
         if self.what == "reward":
             return observation, "much", ended, cut, info
         return observation, reward, ended, cut, ["nothing"]
+
+
+class Slow(Telling):
+    """Its second step takes longer than those of others and the ends of their processes."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.5 * (self.t == 1))
+        return super().step(action)
 
 
 def of(action: Any) -> float:
@@ -97,12 +109,31 @@ def test_they_give_what_environments_in_turn_give(choices: str, mode: AutoresetM
 
 
 @pytest.mark.parametrize(
-    ("what", "why"), [("reward", "float"), ("info", "its info is of type list")]
+    ("what", "why"),
+    [("reward", "float"), ("info", "its info is of type list"), ("error", "my environment is")],
 )
-def test_a_wrong_part_of_a_step_is_told_with_the_environment(what: str, why: str) -> None:
-    env = EnvironmentProcesses([Telling, lambda: Wrong(what)], MODES[0], 30, "toy")
+def test_a_wrong_step_is_told_with_the_environment_also_while_another_one_takes_its_time(
+    what: str, why: str
+) -> None:
+    env = EnvironmentProcesses([Slow, lambda: Wrong(what)], AutoresetMode.SAME_STEP, 30, "toy")
     env.reset(seed=[1, 2])
     env.step(np.array([2, 3]))
     with pytest.raises(EnvironmentFailed, match=rf"environment 1 \(toy\) failed in step: .*{why}"):
         env.step(np.array([2, 3]))
+    env.close()
+
+
+def test_actions_of_another_shape_or_kind_and_steps_out_of_turn_are_errors() -> None:
+    env = EnvironmentProcesses([Telling, Telling], MODES[0], 30, "toy")
+    env.reset(seed=[1, 2])
+    with pytest.raises(ValueError, match=r"actions of shape \(1,\), where \(2,\) is due"):
+        env.step(np.array([2]))
+    with pytest.raises(TypeError, match="Cannot cast"):
+        env.step(np.array([2.7, 3.9]))
+    with pytest.raises(NoAsyncCallError):
+        env.step_wait()
+    env.step_async(np.array([2, 3]))
+    with pytest.raises(AlreadyPendingCallError):
+        env.step_async(np.array([2, 3]))
+    assert env.step_wait()[1].tolist() == [2, 3]
     env.close()
