@@ -62,6 +62,7 @@ class EnvRunner:
         attachment.held_up_by = environment_in
         self._contact = contact
         self._index = index_of(attachment)
+        self._said: set[str] = set()  # to the driver, by the streams of any module
         self._env_factory = env_factory
         self._own_code = OwnCode(module_factory, own_connectors)
         self._loop = CommandLoop(attachment, inbox)
@@ -294,8 +295,10 @@ class EnvRunner:
 
     def _acts_with(self, module_id: str, acting: ActingSetup) -> None:
         if not acting.digest:  # the others have no learner
-            whence = self._index, self._attachment, self._contact, self._deliveries.settled
-            self._modules[module_id] = LearnerStreams(module_id, *whence)
+            settled, contact = self._deliveries.settled, self._contact
+            self._modules[module_id] = LearnerStreams(
+                module_id, self._index, self._attachment, contact, settled, self._said
+            )
 
     def _checkpoint(self, command: training_pb2.Evaluate) -> tuple[Mapping[str, Tree], Version]:
         """What the modules of a checkpoint play with, and its version."""

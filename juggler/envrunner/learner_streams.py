@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -19,8 +20,9 @@ from juggler.runtime.streams.shared_directory import (
     SHARED_DIR_VARIABLE,
     is_there,
     learner_socket,
-    shared_directory,
+    path_in_shared_directory,
 )
+from juggler.runtime.streams.shared_memory import least_bytes
 from juggler.runtime.streams.weights import Weights, WeightsSubscription
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
@@ -45,6 +47,7 @@ class LearnerStreams:
         contact: of this EnvRunner.
         settled: called in another thread when it is known what became of a batch, with the module,
             the batch id, "" or the reason why it is lost, and an explanation.
+        said: what this EnvRunner has told its driver, by the streams of any module.
 
     Attributes:
         module_id: as given.
@@ -59,13 +62,14 @@ class LearnerStreams:
         attachment: Attachment,
         contact: Contact,
         settled: Callable[[str, int, str, str], None],
+        said: set[str],
     ) -> None:
         self.module_id = module_id
         self.senders: dict[str, tuple[str, EpisodeSender]] = {}
         self.version: Version | None = None
         self._index, self._contact, self._settled = index, contact, settled
         self._attachment = attachment
-        self._said: set[str] = set()
+        self._said = said
         self._worker_id = attachment.worker_id
         self._metadata = call_metadata(contact.token, attachment.run_id, attachment.incarnation)
         self._subscription: WeightsSubscription | None = None
@@ -144,15 +148,20 @@ class LearnerStreams:
     def _memory_of(self, learner: training_pb2.Learners.Learner) -> str:
         """The address of a learner's socket in the directory that containers of this host share;
         "": it has none there, or can be reached without it."""
-        address = self._reachable(learner)
-        if address.startswith("unix:") or not (directory := shared_directory()):
+        if self._reachable(learner).startswith("unix:") or least_bytes() is None:
             return ""
-        found = learner_socket(self._contact.token, self._attachment.run_id, learner.incarnation)
-        if is_there(found):
+        secret = self._contact.token, self._attachment.run_id, learner.incarnation
+        try:
+            found = learner_socket(*secret)
+        except EndpointError as error:  # since this worker started
+            self._shares_nothing(f"shares no memory: {error}")
+            return ""
+        if not found or is_there(found):
             return found
+        directory = os.path.dirname(path_in_shared_directory(found))
         self._shares_nothing(
-            f"shares no memory with {learner.worker_id}, which has no socket in {directory}: it is "
-            f"on another host, or {SHARED_DIR_VARIABLE} is not set there"
+            f"shares no memory with learners that have no socket in {directory}: they are on other "
+            f"hosts, or {SHARED_DIR_VARIABLE} is not set there"
         )
         return ""
 

@@ -93,6 +93,7 @@ class GatewayRunner:
         self._inbox = inbox
         self._contact = contact
         self._index = index_of(attachment)
+        self._said: set[str] = set()  # to the driver, by the streams of any module
         self._gateway_address = gateway
         self._own_code = OwnCode(module_factory, own_connectors)
         self._loop = CommandLoop(attachment, inbox)
@@ -130,8 +131,9 @@ class GatewayRunner:
         told = from_json(setup.config, EnvRunnerSetup)
         config = told.env_runner
         for module_id, seed in zip(told.modules, self._seeds(told, setup.seed), strict=True):
+            settled = self._deliveries.settled
             streams = LearnerStreams(
-                module_id, self._index, self._attachment, self._contact, self._deliveries.settled
+                module_id, self._index, self._attachment, self._contact, settled, self._said
             )
             self._modules[module_id] = ServedModule(streams, told.modules[module_id], seed)
         self._told = command_id, told

@@ -29,7 +29,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _connected(index: int = 0) -> tuple[str, str, list[str]]:
+def _connected(index: int = 0, modules: int = 1) -> tuple[str, str, list[str]]:
     """Where an EnvRunner sends batches, the memory that it shares, and what it says of that."""
     said: list[str] = []
     attachment: Any = SimpleNamespace(
@@ -39,11 +39,17 @@ def _connected(index: int = 0) -> tuple[str, str, list[str]]:
         report=lambda note: said.append(note.text),
     )
     contact = Contact("nowhere:1", token="secret")
-    streams = LearnerStreams("default", index, attachment, contact, lambda *_: None)
-    streams.connect([LEARNER])
-    sender: Any = streams.sender("learner-0")
-    found = sender._address, sender._memory, said
-    streams.close()
+    another = training_pb2.Learners.Learner()
+    another.CopyFrom(LEARNER)
+    another.worker_id = "learner-1"
+    learners = [LEARNER, another]
+    before: set[str] = set()
+    for number in range(modules):
+        streams = LearnerStreams(f"m{number}", index, attachment, contact, lambda *_: None, before)
+        streams.connect(learners)
+        sender: Any = streams.sender("learner-0")
+        found = sender._address, sender._memory, said
+        streams.close()
     return found
 
 
@@ -60,10 +66,10 @@ def test_a_learner_that_is_not_in_the_directory_is_said_once_for_all_envrunners(
 ) -> None:
     listens = MemorySocket(learner_socket(*whose))
     why = (
-        f"shares no memory with learner-0, which has no socket in {directory}: it is on another "
-        "host, or JUGGLER_SHARED_DIR is not set there"
+        f"shares no memory with learners that have no socket in {directory}: they are on other "
+        "hosts, or JUGGLER_SHARED_DIR is not set there"
     )
-    assert _connected() == ("127.0.0.1:2", "", [why])
+    assert _connected(modules=3) == ("127.0.0.1:2", "", [why]), "many notes would end the worker"
     assert _connected(index=1) == ("127.0.0.1:2", "", [])
     listens.close()
 
@@ -71,3 +77,18 @@ def test_a_learner_that_is_not_in_the_directory_is_said_once_for_all_envrunners(
 def test_without_a_directory_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUGGLER_SHARED_DIR")
     assert _connected() == ("127.0.0.1:2", "", [])
+
+
+def test_a_directory_that_is_gone_or_memory_that_is_not_to_be_shared_leaves_receivers_their_batches(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listens = MemorySocket(learner_socket("secret", "run", "one"))
+    monkeypatch.setenv("JUGGLER_SHARED_MEMORY", "off")
+    assert _connected() == ("127.0.0.1:2", "", [])
+    monkeypatch.delenv("JUGGLER_SHARED_MEMORY")
+    monkeypatch.setenv("JUGGLER_SHARED_DIR", str(directory / "gone"))
+    address, memory, said = _connected(modules=2)
+    assert (address, memory) == ("127.0.0.1:2", "")
+    (one,) = said
+    assert one.startswith(f"shares no memory: JUGGLER_SHARED_DIR={directory}/gone: No such file")
+    listens.close()

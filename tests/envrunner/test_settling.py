@@ -52,7 +52,9 @@ def runner_with(attachment: _Attachment, inbox: Mailbox[Any], *module_ids: str) 
     runner = EnvRunner(cast(Attachment, attachment), inbox, contact)
     settled = runner._deliveries.settled
     for module_id in module_ids:
-        streams = LearnerStreams(module_id, 0, cast(Attachment, attachment), contact, settled)
+        streams = LearnerStreams(
+            module_id, 0, cast(Attachment, attachment), contact, settled, set()
+        )
         runner._modules[module_id] = streams
     return runner
 

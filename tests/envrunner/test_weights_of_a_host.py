@@ -38,7 +38,7 @@ def connect(server: Learner, tmp_path: Path) -> Iterator[Connect]:
             worker_id=f"envrunner-{len(made)}", run_id="run", incarnation=f"{len(made)}"
         )
         contact = Contact("unix:nowhere", token="secret", local=local)
-        streams = LearnerStreams("default", len(made), attachment, contact, lambda *_: None)
+        streams = LearnerStreams("default", len(made), attachment, contact, lambda *_: None, set())
         made.append(streams)
         addresses = [server.address, server.tcp_address]
         told = training_pb2.Learners.Learner(

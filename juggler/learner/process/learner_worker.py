@@ -86,7 +86,8 @@ class LearnerWorker:
         own_connectors: Any = None,
     ) -> None:
         self.modules: dict[str, HostedModule] = {}
-        server.share_memory(attachment.run_id, attachment.incarnation)
+        if why := server.share_memory(attachment.run_id, attachment.incarnation):
+            attachment.report(training_pb2.Note(text=why))
         self.publisher = WeightsPublisher(self._why_refused, server.memory)
         self._ring = RingServer(self._why_refused)
         self._attachment = attachment

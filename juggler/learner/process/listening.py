@@ -29,7 +29,7 @@ from juggler.runtime.actors.temporary import HeldDirectory
 from juggler.runtime.streams.episodes import PUSH_METHOD
 from juggler.runtime.streams.memory_sockets import MemorySocket
 from juggler.runtime.streams.receivers import ReceiverProgram, Receivers
-from juggler.runtime.streams.shared_directory import learner_socket, shared_directory
+from juggler.runtime.streams.shared_directory import learner_socket
 from juggler.runtime.streams.weights import SUBSCRIBE_METHOD
 
 _MOST_STREAMS = 1024  # of EnvRunners; health checks come on top
@@ -75,26 +75,34 @@ class LearnerServer:
                 local = bind(self._server, f"unix:{self._directory.path}/learner.sock")
         self._local = local
         self.memory: MemorySocket | None = None
-        shared_directory()  # an error is told before the driver hears of this learner
         self._server.start()
 
-    def share_memory(self, run_id: str, incarnation: str) -> None:
+    def share_memory(self, run_id: str, incarnation: str) -> str:
         """From now on, let EnvRunners of this host connect to share memory.
 
         Args:
             run_id: of the run.
             incarnation: of this learner.
 
+        Returns:
+            Why those of other containers cannot, for people; "": they can, or are not meant to.
+
         Raises:
-            EndpointError: it cannot listen for them.
+            EndpointError: it cannot listen beside its own socket.
         """
-        shared = learner_socket(self._program.contact.token, run_id, incarnation)
-        addresses = [each for each in (self._local, shared) if each]
+        why = ""
         try:
-            self.memory = MemorySocket(*addresses) if addresses else None
+            shared = learner_socket(self._program.contact.token, run_id, incarnation)
+            if shared:
+                self.memory = MemorySocket(*filter(None, (self._local, shared)))
+        except (EndpointError, OSError) as error:
+            why = f"shares no memory with other containers: {error}"
+        try:
+            if self._local and self.memory is None:
+                self.memory = MemorySocket(self._local)
         except OSError as error:
-            where = " and ".join(addresses)
-            raise EndpointError(f"cannot share memory at {where}: {error}") from error
+            raise EndpointError(f"cannot listen beside {self._local}: {error}") from error
+        return why
 
     def serve(self, *handlers: grpc.GenericRpcHandler) -> None:
         """Serve EnvRunners with these handlers from now on."""

@@ -1,12 +1,13 @@
 """The Unix sockets over which the two ends of a stream share memory.
 
 A client shows a token of its own choice in the metadata of its call. Beside the learner's socket
-for gRPC there is a second one; who connects to it and proves to know the token of an open call is
-the other end of that call. That is all that these sockets are for.
+for gRPC there is a second one; whoever connects to it and proves that it knows the token of an open
+call is the other end of that call. That is all that these sockets are for.
 
-No token goes over such a socket. Each end sends a keyed hash of the socket's place, which is true
-of no other socket. So somebody who puts a socket of his own into the place of another learns
-nothing that would let him in there.
+No token goes over such a socket. Each end sends a keyed hash of the socket's place. A socket with a
+file has a place that no other one has had, so a hash that was sent to one of them is of no use at
+another. An abstract name is its own place: a process of the same user and network namespace that
+takes the name can pass on the hashes that it is sent.
 """
 
 from __future__ import annotations
@@ -59,8 +60,14 @@ def memory_path(address: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """Who is let in: what it is answered, who takes it, and all that it could have shown, of which
-    nothing is accepted again; empty: it may come again."""
+    """A client that is let in.
+
+    Attributes:
+        answer: what it is sent.
+        taken: gets the connection.
+        once: all of its proofs, which are forgotten with the first connection; empty: it may
+            connect again.
+    """
 
     answer: bytes
     taken: Taken
@@ -109,7 +116,7 @@ def connect(path: str, token: str, seconds: float = 1.0) -> socket.socket:
         if not answer:
             raise ConnectionResetError("the process that listens there takes no connection")
         if not hmac.compare_digest(answer, awaited):
-            raise PermissionError("what listens there does not know the run's secret")
+            raise PermissionError("what listens there does not know this connection's token")
     except BaseException:
         connection.close()
         raise
@@ -286,8 +293,8 @@ def _is_taken(stranger: socket.socket, expected: _Expected) -> bool:
 
 
 def _user_and_process(connection: socket.socket) -> tuple[int, int]:
-    """Whose the process at the other end is, and which one; 0 where it cannot be seen from here, as
-    in another container."""
+    """The user and the id of the process at the other end; the id is 0 if it cannot be seen from
+    here, as in another container."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     process, user, _ = _CREDENTIALS.unpack(found)
     return user, process

@@ -51,7 +51,8 @@ def shared_directory() -> str:
 def _unusable(path: str, why: str) -> EndpointError:
     return EndpointError(
         f"{SHARED_DIR_VARIABLE}={path}: {why}. Containers of one host share memory through the "
-        "sockets in this directory: mount the same volume there in each of them, or do not set it"
+        "sockets in this directory: mount the same volume there in each of them, or unset the "
+        "variable"
     )
 
 
@@ -89,14 +90,15 @@ def path_in_shared_directory(address: str) -> str:
 
 
 def dial(path: str, seconds: float | None) -> tuple[socket.socket, str]:
-    """Connect to a socket. Its path may have any length, and is no symbolic link.
+    """Connect to a socket, whose path may have any length. A symbolic link is refused.
 
     Args:
         path: of the socket; or its abstract name, after a zero.
-        seconds: to wait for later; None: never to wait, for nothing.
+        seconds: the timeout of the connection from now on; None: it never blocks.
 
     Returns:
-        The connection, and the socket's place: what is true of no other one that could be reached.
+        The connection, and the socket's place, which tells it apart from others: of a file, from
+        all that ever were there; an abstract name is the place itself.
 
     Raises:
         OSError: nobody listens there.
@@ -160,7 +162,10 @@ def _alone_in(directory: str) -> Iterator[int]:
                 if not left:
                     raise TimeoutError(f"another process keeps {directory} locked") from None
             time.sleep(_TRY_SECONDS)
-        yield held
+        try:
+            yield held
+        finally:  # a child that was forked meanwhile would keep the lock
+            fcntl.flock(held, fcntl.LOCK_UN)
     finally:
         os.close(held)
 

@@ -29,6 +29,7 @@ from juggler.runtime.wire.errors import WireError
 E = TypeVar("E", Reader, Writer)
 
 _PROBE_SECONDS = 1.0  # a thread of the server only has to be woken
+_ANSWER_SECONDS = 10.0  # which may wait for a core; without an answer, nothing is ever shared
 
 
 class Expected(Generic[E]):
@@ -108,7 +109,7 @@ class Dialled(Generic[E]):
             self._due = False
             why = ""
             try:
-                self.end = self._make(connect(self._path, self._token))
+                self.end = self._make(connect(self._path, self._token, _ANSWER_SECONDS))
                 if isinstance(self.end, Reader):
                     self.end.wait_for_probe(_PROBE_SECONDS)  # then the next payload can be shared
             except OSError as error:

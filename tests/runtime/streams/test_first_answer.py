@@ -165,7 +165,7 @@ def test_people_are_told_of_a_learner_that_does_not_answer(
         worker_id="envrunner-0", run_id="run", incarnation="i", report=reports.put
     )
     contact, settled = Contact("unix:nowhere", token="secret", local=True), SimpleQueue[Any]()
-    streams = LearnerStreams("default", 0, attachment, contact, lambda *of: settled.put(of))
+    streams = LearnerStreams("default", 0, attachment, contact, lambda *of: settled.put(of), set())
     told = training_pb2.Learners.Learner(
         worker_id="learner-0", incarnation="i", addresses=[f"unix:{tmp_path / 'l'}"]
     )

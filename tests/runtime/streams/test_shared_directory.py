@@ -239,6 +239,16 @@ def test_a_directory_that_somebody_keeps_locked_is_an_error_and_no_wait_without_
 # -- whoever else may write there -----------------------------------------------------------------
 
 
+def test_a_child_that_was_forked_while_the_directory_was_locked_does_not_keep_it_locked(
+    shared: Path,
+) -> None:
+    with shared_directory._alone_in(str(shared)) as held:
+        of_child = os.dup(held)  # as a fork makes it
+    with shared_directory._alone_in(str(shared)):
+        pass
+    os.close(of_child)
+
+
 def test_a_socket_in_anothers_place_learns_nothing_that_lets_it_in_there(shared: Path) -> None:
     real = MemorySocket(shared_address("name"))
     taken = _taken(real, "token")
@@ -281,7 +291,7 @@ def test_what_listens_in_anothers_place_and_does_not_know_the_token_is_not_belie
 
         with ThreadPoolExecutor(1) as threads:
             echoed = threads.submit(echo)
-            with pytest.raises(PermissionError, match="does not know the run's secret"):
+            with pytest.raises(PermissionError, match="does not know this connection's token"):
                 connect(path, "token")
             echoed.result(PATIENCE)
     os.unlink(path)
