@@ -26,7 +26,7 @@ from juggler.runtime.checkpoints.frozen import WEIGHTS
 from juggler.runtime.checkpoints.weights import weights_of
 from juggler.runtime.connectors.mergeable_state import State, connector_state
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.wire.trees import Tree, flatten
+from juggler.runtime.wire.trees import Path, Tree, flatten
 from juggler.runtime.wire.v1 import training_pb2
 
 
@@ -169,14 +169,13 @@ class LeagueLearners:
         )
         if (copy := next(copies, None)) is None:
             return ""
-        given = {path: array.shape for path, array in flatten(beginning.weights[player_id])}
-        for path, array in flatten(copy.tree[WEIGHTS]):
-            if (shape := given.get(path)) != array.shape:
-                has = f"shape {list(array.shape)} at {'.'.join(path)!r}"
-                here = "nothing" if shape is None else f"{list(shape)}"
+        own, given = _shapes(copy.tree[WEIGHTS]), _shapes(beginning.weights[player_id])
+        for path in {**own, **given}:
+            has, gets = own.get(path, "nothing"), given.get(path, "nothing")
+            if has != gets:
                 return (
-                    f"{beginning.text} are of another network: {player_id} has {has}, and they "
-                    f"have {here} there"
+                    f"{beginning.text} are of another network: at {'.'.join(path)!r}, {player_id} "
+                    f"has {has}, and they have {gets}"
                 )
         return ""
 
@@ -231,6 +230,11 @@ class LeagueLearners:
             )
         if beginning is not None:
             self._trained.begin_with(player_id, beginning)
+
+
+def _shapes(weights: Tree) -> dict[Path, str]:
+    """Those of arrays, for people, by path."""
+    return {path: f"shape {list(array.shape)}" for path, array in flatten(weights)}
 
 
 def _beginning(player_id: str, weights: Any, learned: State, source: str) -> Beginning:
