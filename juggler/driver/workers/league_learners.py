@@ -69,7 +69,6 @@ class LeagueLearners:
         self._core, self._registry, self._roster = core, registry, roster
         self._trained, self._weights, self._progress = trained, weights, progress
         self._beginning, self._failed = beginning, failed
-        self._not_reset: set[tuple[str, str]] = set()  # players, and to whom, that people know of
         for player in roster.learners() if resume else ():
             if resume is not None and player.player_id not in resume.module_ids:
                 self._begin_again(player, resume)
@@ -89,6 +88,19 @@ class LeagueLearners:
         else:
             self._cannot(player_id, f"{source!r} has no weights here to begin with")
 
+    def must_fit(self, player_id: str, source: str) -> None:
+        """
+        Args:
+            player_id, source: as of `reset`.
+
+        Raises:
+            ValueError: the weights are of another network than the player's.
+        """
+        if source == INITIAL:
+            return
+        if other := self._other_network(player_id, self._of_frozen(player_id, source)):
+            raise ValueError(f"{player_id} cannot be reset to {source}: {other}")
+
     def reset(self, player_id: str, source: str) -> None:
         """Give a player other weights and a new optimizer, with schedules that begin at 0. Its
         learners carry out commands in their order, so no update is half-way.
@@ -104,8 +116,6 @@ class LeagueLearners:
             beginning = self._initial(player_id)
         else:
             beginning = self._of_frozen(player_id, source)
-            if other := self._other_network(player_id, beginning):
-                return self._cannot_be_reset(player_id, source, other)
         if beginning is not None:
             of_league = Source(f"league: {player_id}, reset to {beginning.text}")
             commands += begin_commands(player_id, beginning, of_league)
@@ -178,13 +188,6 @@ class LeagueLearners:
                     f"has {has}, and they have {gets}"
                 )
         return ""
-
-    def _cannot_be_reset(self, player_id: str, source: str, why: str) -> None:
-        """Say so once: a builder may ask for the same again and again."""
-        if (player_id, source) not in self._not_reset:
-            self._not_reset.add((player_id, source))
-            text = f"league: {player_id} cannot be reset to {source}, and learns on: {why}"
-            self._progress.message(text, "warning")
 
     def _initial(self, player_id: str) -> Beginning | None:
         """What a player was before any training of this run: what it began with, or the one that it

@@ -267,19 +267,25 @@ def test_weights_of_another_network_are_told_and_the_league_goes_on(
     (asked,) = world.copies_asked_for()
     world.send_weights(asked)
     world.take_parts()
-    world.want(ResetPlayer("main-0", "stone"), AddPlayer("heir", "main", source="stone"))
+    league = world.league.league
+    league.payoffs.book("main-0", "stone", 1)
+    for _ in range(2):
+        world.want(ResetPlayer("main-0", "stone"))
+    main = league.roster["main-0"]
+    assert (main.life, main.reset_at) == (0, 0), "it was not reset"
+    assert league.payoffs.games("main-0", "stone") == 1, "nothing is forgotten"
+    world.want(AddPlayer("heir", "main", source="stone"))
     assert not world.asked(world.learner, training_pb2.Reset)
     assert not world.asked(world.learner, training_pb2.Restore)
-    world.league.league.roster.players["main-0"].steps += 1
-    world.want(ResetPlayer("main-0", "stone"))
     other = f"the weights of stone are of another network: at {differs}"
     for told in (
-        f"main-0 cannot be reset to stone, and learns on: {other.format('main-0')}",
+        "Asked.build asked for what cannot be: main-0 cannot be reset to stone: "
+        f"{other.format('main-0')}",
         f"heir cannot learn: {other.format('heir')}",
     ):
         assert world.told.messages.count(f"league: {told}") == 1
     assert world.plays("main-0")
-    assert world.league.league.roster.players["heir"].retired
+    assert league.roster.players["heir"].retired
 
 
 def test_a_player_that_does_not_learn_needs_a_module_that_is_not_trained(world: World) -> None:
