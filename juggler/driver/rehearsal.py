@@ -267,7 +267,7 @@ def _try_updates(
         if module_id in batches:
             which = f" of module {module_id!r}" if several else ""
             does(f"trying an update{which} with {each.config.learner.algorithm}")
-            more = (again[module_id] for again in rounds if module_id in again)
+            more = (again.get(module_id) for again in rounds)
             with _failures_of(module_id if several else ""):
                 if doubt := each.try_update(batches[module_id], more):
                     warn(f"module {module_id!r}: {doubt}" if several else doubt)

@@ -62,23 +62,23 @@ class Built:
             distribution=self.config.module.distribution,
         )
 
-    def try_update(self, batch: EpisodeBatch, more: Iterator[EpisodeBatch]) -> str:
+    def try_update(self, batch: EpisodeBatch, more: Iterator[EpisodeBatch | None]) -> str:
         """Make an update -> what people should know of it; "": nothing.
 
         Args:
             batch: to learn from. Its numbers are finite, as those of all batches are.
-            more: further ones. A loss may be finite only with several rows, as one is that divides
-                by a deviation over rows; so another update is made where the first one is not.
+            more: what each further round brings; None: the module has not acted in it. A loss may
+                be finite only with several rows, as one is that divides by a deviation over rows;
+                so another update is made where the first one is not, if there is more in time.
 
         Raises:
             ValueError: the gradient of the loss is not finite, with several batches either.
         """
         made = self._updated([batch])
         if _not_finite(made):
-            batches, end = [batch, next(more)], time.monotonic() + _MORE_SECONDS
-            wanted = self.config.learner.batch_size
-            while _live(batches) < wanted and time.monotonic() < end:
-                batches.append(next(more))
+            batches = [batch, *self._further(batch.live_steps, more)]
+            if len(batches) == 1:
+                return ""  # a run may give an update more rows, with which it is finite
             made = self._updated(batches)
             if odd := _not_finite(made):
                 raise ValueError(
@@ -94,6 +94,17 @@ class Built:
             f"{int(batch.live.sum())} steps of a fragment. If it never keeps any, nothing is ever "
             "learned"
         )
+
+    def _further(self, live: int, more: Iterator[EpisodeBatch | None]) -> Iterator[EpisodeBatch]:
+        """Yield the batches of a further round, and of others until there are as many live steps as
+        an update of the run has; or what there is in time."""
+        end = time.monotonic() + _MORE_SECONDS
+        for batch in more:
+            if batch is not None:
+                live += batch.live_steps
+                yield batch
+            if live >= self.config.learner.batch_size or time.monotonic() >= end:
+                return
 
     def _updated(self, batches: Sequence[EpisodeBatch]) -> Mapping[str, float] | None:
         """The metrics of an update; None: a replay has not begun to give anything."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import signal
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.commands import status_of
+from support.slow_environments import loop
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import load_config
+from juggler.driver.preflight import PreflightError
 from juggler.experiments.tuning import measuring, process
 from juggler.experiments.tuning.advice import advice_for, lines_of, write
 from juggler.experiments.tuning.measuring import Measurements, usual_seconds
@@ -21,6 +27,8 @@ from juggler.experiments.tuning.speeds import (
     advised,
     expected,
 )
+from juggler.runtime.actors import processes
+from juggler.runtime.actors.processes import WorkerProgram
 
 
 def speeds(
@@ -228,7 +236,7 @@ def test_of_slow_environments_only_a_few_are_measured_and_the_others_are_told(
     env = "support.slow_environments:Slow"
     assert status_of("tune", "--env", env, "--envs-per-runner", 16, "--seconds", 1) == 0
     said = capsys.readouterr()
-    assert f"making steps of {env} with 1 environment: 0 s so far" in said.err
+    assert re.search(rf"making steps of {env} with 1 environment: \d+ s so far", said.err)
     assert "left out: EnvRunners with 4, 16, 64 or 256 environments, which take too" in said.err
     assert "as configured: 2 × 16 environments" in said.out
 
@@ -252,3 +260,23 @@ def test_an_environment_that_ends_its_process_is_named_with_how_it_ended(
     assert status_of("tune", "--env", env, "--seconds", 1) == 2
     told = f"its process ended while making steps of {env} with 1 environment: exit code 3"
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("one_forkserver")
+def test_a_process_that_hangs_where_no_python_code_runs_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = []
+
+    def start(program: WorkerProgram, title: str) -> ForkServerProcess:
+        task: Any = program.argument
+        task.told.send(("does", "making steps"))
+        begun.append(processes.start(WorkerProgram(f"{loop.__module__}:loop", task), title))
+        return begun[0]
+
+    monkeypatch.setattr(process, "start", start)
+    monkeypatch.setattr(process, "_PROGRESS_SECONDS", 0.05)
+    monkeypatch.setattr(process, "_MORE_SECONDS", 0.0)
+    with pytest.raises(PreflightError, match="making steps took longer than 0 s, and its process"):
+        process.measure(RunConfig.from_flat({"env": "CartPole-v1"}), 0.0, lambda _: None)
+    assert begun[0].exitcode == -signal.SIGKILL

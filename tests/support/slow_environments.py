@@ -1,9 +1,11 @@
-"""Environments that are slow to step, and one that ends its process."""
+"""Environments that are slow to step, one that ends its process, and what never ends."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
+from collections import deque
 from typing import Any
 
 import gymnasium
@@ -45,3 +47,8 @@ class Leaving(Slow):
         if self.steps == 20:
             os._exit(3)
         return super().step(action)
+
+
+def loop(_: object) -> None:
+    """Loop in C, where no Python code runs, such as a handler of signals."""
+    deque(itertools.repeat(None), maxlen=0)

@@ -102,3 +102,16 @@ class MiscountingTag(Tag):
     def _observe(self) -> dict[str, Any]:
         seen: dict[str, Any] = dict.fromkeys(self.agents, 3)
         return {**seen, "runner_0": 9} if self._steps else seen
+
+
+class DesertedTag(Tag):
+    """The runner is out after one step, and the others play on without end."""
+
+    length = -1
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        seen, rewards, terminated, *others = super().step(actions)
+        if "runner_0" in self.agents:
+            terminated["runner_0"] = True
+            self.agents = [agent for agent in self.agents if agent != "runner_0"]
+        return seen, rewards, terminated, *others

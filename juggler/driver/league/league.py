@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -22,6 +22,10 @@ from juggler.driver.league.roster import FIXED, HISTORICAL, Player, Roster
 _MOST_COMMANDS = 1000  # of a builder at a time
 _MOST_REPORTS = 100  # that are remembered
 _MOST_TOLD = 3  # at a time
+
+
+def _fits(player_id: str, source: str) -> None:
+    """Any player can have the weights of any other one."""
 
 
 @dataclass(slots=True)
@@ -206,11 +210,14 @@ class League:
 
     # Changes.
 
-    def build(self) -> list[events.Command]:
+    def build(self, must_fit: Callable[[str, str], None] = _fits) -> list[events.Command]:
         """Ask the builder what is to change.
 
         Where it fails, or asks for what cannot be, a report says so, and all else is done. A player
         is neither reset nor copied again before it was trained, so resets cannot go in a circle.
+
+        Args:
+            must_fit: as of `Roster.reset`.
         """
         random = Random(f"build {self._seed} {self._times_built}")
         self._times_built += 1
@@ -225,7 +232,7 @@ class League:
         commands: list[events.Command] = []
         for command in asked:
             try:
-                commands += self._apply(command)
+                commands += self._apply(command, must_fit)
             except ValueError as error:
                 wrong.append(f"{name} asked for what cannot be: {error}")
         # When all is done: a line-up that is drawn anew has nobody who goes or is reset, too.
@@ -238,7 +245,9 @@ class League:
         """The league as it is now, to read."""
         return LeagueResults(self.roster, self.payoffs, Random(f"results {self._seed}"))
 
-    def _apply(self, command: events.BuilderCommand) -> list[events.Command]:
+    def _apply(
+        self, command: events.BuilderCommand, must_fit: Callable[[str, str], None] = _fits
+    ) -> list[events.Command]:
         """
         Raises:
             ValueError: it cannot be; nothing has changed.
@@ -250,7 +259,7 @@ class League:
             case events.FreezePlayer():
                 return [self.roster.freeze(command), *self._recycle()]
             case events.ResetPlayer():
-                self.roster.reset(command)
+                self.roster.reset(command, must_fit)
                 self.payoffs.forget(command.player_id)
                 return [command]
             case events.RetirePlayer():

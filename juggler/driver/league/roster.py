@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -176,7 +176,9 @@ class Roster:
         player.frozen_at = player.steps
         return FreezePlayer(player.player_id, copy_id)
 
-    def reset(self, command: ResetPlayer) -> None:
+    def reset(self, command: ResetPlayer, must_fit: Callable[[str, str], None]) -> None:
+        """`must_fit` is called with the ids of the player and of the one that it is reset to, if it
+        can be otherwise, and raises ValueError if it cannot have those weights."""
         player = self._learner(command.player_id)
         self._must_be_weights(command.source)
         if not player.ready:
@@ -198,6 +200,7 @@ class Roster:
             )
         if player.steps <= player.reset_at:
             raise ValueError(f"{player.player_id} has not been trained since it was last reset")
+        must_fit(player.player_id, command.source)
         player.reset_at = player.steps
         player.life += 1
         player.ready = False

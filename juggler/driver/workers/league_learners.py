@@ -26,7 +26,7 @@ from juggler.runtime.checkpoints.frozen import WEIGHTS
 from juggler.runtime.checkpoints.weights import weights_of
 from juggler.runtime.connectors.mergeable_state import State, connector_state
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.wire.trees import Tree, flatten
+from juggler.runtime.wire.trees import Path, Tree, flatten
 from juggler.runtime.wire.v1 import training_pb2
 
 
@@ -69,7 +69,6 @@ class LeagueLearners:
         self._core, self._registry, self._roster = core, registry, roster
         self._trained, self._weights, self._progress = trained, weights, progress
         self._beginning, self._failed = beginning, failed
-        self._not_reset: set[tuple[str, str]] = set()  # players, and to whom, that people know of
         for player in roster.learners() if resume else ():
             if resume is not None and player.player_id not in resume.module_ids:
                 self._begin_again(player, resume)
@@ -89,6 +88,19 @@ class LeagueLearners:
         else:
             self._cannot(player_id, f"{source!r} has no weights here to begin with")
 
+    def must_fit(self, player_id: str, source: str) -> None:
+        """
+        Args:
+            player_id, source: as of `reset`.
+
+        Raises:
+            ValueError: the weights are of another network than the player's.
+        """
+        if source == INITIAL:
+            return
+        if other := self._other_network(player_id, self._of_frozen(player_id, source)):
+            raise ValueError(f"{player_id} cannot be reset to {source}: {other}")
+
     def reset(self, player_id: str, source: str) -> None:
         """Give a player other weights and a new optimizer, with schedules that begin at 0. Its
         learners carry out commands in their order, so no update is half-way.
@@ -104,8 +116,6 @@ class LeagueLearners:
             beginning = self._initial(player_id)
         else:
             beginning = self._of_frozen(player_id, source)
-            if other := self._other_network(player_id, beginning):
-                return self._cannot_be_reset(player_id, source, other)
         if beginning is not None:
             of_league = Source(f"league: {player_id}, reset to {beginning.text}")
             commands += begin_commands(player_id, beginning, of_league)
@@ -169,23 +179,15 @@ class LeagueLearners:
         )
         if (copy := next(copies, None)) is None:
             return ""
-        given = {path: array.shape for path, array in flatten(beginning.weights[player_id])}
-        for path, array in flatten(copy.tree[WEIGHTS]):
-            if (shape := given.get(path)) != array.shape:
-                has = f"shape {list(array.shape)} at {'.'.join(path)!r}"
-                here = "nothing" if shape is None else f"{list(shape)}"
+        own, given = _shapes(copy.tree[WEIGHTS]), _shapes(beginning.weights[player_id])
+        for path in {**own, **given}:
+            has, gets = own.get(path, "nothing"), given.get(path, "nothing")
+            if has != gets:
                 return (
-                    f"{beginning.text} are of another network: {player_id} has {has}, and they "
-                    f"have {here} there"
+                    f"{beginning.text} are of another network: at {'.'.join(path)!r}, {player_id} "
+                    f"has {has}, and they have {gets}"
                 )
         return ""
-
-    def _cannot_be_reset(self, player_id: str, source: str, why: str) -> None:
-        """Say so once: a builder may ask for the same again and again."""
-        if (player_id, source) not in self._not_reset:
-            self._not_reset.add((player_id, source))
-            text = f"league: {player_id} cannot be reset to {source}, and learns on: {why}"
-            self._progress.message(text, "warning")
 
     def _initial(self, player_id: str) -> Beginning | None:
         """What a player was before any training of this run: what it began with, or the one that it
@@ -231,6 +233,11 @@ class LeagueLearners:
             )
         if beginning is not None:
             self._trained.begin_with(player_id, beginning)
+
+
+def _shapes(weights: Tree) -> dict[Path, str]:
+    """Those of arrays, for people, by path."""
+    return {path: f"shape {list(array.shape)}" for path, array in flatten(weights)}
 
 
 def _beginning(player_id: str, weights: Any, learned: State, source: str) -> Beginning:

@@ -152,7 +152,8 @@ class LeagueRun:
         if not steps:
             return
         self._book(events.StepsTrained(module_id, steps))
-        self._carry_out(self._timed("build", self.league.build))
+        must_fit = self.learners.must_fit
+        self._carry_out(self._timed("build", lambda: self.league.build(must_fit)))
 
     def left(self, worker: Worker) -> None:
         """A worker is gone."""

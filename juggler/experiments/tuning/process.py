@@ -20,6 +20,7 @@ from juggler.runtime.actors.processes import WorkerProgram, ended, start
 from juggler.runtime.actors.supervisor import how_it_ended
 
 _PROGRESS_SECONDS = 10.0  # without a word
+_MORE_SECONDS = 60.0  # for each measurement: the process itself gives up before, unless it hangs
 _STACK_BYTES = 1 << 16
 _DOES, _SAYS, _FOUND, _FAILED = "does", "says", "found", "failed"
 
@@ -70,7 +71,8 @@ def measure(config: RunConfig, seconds: float, tell: Callable[[str], None]) -> S
         tell: called with lines for people: each figure, and what takes long.
 
     Raises:
-        PreflightError: something failed, or its process ended; the message says what.
+        PreflightError: something failed or took too long, or its process ended; the message says
+            what.
     """
     told, tells = Pipe(duplex=False)
     stack, writes = Pipe(duplex=False)
@@ -79,7 +81,7 @@ def measure(config: RunConfig, seconds: float, tell: Callable[[str], None]) -> S
             task = _Task(config.flat(), seconds, tells, writes)
             process = start(WorkerProgram(f"{__name__}:main", task), "tune")
         try:
-            return _outcome(process, told, stack, tell)
+            return _outcome(process, told, stack, tell, 2 * seconds + _MORE_SECONDS)
         finally:
             process.kill()
             process.join()
@@ -87,8 +89,13 @@ def measure(config: RunConfig, seconds: float, tell: Callable[[str], None]) -> S
 
 
 def _outcome(
-    process: ForkServerProcess, told: Connection, stack: Connection, tell: Callable[[str], None]
+    process: ForkServerProcess,
+    told: Connection,
+    stack: Connection,
+    tell: Callable[[str], None],
+    limit: float,
 ) -> Speeds:
+    """What the process measures, if nothing that it does takes longer than so many seconds."""
     doing, began = "starting", time.monotonic()
     while True:
         wait([told, process.sentinel], _PROGRESS_SECONDS)
@@ -110,8 +117,13 @@ def _outcome(
             raise PreflightError(
                 f"its process ended while {doing}: {how}", written.decode(errors="backslashreplace")
             )
-        elif time.monotonic() - began >= _PROGRESS_SECONDS:
-            tell(f"{doing}: {time.monotonic() - began:.0f} s so far")
+        elif (spent := time.monotonic() - began) >= limit:
+            raise PreflightError(
+                f"{doing} took longer than {limit:g} s, and its process was ended: it hangs, or "
+                "needs more --seconds"
+            )
+        elif spent >= _PROGRESS_SECONDS:
+            tell(f"{doing}: {spent:.0f} s so far")
 
 
 def _received(told: Connection) -> tuple[str, Any] | None:

@@ -191,9 +191,9 @@ def test_a_reset_gives_a_player_what_the_run_began_with(
     np.testing.assert_array_equal(weights, np.full(3, 7.0))
 
 
-def frozen_rock(scale: float, size: int = 300) -> FrozenModule:
-    """A module that is not trained."""
-    config, weights = RunConfig.from_flat({}), {"scale": np.full(size, scale, np.float32)}
+def frozen_rock(scale: float, size: int = 300, **more: Any) -> FrozenModule:
+    """A module that is not trained; `more`: further arrays of it."""
+    config, weights = RunConfig.from_flat({}), {"scale": np.full(size, scale, np.float32), **more}
     return FrozenModule.copied("rock", "default", config, {}, weights, {}, Version(1, 1), "default")
 
 
@@ -246,28 +246,46 @@ def test_a_new_player_begins_with_what_a_player_plays_with_that_does_not_learn(
     np.testing.assert_array_equal(weights, np.full(300, 7.0))
 
 
-def test_weights_of_another_network_are_told_and_the_league_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rock", "differs"),
+    [
+        (frozen_rock(7.0, size=3), "'scale', {} has shape [300], and they have shape [3]"),
+        (
+            frozen_rock(7.0, layer=np.zeros(3, np.float32)),
+            "'layer', {} has nothing, and they have shape [3]",
+        ),
+    ],
+    ids=["other shapes", "further arrays"],
+)
+def test_weights_of_another_network_are_told_and_the_league_goes_on(
+    tmp_path: Path, rock: FrozenModule, differs: str
+) -> None:
     Asked.wanted.clear()
     world = World(tmp_path)
-    world.parts.registry.frozen["rock"] = frozen_rock(7.0, size=3)
+    world.parts.registry.frozen["rock"] = rock
     world.want(FreezePlayer("main-0"), AddPlayer("stone", "fixed", learning=False, source="rock"))
     (asked,) = world.copies_asked_for()
     world.send_weights(asked)
     world.take_parts()
-    world.want(ResetPlayer("main-0", "stone"), AddPlayer("heir", "main", source="stone"))
+    league = world.league.league
+    league.payoffs.book("main-0", "stone", 1)
+    for _ in range(2):
+        world.want(ResetPlayer("main-0", "stone"))
+    main = league.roster["main-0"]
+    assert (main.life, main.reset_at) == (0, 0), "it was not reset"
+    assert league.payoffs.games("main-0", "stone") == 1, "nothing is forgotten"
+    world.want(AddPlayer("heir", "main", source="stone"))
     assert not world.asked(world.learner, training_pb2.Reset)
     assert not world.asked(world.learner, training_pb2.Restore)
-    world.league.league.roster.players["main-0"].steps += 1
-    world.want(ResetPlayer("main-0", "stone"))
-    other, has = "the weights of stone are of another network", "shape [300] at 'scale'"
+    other = f"the weights of stone are of another network: at {differs}"
     for told in (
-        f"main-0 cannot be reset to stone, and learns on: {other}: main-0 has {has}",
-        f"heir cannot learn: {other}: heir has {has}",
+        "Asked.build asked for what cannot be: main-0 cannot be reset to stone: "
+        f"{other.format('main-0')}",
+        f"heir cannot learn: {other.format('heir')}",
     ):
-        full = f"league: {told}, and they have [3] there"
-        assert world.told.messages.count(full) == 1
+        assert world.told.messages.count(f"league: {told}") == 1
     assert world.plays("main-0")
-    assert world.league.league.roster.players["heir"].retired
+    assert league.roster.players["heir"].retired
 
 
 def test_a_player_that_does_not_learn_needs_a_module_that_is_not_trained(world: World) -> None:
