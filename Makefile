@@ -29,6 +29,9 @@ define run_tests
 		$(PYTEST) $(2) --last-failed --last-failed-no-failures none --maxfail 3; }
 endef
 
+CHECK = $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy -p juggler && \
+	$(BIN)/lint-imports
+
 .PHONY: demo test test-slow test-long check docs install proto clean
 
 demo: $(VENV)/installed
@@ -37,11 +40,10 @@ demo: $(VENV)/installed
 	$(BIN)/juggler evaluate runs/demo
 	$(BIN)/juggler plot runs/demo
 
-# Beside the linters, most of which use one core: what pytest makes of each file of tests, and keeps.
-# Three processes would each make it of all files, when they collect their tests.
+# While the linters run, most of which use one core, pytest compiles the test files and caches the
+# result. Otherwise each of its three processes would compile all of them.
 test: $(VENV)/installed-dev
-	@$(PYTEST) --collect-only -q > /dev/null 2>&1 & \
-		$(MAKE) --no-print-directory check; checked=$$?; wait; exit $$checked
+	@$(PYTEST) --collect-only -q > /dev/null 2>&1 & $(CHECK); checked=$$?; wait; exit $$checked
 	$(call run_tests,3)
 
 test-slow: $(VENV)/installed-dev
@@ -51,10 +53,7 @@ test-long: $(VENV)/installed-dev
 	$(call run_tests,2,-m long)
 
 check: $(VENV)/installed-dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p juggler
-	$(BIN)/lint-imports
+	$(CHECK)
 
 # The pages of docs/ as a site, with search.
 docs: $(VENV)/installed-dev

@@ -76,24 +76,35 @@ def run_python(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.fixture
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is in the test's directory, and what it imports from there is gone after it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # which commands put the directory into
+    yield
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", "")).startswith(f"{tmp_path}{os.sep}"):
+            del sys.modules[name]
+
+
+@pytest.fixture
 def run_shortly(
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    in_tmp_path: None,
     one_forkserver: None,
 ) -> Callable[..., str]:
-    """Runs scripts with their runs cut short: for an update, unless they are given steps -> what
-    they print. In this process: what one of their own would import takes seconds."""
+    """Runs scripts in this process, since a new one would take seconds to import everything, and
+    returns what they print. Their runs end after one update, or after `stop_steps`."""
     import juggler
+
+    begins = {name: getattr(juggler, name) for name in ("train", "resume")}
 
     def cut(begin: Callable[..., Any], **limits: Any) -> Callable[..., Any]:
         return lambda *args, **keys: begin(*args, **{**keys, **limits})
 
     def run(*scripts: Path, stop_steps: int = 1) -> str:
-        monkeypatch.chdir(tmp_path)
-        for name in ("train", "resume"):
-            short = cut(getattr(juggler, name), stop_steps=stop_steps)
-            monkeypatch.setattr(juggler, name, short)
+        for name, begin in begins.items():
+            monkeypatch.setattr(juggler, name, cut(begin, stop_steps=stop_steps))
         for script in scripts:
             runpy.run_path(str(script), run_name="__main__")
         return capsys.readouterr().out

@@ -16,7 +16,7 @@ from juggler.envrunner.agent_returns import MOST_WITH_METRICS, has_metrics_by_ag
 from juggler.envrunner.multi_agent.openspiel import SCHEME as OPENSPIEL
 from juggler.envrunner.multi_agent.pettingzoo_games import SCHEME as PETTINGZOO
 from juggler.runtime.episodes.version import DEFAULT_MODULE
-from juggler.runtime.nearest import listed, nearest
+from juggler.runtime.nearest import listed, nearest, one_of
 from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.v1 import spaces_pb2
 
@@ -225,7 +225,7 @@ def _check_goals(config: RunConfig) -> None:
         if config.env_runner.gateway:
             raise ConfigError(
                 f"stop_return: {name!r} is not a module of this run, and with a gateway only "
-                f"modules have goals: name one of {listed(config.module_ids)}"
+                f"modules have goals: name {listed(config.module_ids, one_of)}"
             )
         if name not in agents:
             known = [*dict.fromkeys((*config.module_ids, *agents))]
@@ -236,6 +236,6 @@ def _check_goals(config: RunConfig) -> None:
         if not has_metrics_by_agent(agents):
             raise ConfigError(
                 f"stop_return: {name!r} is one of {len(agents)} agents, and with more than "
-                f"{MOST_WITH_METRICS} only modules have goals: name one of "
-                f"{listed(config.module_ids)}"
+                f"{MOST_WITH_METRICS} only modules have goals: name "
+                f"{listed(config.module_ids, one_of)}"
             )

@@ -167,7 +167,8 @@ def _check_learners(config: Checked) -> None:
     others = [each for each in config.agents.module_ids if each not in counts]
     needed = config.agents.needed_learners
     if needed > has:
-        rest = f", and one at least for {listed(others)}" if others else ""
+        each_of = "each of " if len(others) > 1 else ""
+        rest = f", and at least one for {each_of}{listed(others)}" if others else ""
         raise ConfigError(
             f"{given}{rest}: that is {needed}, and the run has {has}; set num_learners = {needed} "
             "outside of the tables"

@@ -13,7 +13,7 @@ from juggler.envrunner.agent_names import matches as fits
 from juggler.envrunner.setup import RANDOM
 from juggler.runtime.checkpoints.checkpoint import read_or_warn
 from juggler.runtime.checkpoints.frozen import DIRECTORY, place_and_module, run_of
-from juggler.runtime.nearest import listed, nearest
+from juggler.runtime.nearest import listed, nearest, one_of
 from juggler.runtime.wire.spaces import space_to_message
 
 if TYPE_CHECKING:
@@ -148,8 +148,8 @@ def _chosen(
         named = next((who for pattern, who in players.items() if fits(agent, pattern)), None)
         if named is None and len(own[agent]) > 1:
             raise ConfigError(
-                f"agent {agent!r} is played by one of {listed(own[agent])} in each episode of this "
-                "run: name a player for it"
+                f"agent {agent!r} is played by {listed(own[agent], one_of)} in each episode of "
+                "this run: name a player for it"
             )
         chosen[agent] = own[agent][0] if named is None else named
     return chosen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from difflib import SequenceMatcher
 from itertools import islice
 from typing import Final
@@ -25,11 +25,11 @@ def all_of(words: Iterable[str]) -> str:
     return _joined(words, "and")
 
 
-def listed(names: Collection[str]) -> str:
-    """Names for a sentence, all of which are meant, and of which there may be many."""
+def listed(names: Collection[str], joined: Callable[[Iterable[str]], str] = all_of) -> str:
+    """Names for a sentence, of which there may be many: all of them are meant, or `one_of` them."""
     shown = [repr(name) for name in islice(names, _MOST_LISTED)]
     more = len(names) - len(shown)
-    return all_of([*shown, f"{more} more"] if more else shown)
+    return joined([*shown, f"{more} more"] if more else shown)
 
 
 def _joined(words: Iterable[str], last_but: str) -> str:

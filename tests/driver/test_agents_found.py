@@ -235,7 +235,7 @@ def test_with_a_gateway_only_modules_have_goals() -> None:
     table = {"agents": {"player_*": "a", "*": "b"}, "modules": {"b": {"algorithm": "ppo"}}}
     assert with_agents(_config(**at, **table, stop_return={"a": 1.0}), ())
     for nobody in ("player_*", "player_0", "*"):
-        with pytest.raises(ConfigError, match="only modules have goals: name one of"):
+        with pytest.raises(ConfigError, match="only modules have goals: name 'a' or 'b'"):
             with_agents(_config(**at, **table, stop_return={nobody: 1.0}), ())
     with pytest.raises(ConfigError, match="has one agent: give a number alone"):
         with_agents(_config(**at, stop_return={"main": 1.0}), ())

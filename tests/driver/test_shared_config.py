@@ -75,7 +75,10 @@ def test_a_module_has_as_many_processes_to_itself_as_its_table_says() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"num_learners": 3}, "modules.b has 2, and one at least for 'a', 'c' and 'd': that is 5"),
+        (
+            {"num_learners": 3},
+            "modules.b has 2, and at least one for each of 'a', 'c' and 'd': that is 5",
+        ),
         ({"num_learners": 3}, "the run has 3; set num_learners = 5 outside of the tables"),
         ({"agents": {"*": "b"}, "num_learners": 1}, "that is 2, and the run has 1"),
         ({"agents": {"*": "b"}, "num_learners": 3}, "some would train nothing"),

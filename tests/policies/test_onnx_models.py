@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import faulthandler
 import re
 import sys
 import traceback
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ import torch
 from support import worlds
 
 import juggler
+from juggler.runtime.actors.attachment import Detached
+from juggler.runtime.actors.worker import _LeavingInbox
 from juggler.runtime.connectors.acting_graph import _EXPORTING
 from juggler.runtime.installing import installing
 
@@ -168,6 +172,26 @@ def test_an_export_says_nothing_of_what_torch_has_tried_in_vain(
     assert capfd.readouterr() == ("", "")
     (action,) = model.run(["action"], {"observation": seen})
     np.testing.assert_array_equal(action, juggler.load_policy(path, module=Counting).act(seen)[0])
+
+
+def test_a_worker_can_be_told_to_leave_while_it_exports(tmp_path: Path) -> None:
+    inbox, exporting = _LeavingInbox(watched=True), []
+
+    class Told(juggler.ActorCritic):
+        """Another thread tells the worker so whenever a step is taken."""
+
+        def _forward(self, batch):
+            exporting.append(torch.compiler.is_exporting())
+            other = Thread(target=inbox.put, args=(Detached("terminated"),))
+            other.start()
+            other.join()
+            faulthandler.cancel_dump_traceback_later()  # else this process ends
+            return super()._forward(batch)
+
+    path = worlds.written(tmp_path, worlds.plain, Told, module="__main__:Told")
+    juggler.load_policy(path, module=Told).export_onnx(tmp_path / "policy.onnx")
+    assert any(exporting)
+    assert len(inbox.gather()) == len(exporting)
 
 
 def test_a_missing_package_is_named_with_what_to_install(

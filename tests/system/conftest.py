@@ -57,9 +57,8 @@ def no_forkserver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def in_a_directory(tmp_path: Path, in_tmp_path: None) -> Iterator[Path]:
     """Where this process runs commands, which leave no worker behind."""
-    monkeypatch.chdir(tmp_path)
     yield tmp_path
 
     def left() -> list[psutil.Process]:

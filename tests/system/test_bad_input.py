@@ -251,9 +251,9 @@ def test_what_cannot_be_made_is_told_before_there_is_a_run_directory(
 
 
 def test_a_script_gets_the_error_of_its_environment_and_no_run_directory(
-    tmp_path: Path, run_shortly: Callable[..., str]
+    in_a_directory: Path, run_shortly: Callable[..., str]
 ) -> None:
-    script = tmp_path / "script.py"
+    script = in_a_directory / "script.py"
     script.write_text(
         "import gymnasium, juggler\n"
         "class Mine(gymnasium.Env):\n"
@@ -266,4 +266,4 @@ def test_a_script_gets_the_error_of_its_environment_and_no_run_directory(
     )
     said = run_shortly(script)
     assert "told: environment 0 (Mine) failed in constructor: TypeError" in said
-    assert not (tmp_path / "runs").exists()
+    assert not (in_a_directory / "runs").exists()

@@ -311,9 +311,9 @@ def test_a_run_all_of_whose_environments_hang_when_its_time_is_up_has_failed(
     options = ["--num-env-runners", 2, "--stop-seconds", 9]
     assert status_of("train", *_robot(in_a_directory, "hang", at=60), *options) == 1
     said = "".join(capsys.readouterr())
-    last = next(line for line in said.splitlines() if "it got to stop_seconds" in line)
-    assert ", but robots:Robot hung in every EnvRunner: envrunner-" in last
-    assert "s, in step of environment 0 (Robot)" in last
+    end_of_run = next(line for line in said.splitlines() if "it got to stop_seconds" in line)
+    assert ", but robots:Robot hung in every EnvRunner: envrunner-" in end_of_run
+    assert "s, in step of environment 0 (Robot)" in end_of_run
     assert "--resume run" in said
     end = summary(in_a_directory / "run")
     assert end["env_steps_trained"] > 0

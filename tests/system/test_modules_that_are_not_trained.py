@@ -106,7 +106,7 @@ def test_steps_of_modules_that_are_not_trained_never_reach_a_learner(
     assert policy.action_space.contains(policy.act(np.zeros(3, np.float32))[0])
     record = juggler.play_matches(run_dir, {"right": "old", "left": "random"}, 10).records["right"]
     assert record.wins + record.draws + record.losses == 10
-    with pytest.raises(ConfigError, match="agent 'right' is played by one of 'old' and 'random'"):
+    with pytest.raises(ConfigError, match="agent 'right' is played by 'old' or 'random' in"):
         juggler.play_matches(run_dir, {"left": "random"}, 10)
     with pytest.raises(ConfigError, match=r"modules\.old: a run that is resumed keeps its modules"):
         juggler.resume(run_dir, modules={"old": {"train": False, "from": "elsewhere"}})

@@ -75,8 +75,8 @@ def test_driver_learner_and_envrunner_meet_over_tcp(place: Place) -> None:
     assert stranger.status == 1
     assert "the token is missing or wrong" in stranger.output
 
-    learner = place.start("learner", "--driver", address, *secret)
-    runner = place.start("envrunner", "--driver", address, JUGGLER_TOKEN="a secret")
+    runner = place.start("envrunner", "--driver", address, *secret)  # may come before a learner
+    learner = place.start("learner", "--driver", address, JUGGLER_TOKEN="a secret")
     eventually(lambda: trained_steps(directory), 60, lambda: driver.output)
     driver.process.terminate()
     assert driver.wait(30) == 143, driver.output

@@ -204,8 +204,8 @@ class Metrics:
         return found
 
     def _modules(self) -> dict[str, dict[str, float]]:
-        """By module id, means over the learners. Of a replay they are of the newest answers, and
-        not of the last metrics, so that they agree with the ledger."""
+        """By module id, means over the learners. The numbers of a replay are those of each
+        learner's newest answer, not of its last metrics, so that they agree with the ledger."""
         values: dict[str, dict[str, list[float]]] = {}
         for key in dict.fromkeys([*self.modules, *self.replays]):
             said = self.modules.get(key, {})
@@ -215,7 +215,11 @@ class Metrics:
                 for name, value in metrics.items():
                     values.setdefault(module_id, {}).setdefault(name, []).append(value)
         return {
-            module_id: {name: sum(each) / len(each) for name, each in metrics.items()}
+            module_id: {
+                # All learners wait for the replay that lacks the most steps.
+                name: max(each) if name == "replay_steps_missing" else sum(each) / len(each)
+                for name, each in metrics.items()
+            }
             for module_id, metrics in values.items()
         }
 

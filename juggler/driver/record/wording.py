@@ -105,7 +105,8 @@ def lacking_steps(line: Mapping[str, Any]) -> str:
     if not missing.get(name):
         return ""
     whose = f"the replay of {name}" if len(trained) > 1 else "the replay"
-    return f"learning waits for {quantity(missing[name])} more steps in {whose}"
+    steps = "step" if missing[name] == 1 else "steps"
+    return f"learning waits for {quantity(missing[name])} more {steps} in {whose}"
 
 
 def _in_brackets(text: str) -> str:

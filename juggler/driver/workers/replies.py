@@ -207,7 +207,7 @@ def read_update_done(
     for module_id in done.metrics:
         _check_name("a module", module_id)
     for name, value in done.replay.items():
-        _check_number("a number of a replay", name, value)
+        _check_number("numbers of a replay", name, value)
     _check_numbers("seconds", done.seconds, SECONDS)
     _check_version(Version.of(done.version), newest)
     return done
@@ -316,7 +316,7 @@ def _check_numbers(what: str, numbers: Mapping[str, float], known: Collection[st
 
 def _check_number(what: str, name: str, value: float) -> None:
     if not 0 <= value <= _MOST_NUMBER:
-        raise ValueError(f"{value} as {what} of {name}")
+        raise ValueError(f"{name} = {value} in the {what}")
 
 
 def _check_name(what: str, name: str) -> None:

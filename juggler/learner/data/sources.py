@@ -77,7 +77,8 @@ class DataSource(Protocol):
         return {}
 
     def books(self) -> Mapping[str, Mapping[str, float]]:
-        """What became of all that arrived, up to now, by module id; {}: nothing is kept of it."""
+        """What became of all that arrived, up to now, by module id; {}: nothing is kept of it. Each
+        number is finite and from 0 to 1e15, or the driver dismisses the learner."""
         return {}
 
     def draw_apart(self, rank: int) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, TextIO
 
 import numpy as np
@@ -285,8 +284,9 @@ def _quiet() -> Iterator[None]:
     levels = {logger: logger.level for logger in map(logging.getLogger, _LOGGERS)}
     for logger in levels:
         logger.setLevel(logging.CRITICAL)
+    stderr: Any = None if sys.stderr is None else _OfOthers(sys.stderr)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(_OfOthers(sys.stderr)):
+        with warnings.catch_warnings(), contextlib.redirect_stderr(stderr):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -294,17 +294,21 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-class _OfOthers(io.TextIOBase):
-    """Passes on what other threads write, and drops what this one does."""
+class _OfOthers:
+    """A stream that passes on what other threads write and drops what this one does. Beside this it
+    is the stream itself, whose file descriptor other threads may need meanwhile."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._own = stream, threading.get_ident()
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
     def write(self, text: str) -> int:
         return len(text) if threading.get_ident() == self._own else self._stream.write(text)
 
-    def flush(self) -> None:
-        self._stream.flush()
+    def writelines(self, lines: Iterable[str]) -> None:
+        self.write("".join(lines))
 
 
 @contextlib.contextmanager

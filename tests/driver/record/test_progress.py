@@ -97,6 +97,10 @@ def test_a_line_does_not_grow_with_the_number_of_modules() -> None:
             {"modules": {"default": {"replay_steps_missing": 6800.0}}},
             "6.8k more steps in the replay",
         ),
+        (
+            {"modules": {"default": {"replay_steps_missing": 1.0}}},
+            "1 more step in the replay",
+        ),
         ({"modules": {"default": {"replay_steps_missing": 0.0}}}, ""),
         ({"modules": {"default": {"lr": 1e-3}}}, ""),
         ({"modules": {}}, ""),

@@ -327,6 +327,15 @@ def test_drawn_transitions_have_the_bonus_of_what_they_led_to(make_batch: MakeBa
     np.testing.assert_allclose(bonus.double().numpy(), expected.numpy(), rtol=1e-3, atol=1e-4)
 
 
+def test_a_nan_reaches_the_loss_and_does_not_become_no_bonus(make_batch: MakeBatch) -> None:
+    (columns,) = samples_of(make_batch, 1)
+    rows = rows_of_transitions(columns, n=1, gamma=0.9)
+    rows["last_observations"][rows["discounts"][:, 0] > 0] = torch.nan
+    core = Rnd(INNER["dqn"](), OWN)
+    shown = core.learned(core.init(0), {"default": rows}, ALONE)[1]
+    assert shown["default"]["rewards"].isnan().all()
+
+
 def test_there_is_no_bonus_before_returns_differ() -> None:
     places, zeros = spaces.Discrete(4), torch.zeros((8, 1))
     inner = Dqn({"default": partial(QNetwork, places, TWO, MODEL)}, DqnConfig(n_step=1))

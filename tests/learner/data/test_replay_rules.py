@@ -160,6 +160,13 @@ def test_a_replay_that_fills_says_how_many_steps_it_lacks() -> None:
     assert missing == [6, 2, 0, 0]
 
 
+def test_a_learner_that_no_row_came_to_says_that_the_others_wait_for_it() -> None:
+    replay = Replay(lambda columns: {}, capacity=64, size=4, ratio=1.0, begin=20)
+    others = torch.tensor([30, 30, 1, 1], dtype=torch.float64)  # rows, steps, learners with rows
+    assert not list(replay.add(numbered(0, 1), lambda told: told + others))
+    assert replay.books()["default"]["replay_steps_missing"] == 1
+
+
 def test_rows_for_which_a_table_has_no_room_left_unused() -> None:
     replay = replay_of(capacity=10, begin=1000)
     list(replay.add(numbered(0, 25)))

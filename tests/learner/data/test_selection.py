@@ -261,6 +261,18 @@ def test_rows_that_were_drawn_too_often_for_a_new_limit_are_gone_after_a_restore
     assert numbers == sorted(set(numbers))
 
 
+def test_a_row_that_was_drawn_256_times_counts_as_drawn_after_a_restore_without_a_limit() -> None:
+    one = Replay(dict, capacity=8, size=256, ratio=256.0, max_times_sampled=300, selector="fifo")
+    assert len(list(one.add({"default": numbered(0, 1)}))) == 1
+    other = Replay(dict, capacity=8, size=1, ratio=1.0)
+    other.restore(one.state(), CPU)
+    assert other.books()["default"]["replay_rows_waiting"] == 0
+    list(other.add({"default": numbered(1, 6)}))
+    times = other._modules["default"].selection.times[:7]
+    assert times[0] == 1
+    assert other.books()["default"]["replay_rows_waiting"] == np.count_nonzero(times == 0)
+
+
 @pytest.mark.parametrize("remover", ["fifo", "random"])
 def test_rows_that_left_by_a_limit_leave_no_gaps_to_be_drawn_after_a_restore_without(
     remover: Any,

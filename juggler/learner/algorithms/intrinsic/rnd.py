@@ -8,10 +8,10 @@ the observation x' that the step led to, normalized:
 
 σ is the standard deviation of the discounted intrinsic return so far along a row, over all live
 steps up to now. In the paper, that return goes on from one row of an environment to the next; here
-it begins at 0 with each row, as rows of an environment reach any learner. What both networks see is
-normalized by the mean and the standard deviation of observations so far, and clipped. Both numbers
-know the steps that they are used for, so that no others need come first. The predictor learns from
-a share of the steps alone.
+it begins at 0 with each row, because successive rows of an environment may reach different
+learners. What both networks see is normalized by the mean and the standard deviation of
+observations so far, and clipped. Both statistics already include the steps to which they are
+applied, so no warm-up steps are needed. The predictor learns from a share of the steps alone.
 
 A step that terminates its episode has i_t = 0: EnvRunners do not send what they saw there, as
 nothing is ever bootstrapped from it. That of a truncated episode is known.
@@ -55,7 +55,7 @@ from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
 
 _EPSILON = 1e-8  # added to the variance of returns
-_ROUNDING = 1e-10  # times their squared mean: a variance that says only how errors are rounded
+_ROUNDING = 1e-10  # a variance below this share of the squared mean is only rounding
 
 
 class Rnd(AroundCore):
@@ -175,10 +175,12 @@ class Rnd(AroundCore):
         return torch.where(seen.known, errors[seen.after], 0.0)  # [N, T]
 
     def _scaled(self, own: dict[str, Any], errors: Tensor) -> Tensor:
-        """Intrinsic rewards [N, T]; 0 before returns differ, when nothing says what is much."""
+        """Intrinsic rewards [N, T]; 0 as long as all returns are equal, since there is no scale
+        yet."""
         spread, mean = variance(own["returns"]), own["returns"]["mean"]  # [] both
         scale = torch.rsqrt(spread + _EPSILON).to(errors.dtype)  # []
-        return torch.where(spread > _ROUNDING * mean.square(), errors * scale, 0.0)  # [N, T]
+        # A NaN is passed on, and not taken for equal returns.
+        return torch.where(spread <= _ROUNDING * mean.square(), 0.0, errors * scale)  # [N, T]
 
     @torch.no_grad()
     def _with_bonus(

@@ -69,12 +69,14 @@ class Kept:
         rows, steps, drawn, samples = self._counts
         selection = self.selection
         used, unused = selection.drawn_rows, selection.unused_rows
+        # The other learners of a group wait for the first row of each.
+        missing = max(begin - self._waiting, self._lacks(least_steps), not selection.came_rows)
         return {
             "replay_rows": float(self.table.size),
             "replay_rows_drawn": float(used),
             "replay_rows_waiting": float(selection.came_rows - used - unused),
             "replay_rows_unused": float(unused),
-            "replay_steps_missing": float(max(begin - self._waiting, self._lacks(least_steps))),
+            "replay_steps_missing": float(missing),
             "stale_priorities": float(self.stale_priorities),
             "samples_per_insert": drawn / max(rows, 1),
             "updates_per_step": samples / max(steps, 1),

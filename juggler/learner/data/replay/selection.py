@@ -170,7 +170,8 @@ class Selection:
         slots = self._table.oldest_first()  # [size]
         before, self._highest = state["numbers"].tolist()
         self.came_rows, self.drawn_rows, self.unused_rows = state["rows"].tolist()
-        self.times[slots] = state["times"]
+        # Without a limit they are of a type with less room, of which 256 would be 0.
+        self.times[slots] = np.minimum(state["times"], np.iinfo(self.times.dtype).max)
         self._times_sum = int(self.times[slots].sum())
         weights: Any = self._highest**self._alpha
         if self._alpha and before:  # else rows had no priorities
