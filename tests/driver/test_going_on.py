@@ -51,7 +51,7 @@ def test_what_was_given_for_a_run_that_has_ended_is_told_to_have_no_effect() -> 
     assert said(progress="off") == said()
     assert said(lr=1e-4, env="Acrobot-v1") == (
         "the run in runs/mine has ended (stop_steps): nothing to go on with, so that what was "
-        "given for 'env', 'lr' has no effect. To go further, give it another stop_steps than "
+        "given for 'env' and 'lr' has no effect. To go further, give it another stop_steps than "
         "1000, too"
     )
 

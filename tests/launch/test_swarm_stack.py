@@ -14,6 +14,8 @@ from juggler.cli.arguments import parse
 COMMON = Path(__file__).resolve().parents[2] / "docker" / "common.yaml"
 #: What Swarm does otherwise, or not at all: see the comments in the stack.
 _OTHERWISE = {"image", "secrets", "tmpfs", "security_opt", "restart", "healthcheck"}
+#: A volume would be left behind on each node, so that a stack has no directory to share.
+_COMPOSE_ONLY = {"JUGGLER_SHARED_DIR"}
 
 
 def _stack(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
@@ -30,6 +32,9 @@ def test_services_have_what_the_compose_files_have(
         capsys, "cartpole", "--image", "lab/juggler:3", "--env-runners", "7", "--evaluators", "2"
     )
     common = yaml.safe_load(COMMON.read_text())["services"]["juggler"]
+    assert common.pop("volumes") == ["shared:/shared"]
+    for name in _COMPOSE_ONLY:
+        del common["environment"][name]
     for name, service in stack["services"].items():
         assert service["image"] == "lab/juggler:3"
         assert [each["target"] for each in service["secrets"]] == common["secrets"]

@@ -40,7 +40,8 @@ CALLS = {
     "send_object_list", "recv_object_list", "broadcast_object_list", "all_gather_object",
     "gather_object", "scatter_object_list",
 }  # fmt: skip
-#: A script's own classes go to local workers through the pipe that starts their processes.
+#: A script's own classes go to local workers through the pipe that starts their processes, and an
+#: EnvRunner talks to its environments' processes through pipes of multiprocessing.
 ALLOWED = {
     ("driver/script_classes.py", "import cloudpickle"),
     ("driver/rehearsal.py", "import cloudpickle"),
@@ -51,6 +52,9 @@ ALLOWED = {
     ("learner/process/learner_worker.py", "import cloudpickle"),
     ("envrunner/process.py", "cloudpickle.loads(program.own_code)"),
     ("learner/process/learner_worker.py", "cloudpickle.loads(program.own_code)"),
+    ("envrunner/environments/step_memory.py", "ForkingPickler.loads(request)"),
+    ("envrunner/environments/step_memory.py", "ForkingPickler.loads(answer)"),
+    ("envrunner/environments/step_memory.py", "ForkingPickler.loads(answer[1:])"),
 }
 
 
