@@ -41,13 +41,8 @@ def add_final(
 
 def told(info: Mapping[str, Any]) -> dict[str, Any]:
     """The part that a vector passes on of an info as Gymnasium's worker sends it."""
-    if not isinstance(info, Mapping):
-        raise NoInfo(f"its info is of type {type(info).__name__}")
-    part = {
-        name: value
-        for name, value in info.items()
-        if name == ACTION_MASK or isinstance(value, NUMBERS)
-    }
+    part = mask_in(info)
+    part |= {name: value for name, value in info.items() if isinstance(value, NUMBERS)}
     if "final_obs" in info and "final_info" in info:
         part |= {"final_obs": info["final_obs"], "final_info": told(info["final_info"])}
     return part
