@@ -37,11 +37,7 @@ Env = gymnasium.Env[Any, Any]
 
 
 class EnvironmentFunction:
-    """Makes one environment, in this process or, sent by cloudpickle, in one of its own.
-
-    Attributes:
-        ready: an environment made already, which the first call returns.
-    """
+    """Makes one environment, in this process or, sent by cloudpickle, in one of its own."""
 
     def __init__(
         self, make: Callable[..., Env], arguments: dict[str, Any], where: str, separate: bool
@@ -50,13 +46,14 @@ class EnvironmentFunction:
         self.arguments = arguments
         self.where = where
         self.separate = separate
-        self.ready: Env | None = None
 
     def __call__(self) -> Env:
-        env, self.ready = self.ready, None
-        if env is None:
-            with failures_of(self.where, "constructor"):
-                env = self.make(**self.arguments)
+        with failures_of(self.where, "constructor"):
+            env = self.make(**self.arguments)
+        return self.prepared(env)
+
+    def prepared(self, env: Env) -> Env:
+        """An environment as this function returns it."""
         # A copy, since vectors write into it and it may belong to the class.
         env.metadata = dict(env.metadata)
         return _ReportingEnv(env, self.where) if self.separate else env
@@ -68,7 +65,7 @@ class _ReportingEnv(ReportsFailures, gymnasium.Wrapper[Any, Any, Any, Any]):
         self.where = where
 
 
-class _MadeFirst:
+class MadeFirst:
     """Returns an environment that was made already, and makes others after it."""
 
     def __init__(self, env: Env, make: Callable[[], Env]) -> None:
@@ -121,7 +118,7 @@ class EnvironmentProcesses(AsyncVectorEnv):
         try:
             with hidden_main():
                 super().__init__(
-                    [_MadeFirst(first, functions[0]), *functions[1:]],
+                    [MadeFirst(first, functions[0]), *functions[1:]],
                     copy=False,
                     context="forkserver",
                     worker=functools.partial(_run_environment, memory=self._memory),

@@ -22,6 +22,7 @@ from juggler.envrunner.environments.checked_actions import check_actions_faster
 from juggler.envrunner.environments.environment_processes import (
     EnvironmentFunction,
     EnvironmentProcesses,
+    MadeFirst,
 )
 from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
 from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
@@ -228,11 +229,13 @@ def _from_single(
 ) -> VectorEnvironment:
     separate = config.vectorize == "async" and not just_one
     others = 0 if just_one else config.envs_per_runner - 1
-    functions = [
+    makers = [
         EnvironmentFunction(make, config.env_kwargs, f"environment {i} ({name})", separate)
         for i, make in enumerate([make_first] + [make_other] * others)
     ]
-    functions[0].ready = first
+    functions: list[Callable[[], Env]] = [*makers]
+    if first is not None:
+        functions[0] = MadeFirst(makers[0].prepared(first), makers[0])
     mode = _AUTORESET[config.autoreset]
     if separate:
         return EnvironmentProcesses(functions, mode, config.step_deadline_seconds, name)
