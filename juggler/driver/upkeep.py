@@ -172,6 +172,8 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
     counters = core.counters()
     counters.check()
     parts.metrics.workers.mark()
+    others = parts.config.others
+    parts.metrics.keep({*core.modules, *others, *parts.registry.frozen})
     line = {
         "wall_time": times.wall,
         "training_time": times.training,
@@ -185,7 +187,6 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
         "restarts": parts.restarts,
         **parts.metrics.line(times.training, counters.trained),
     }
-    others = parts.config.others
     if len(core.modules) > 1 or others:
         line["by_module"] = {
             module_id: _module_line(parts, module_id) for module_id in core.modules

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,6 +137,12 @@ class Metrics:
     def learner_left(self, worker_id: str) -> None:
         self.modules = {key: said for key, said in self.modules.items() if key[0] != worker_id}
         self.replays = {key: books for key, books in self.replays.items() if key[0] != worker_id}
+
+    def keep(self, module_ids: Container[str]) -> None:
+        """Tell no more of other modules than these: players of a league come and go."""
+        self.modules = {key: said for key, said in self.modules.items() if key[1] in module_ids}
+        self.replays = {key: books for key, books in self.replays.items() if key[1] in module_ids}
+        self.by_module = {key: of for key, of in self.by_module.items() if key in module_ids}
 
     def goes_on(self, training_time: float, steps_trained: int) -> None:
         """The run has a past: rates are over what it adds."""

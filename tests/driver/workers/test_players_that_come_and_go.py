@@ -12,6 +12,7 @@ from google.protobuf import any_pb2
 from support.league_run_world import Asked, Changing, World
 
 from juggler.driver.league.events import AddPlayer, FreezePlayer, RetirePlayer
+from juggler.driver.upkeep import metrics_line
 from juggler.driver.workers import league_run
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.wire.frames import encode_frame
@@ -152,6 +153,23 @@ def test_players_that_come_and_go_in_a_cycle_leave_nothing_but_their_books(
     assert saved.module_ids == ("main-0",)
     assert saved.counters["past"]["trained"] == parts.core.past.counters.trained
     assert saved.version == parts.core.weights_version
+
+
+def test_lines_of_metrics_tell_no_more_of_players_that_have_gone(world: Changing) -> None:
+    metrics = world.parts.metrics
+    world.want(AddPlayer("new", "main"))
+    world.has_been_added("new")
+    for player in ("main-0", "new"):
+        metrics.updated("learner-0", player, {player: {"loss": 0.5}})
+        metrics.replayed("learner-0", player, {"replay_rows": 7.0})
+        metrics.agents_ended(player, [1.0], [10])
+    assert set(metrics_line(world.parts)["modules"]) == {"main-0", "new"}
+    world.want(RetirePlayer("new"))
+    for _ in range(4):
+        world.play()
+        world.train()
+    metrics.played("copy-1", 3)  # what is late of a copy that has left
+    assert list(metrics_line(world.parts)["modules"]) == list(metrics.by_module) == ["main-0"]
 
 
 def resumed(world: Changing, tmp_path: Path, saved: Checkpoint) -> Changing:
