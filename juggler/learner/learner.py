@@ -18,7 +18,7 @@ from juggler.learner.core.learner_core import (
 )
 from juggler.learner.core.metrics import mean_metrics, with_numbers
 from juggler.learner.core.state import arrays_like, to_device
-from juggler.learner.data.batch_columns import checked_batch, must_have_column
+from juggler.learner.data.batch_columns import checked_batch, must_be_sample, must_have_column
 from juggler.learner.data.collate import collate
 from juggler.learner.data.example import example_sample
 from juggler.learner.learner_state import LearnerState
@@ -106,7 +106,8 @@ class Learner(LearnerState):
             passes: as in `update_from_batch`.
 
         Raises:
-            ValueError: there is neither a sample nor a source, or the sample lacks a column.
+            ValueError: there is neither a sample nor a source, the sample lacks a column, or there
+                is no such module.
             StopIteration: the source is exhausted.
         """
         passes = given_passes(passes)
@@ -115,6 +116,7 @@ class Learner(LearnerState):
             if self.source is None:
                 raise ValueError("step() without a sample needs a learner with a source")
             sample = next(self.source)
+        must_be_sample(sample, self.core.batch_spaces())
         sample = self.before_gradients(to_device(sample, self.device))
         framed = {
             key: each

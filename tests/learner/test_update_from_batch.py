@@ -160,8 +160,21 @@ def test_what_is_no_batch_is_refused(make_batch: MakeBatch) -> None:
         learner.update_from_batch({})
     with pytest.raises(ValueError, match="observations: columns must be by name, by module id"):
         learner.update_from_batch(collate([make_batch()]))
-    with pytest.raises(ValueError, match=r"modules \['left'\]; there are \['default'\]"):
+    with pytest.raises(ValueError, match="no module 'left': known are default"):
         learner.update_from_batch({"left": collate([make_batch()])})
+    with pytest.raises(ValueError, match="a list is no sample: give columns by name"):
+        learner.step([make_batch()])  # type: ignore[arg-type]
+
+
+def test_a_sample_for_a_module_that_there_is_not_leaves_nothing_in_the_replay(
+    make_batch: MakeBatch,
+) -> None:
+    one, other = make("dqn", replay_begin=1), make("dqn", replay_begin=1)
+    (part,) = one.sample_from_episodes([make_batch()]).values()
+    with pytest.raises(ValueError, match="no module 'defualt': did you mean 'default'"):
+        one.step({"default": part, "defualt": part})
+    rows = [each.step({"default": part})["default"]["replay_rows"] for each in (one, other)]
+    assert rows[0] == rows[1] > 0
 
 
 @pytest.mark.parametrize("name", ["minibatch_size", "num_epochs"])

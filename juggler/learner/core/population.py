@@ -29,7 +29,7 @@ from juggler.learner.core.population_members import (
     numbers_of_members,
 )
 from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like
-from juggler.learner.data.sources import DataSource
+from juggler.learner.data.sources import CircularBuffer, DataSource, Queue
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
@@ -100,6 +100,11 @@ class Population(LearnerCore[PopulationState]):
             raise ValueError(
                 f"micro_batches = {core.config.micro_batches}: vmap cannot split members' samples; "
                 "set it to 1"
+            )
+        if own_samples and not isinstance(core.data_source(), Queue | CircularBuffer):
+            raise ValueError(
+                f"own_samples with {core.name}, which draws the same kept steps for all members: "
+                "leave own_samples out"
             )
         (self.size,) = sizes
         self.name = f"population of {core.name}"

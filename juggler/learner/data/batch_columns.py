@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from juggler.learner.data.sources import Columns, Sample
 from juggler.learner.data.validation import BatchValidator, Space
 from juggler.runtime.episodes.columns import COLUMNS, batch_of_columns
 from juggler.runtime.modules.columns import MODULE_STATE
+from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 
@@ -40,11 +41,9 @@ def checked_batch(
         ValueError: a column is missing, or its shape, dtype or content does not fit; names the
             module and the column, and says what was expected.
     """
-    if not isinstance(batch, Mapping) or not batch:
+    if not batch:
         raise ValueError("no batch: give columns by name, by module id")
-    for module_id, columns in batch.items():
-        if not isinstance(columns, Mapping):
-            raise ValueError(f"{module_id}: columns must be by name, by module id")
+    must_be_sample(batch, spaces)
     return {
         module_id: _checked(
             columns,
@@ -57,10 +56,29 @@ def checked_batch(
             module_id,
             remembers=MODULE_STATE in states.get(module_id, {}),
         )
-        if module_id in spaces
-        else columns
         for module_id, columns in batch.items()
     }
+
+
+def must_be_sample(sample: Any, known: Collection[str]) -> None:
+    """
+    Args:
+        sample: what was given as a sample.
+        known: the ids of all modules; none: they are not known.
+
+    Raises:
+        ValueError: it is not columns by name, by the id of a known module.
+    """
+    if not isinstance(sample, Mapping):
+        raise ValueError(
+            f"a {type(sample).__name__} is no sample: give columns by name, by module id, or give "
+            "batches of episodes to update_from_episodes"
+        )
+    for module_id, columns in sample.items():
+        if not isinstance(columns, Mapping):
+            raise ValueError(f"{module_id}: columns must be by name, by module id")
+        if known and module_id not in known:
+            raise ValueError(f"there is no module {module_id!r}{nearest(module_id, known)}")
 
 
 def must_have_column(sample: Sample, error: KeyError, algorithm: str) -> None:

@@ -28,7 +28,7 @@ from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
-from juggler.learner.algorithms.registry import ALGORITHMS
+from juggler.learner.algorithms.registry import ALGORITHMS, build_learner
 from juggler.learner.core.learner_core import LearnerCore
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.population import Population, member_id, stacked
@@ -206,6 +206,12 @@ def test_a_member_whose_gradient_is_not_finite_is_skipped_alone(make_batch: Make
         != (state["members"]["default"]["parameters"])
     )  # [2, P]
     assert moved.any(1).tolist() == [True, False]
+
+
+def test_members_that_draw_from_one_replay_have_no_samples_of_their_own() -> None:
+    core = build_learner({"algorithm": "dqn"}, None, VECTOR, TWO, {}).core
+    with pytest.raises(ValueError, match="own_samples with dqn, which draws the same kept steps"):
+        Population(core, size=2, own_samples=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
