@@ -244,6 +244,12 @@ class GradientCore(StateCore, ABC):
         norm = torch.linalg.vector_norm(gradient)  # []
         finite = norm.isfinite()  # []
         moved = finite & self.moving(self._groups[group_id], old, found.live_steps)  # [] or [K]
+        counts = old["moments"].get("updates", moved)  # [], or [P]
+        if moved.ndim and not counts.ndim:
+            raise ValueError(
+                f"{type(self).__name__}.moving tells parameters apart, whose updates are counted "
+                "together: set counts_each = True in that class"
+            )
         parameters, moments = optimizers.update(
             old["parameters"], gradient, norm, old["moments"], lrs, moved, self.reads(gradient)
         )

@@ -1,0 +1,78 @@
+"""A core of a user's own says which parameters an optimizer step changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import gymnasium
+import pytest
+import torch
+from torch import Tensor
+
+import juggler
+from juggler.testing import sample_for
+
+MODULE = partial(
+    juggler.ActorCritic,
+    gymnasium.spaces.Box(-1, 1, (3,)),
+    gymnasium.spaces.Discrete(2),
+    {"hidden_sizes": [4]},
+)
+
+
+class OnlyBiases(juggler.GradientCore):
+    """Minimizes the square of values with biases alone."""
+
+    name = "only biases"
+
+    def loss(
+        self,
+        forward: juggler.Forward,
+        columns: juggler.Columns,
+        state: juggler.ParameterGroupState,
+    ) -> juggler.Loss:
+        _, values, _, live = juggler.actor_critic_pass(forward, columns)
+        mean = juggler.LiveMean(live)
+        return juggler.Loss(mean(values.square()), mean.live_steps, {}, means={})
+
+    def moving(
+        self,
+        group: juggler.ParameterGroup,
+        state: juggler.ParameterGroupState,
+        live_steps: Mapping[str, Tensor],
+    ) -> Tensor:
+        return torch.tensor([name.endswith("bias") for name in group.sizes])  # [K]
+
+
+class Counting(OnlyBiases):
+    counts_each = True
+
+
+def learner(core: type[OnlyBiases], optimizer: str = "adam") -> juggler.Learner:
+    config = juggler.LearnerConfig(lr=0.1, optimizer=optimizer)
+    return juggler.Learner(core({"default": MODULE}, config), seed=0)
+
+
+SAMPLE = {"default": sample_for(MODULE())}
+
+
+@pytest.mark.parametrize(("core", "optimizer"), [(Counting, "adam"), (OnlyBiases, "rmsprop")])
+def test_the_others_stay_as_they_are(core: type[OnlyBiases], optimizer: str) -> None:
+    learns = learner(core, optimizer)
+    (group,) = learns.core.groups.values()  # type: ignore[attr-defined]
+    sizes, (state,) = group.sizes, learns.state.values()
+    before = state["parameters"].clone().split(list(sizes.values()))  # [P] in K parts
+    for _ in range(3):
+        learns.step(SAMPLE)
+    (state,) = learns.state.values()
+    after = state["parameters"].split(list(sizes.values()))
+    pairs = zip(sizes, before, after, strict=True)
+    moved = [name for name, old, new in pairs if not torch.equal(old, new)]
+    assert moved
+    assert all(name.endswith("bias") for name in moved)
+
+
+def test_adam_counts_the_steps_of_each_or_says_how_to_have_them_counted() -> None:
+    with pytest.raises(ValueError, match="OnlyBiases.moving .* set counts_each = True in that"):
+        learner(OnlyBiases).step(SAMPLE)
