@@ -15,8 +15,8 @@ from pathlib import Path
 
 from commands import table, trained_run
 
-from juggler.driver.league.payoffs import wilson
 from juggler.driver.line_ups import play_matches
+from juggler.policies.wilson import wilson
 
 SIDES = ("player_0", "player_1")
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from commands import table, trained_run
 
-from juggler.driver.league.payoffs import wilson
 from juggler.driver.league_players import LEAGUE
 from juggler.driver.line_ups import play_matches
+from juggler.policies.wilson import wilson
 from juggler.runtime.checkpoints.checkpoint import read
 
 MAIN = "main-0"

@@ -15,6 +15,7 @@ from juggler.envrunner.multi_agent.turns import GroupTurn, MultiAgentEnvs
 from juggler.envrunner.paced.places import put, take
 from juggler.envrunner.paced.random_policy import RandomActions
 from juggler.policies.policy import Policy, PolicyState
+from juggler.policies.wilson import wilson
 from juggler.runtime.wire.structures import from_tree, to_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
@@ -234,11 +235,8 @@ class Record:
 
     def interval(self) -> tuple[float, float]:
         """The score's interval of 95 % (Wilson 1927)."""
-        count, share, z = self.wins + self.draws + self.losses, self.score, 1.959964
-        middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-        inner = share * (1 - share) / count + z * z / (4 * count * count)
-        half = z * math.sqrt(inner) / (1 + z * z / count)
-        return max(0.0, middle - half), min(1.0, middle + half)
+        count = self.wins + self.draws + self.losses
+        return wilson(self.wins + self.draws / 2, count)
 
 
 def records(matches: Sequence[Match]) -> dict[str, Record]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from juggler.policies.wilson import wilson
 
 
 @dataclass(slots=True)
@@ -158,32 +159,14 @@ class Payoffs:
         rate = (fewer + draws / 2) / (fewer + draws + more)
         return rate if wins < losses else 1 - rate  # so that both add up to 1 exactly
 
-    def interval(self, player: str, other: str, z: float = 1.96) -> tuple[float, float]:
-        """The Wilson interval of the win rate.
+    def interval(self, player: str, other: str) -> tuple[float, float]:
+        """The Wilson interval of 95 % of the win rate.
 
         Draws count as half a win and half a loss, and the decayed number of games as the number of
         games. Both make it wider than it has to be.
         """
         wins, draws, losses = self.counts(player, other)
-        return wilson(wins + draws / 2, wins + draws + losses, z)
+        return wilson(wins + draws / 2, wins + draws + losses)
 
     def _pair(self, player: str, other: str) -> Pair | None:
         return self.pairs.get((player, other) if player < other else (other, player))
-
-
-def wilson(wins: float, games: float, z: float = 1.96) -> tuple[float, float]:
-    """The Wilson score interval of a rate: lower and upper bound, (0, 1) without games.
-
-    E. B. Wilson, Probable inference, the law of succession, and statistical inference, 1927.
-
-    Args:
-        wins: need not be a whole number.
-        games: likewise; at least `wins`.
-        z: 1.96 for 95 %.
-    """
-    if games <= 0:
-        return 0.0, 1.0
-    rate, share = wins / games, z * z / games
-    middle = (rate + share / 2) / (1 + share)
-    half = z * math.sqrt(max(rate * (1 - rate), 0.0) / games + share / (4 * games)) / (1 + share)
-    return max(middle - half, 0.0), min(middle + half, 1.0)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
-from juggler.driver.league.payoffs import Payoffs, wilson
+from juggler.driver.league.payoffs import Payoffs
 from juggler.driver.league.pfsp import Weighting, pfsp
 from juggler.driver.league.roster import MAIN, Player, Roster
+from juggler.policies.wilson import wilson
 
 
 class LeagueResults:
