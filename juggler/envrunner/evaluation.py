@@ -92,10 +92,24 @@ def load_trees(
             continue
         if tree is None:
             raise ValueError(f"the checkpoint to play has no weights of module {module_id!r}")
-        weights = tree[WEIGHTS]
-        policy.load({name: weights[name] for name in policy.names})
-        if learned := check(tree[CONNECTORS]):
-            connectors.set_state(learned)
+        load_tree(module_id, tree, policy, connectors)
+
+
+def load_tree(module_id: str, tree: Any, policy: TakesWeights, connectors: EnvToModule) -> None:
+    """Load what a checkpoint has of a module into its policy and its connectors.
+
+    Raises:
+        ValueError: it lacks weights that the module has, or they do not fit.
+    """
+    weights = tree[WEIGHTS]
+    if missing := [name for name in policy.names if name not in weights]:
+        raise ValueError(
+            f"the checkpoint of module {module_id!r} is another module's: it has no "
+            f"{', '.join(missing)}"
+        )
+    policy.load({name: weights[name] for name in policy.names})
+    if learned := check(tree[CONNECTORS]):
+        connectors.set_state(learned)
 
 
 def evaluate(

@@ -3,14 +3,9 @@ trained, and before an evaluation that of a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from juggler.envrunner.evaluation import TakesWeights
-from juggler.runtime.checkpoints.checkpoint import CONNECTORS
-from juggler.runtime.checkpoints.frozen import WEIGHTS, tree_digest
+from juggler.envrunner.evaluation import TakesWeights, load_tree
+from juggler.runtime.checkpoints.frozen import tree_digest
 from juggler.runtime.connectors.env_to_module import EnvToModule
-from juggler.runtime.connectors.mergeable_state import check
 from juggler.runtime.wire.frames import FrameReader
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
@@ -63,13 +58,4 @@ class FrozenWeights:
                 f"the weights of module {module_id!r} are not those that this run plays with: "
                 f"their digest is {found}, and must be {digest}"
             )
-        assert isinstance(tree, Mapping)  # the digest is that of a branch
-        weights: Any = tree[WEIGHTS]
-        if missing := [name for name in policy.names if name not in weights]:
-            raise ValueError(
-                f"the checkpoint of module {module_id!r} is another module's: it has no "
-                f"{', '.join(missing)}"
-            )
-        policy.load({name: weights[name] for name in policy.names})
-        if learned := check(tree[CONNECTORS]):
-            connectors.set_state(learned)
+        load_tree(module_id, tree, policy, connectors)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
@@ -9,8 +11,11 @@ from support.scripted_modules import LinearPolicy, Summing
 from support.vectors import KINDS, MODES, seeds_of
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
-from juggler.envrunner.evaluation import Goal, evaluate
+from juggler.envrunner.evaluation import Goal, evaluate, load_trees
 from juggler.envrunner.failures import EnvironmentFailed
+from juggler.runtime.checkpoints.checkpoint import CONNECTORS
+from juggler.runtime.checkpoints.frozen import WEIGHTS
+from juggler.runtime.connectors.env_to_module import EnvToModule
 
 # The first environment's episodes are short, and the last one's long.
 SCRIPTS = [
@@ -135,3 +140,11 @@ def test_somebody_watches_every_step_of_an_evaluation() -> None:
         watch=lambda *now: seen.append(now),
     )
     assert [steps for _, steps in seen] == list(range(1, 41))
+
+
+def test_a_checkpoint_that_lacks_weights_of_a_module_is_told() -> None:
+    policy, connectors = policy_of(1), EnvToModule({}, {}, Scripted().observation_space)
+    lacks: Any = {"default": {WEIGHTS: {}, CONNECTORS: {}}}
+    with pytest.raises(ValueError, match="'default' is another module's: it has no ") as told:
+        load_trees(lacks, {"default": (policy, connectors)})
+    assert all(name in str(told.value) for name in policy.names)

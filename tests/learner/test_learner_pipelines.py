@@ -34,6 +34,15 @@ def make_learner(seed: int = 0, reward_scale: float = 1.0, **connectors: Any) ->
     return build_learner(config, None, VECTOR, TWO, model, connectors=pieces, seed=seed)
 
 
+def test_a_script_gives_a_learner_its_connectors_as_a_table(make_batch: MakeBatch) -> None:
+    table = {"learner": [{"use": "scale_rewards", "factor": 0.5}]}
+    learner = build_learner(ImpalaConfig(), None, VECTOR, TWO, {}, connectors=table)
+    sample = learner.sample_from_episodes([make_batch()])
+    np.testing.assert_array_equal(sample["default"]["rewards"], make_batch().rewards * 0.5)
+    with pytest.raises(ValueError, match="no key 'learners': did you mean 'learner'"):
+        build_learner(ImpalaConfig(), None, VECTOR, TWO, {}, connectors={"learners": []})
+
+
 def with_context(batch: EpisodeBatch, **contexts: Any) -> EpisodeBatch:
     return replace(batch, states={"connectors": contexts})
 

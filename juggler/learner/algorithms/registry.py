@@ -72,7 +72,7 @@ def build_learner(
     distribution: str | Callable[..., Any] | None = None,
     critic_space: gymnasium.Space[Any] | None = None,
     check_specs: bool = False,
-    connectors: ConnectorsConfig | None = None,
+    connectors: ConnectorsConfig | Mapping[str, Any] | None = None,
     own_connectors: Mapping[str, type[Any]] | None = None,
     device: str = "cpu",
     seed: int = 0,
@@ -88,7 +88,7 @@ def build_learner(
         distribution: as `build_module` takes it.
         critic_space: the same.
         check_specs: the same.
-        connectors: of the run; none: rows go to the module as they come.
+        connectors: a run's table of them; none: rows go to the module as they come.
         own_connectors: classes of a script by their names: connectors, and the algorithm.
         device: where to compute.
         seed: what the first parameters are drawn from.
@@ -109,9 +109,9 @@ def build_learner(
         config = algorithm.config(**config)
     core = algorithm.core
     make_core = found(core, "core") if isinstance(core, str) else core
-    pipeline = build_learner_pipeline(
-        connectors or ConnectorsConfig(), observation_space, action_space, own_connectors
-    )
+    if not isinstance(connectors, ConnectorsConfig):
+        connectors = ConnectorsConfig.parse(connectors or {})
+    pipeline = build_learner_pipeline(connectors, observation_space, action_space, own_connectors)
     make_module = partial(
         build_module,
         module or algorithm.module,
