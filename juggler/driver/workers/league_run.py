@@ -230,9 +230,14 @@ class LeagueRun:
             self._removed(player_id)
 
     def _go_on(self) -> None:
-        """What was saved may name copies that are lost, as people have been told."""
+        """What was saved may name copies that are lost, as people have been told, and copies that
+        not every EnvRunner had: those that come now get all of them before anything else."""
         for player in self.league.roster.present():
-            if not player.learning and module_of(player) not in {RANDOM, *self._registry.frozen}:
+            if player.learning:
+                continue
+            if module_of(player) in {RANDOM, *self._registry.frozen}:
+                self._book(events.PlayerReady(player.player_id))
+            else:
                 self._removed(player.player_id)
         self.look()  # nobody that learns can play yet
 
