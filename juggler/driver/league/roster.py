@@ -136,14 +136,20 @@ class Roster:
             raise ValueError(f"the league has had a player {command.player_id!r}: use a new id")
         if command.role == HISTORICAL or not command.role:
             raise ValueError(f"role = {command.role!r}: give {command.player_id} another one")
+        source = self.players.get(command.source)
         if command.learning:
             self._must_be_weights(command.source)
+            if source is not None and source.parent and not source.ready:
+                raise ValueError(
+                    f"{command.player_id} cannot begin as {source.player_id}, which cannot play "
+                    "yet: ask again once `results.players()` names it"
+                )
             if len(self.learners()) >= self._max_learning:
                 raise ValueError(  # names nobody: a builder may go on asking for others
                     f"at most max_learning = {self._max_learning} players learn at once, and so "
                     "many do: no more are added"
                 )
-        elif (source := self.players.get(command.source)) and (source.learning or source.parent):
+        elif source is not None and (source.learning or source.parent):
             raise ValueError(
                 f"{command.player_id} does not learn, so it cannot begin as {source.player_id}: "
                 "FreezePlayer makes copies, which play under their own ids"
