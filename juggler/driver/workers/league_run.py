@@ -101,7 +101,6 @@ class LeagueRun:
             config,
             core,
             registry,
-            commands,
             roster,
             trained,
             self.weights,
@@ -208,7 +207,6 @@ class LeagueRun:
                     self.copies.copy(command.player_id, command.copy_id)
                 case events.ResetPlayer():
                     self.learners.reset(command.player_id, command.source)
-                    self._book(events.PlayerReady(command.player_id))
                 case events.RetirePlayer():
                     self.retired.add(command.player_id)
                     self.copies.retire(command.player_id)
