@@ -22,7 +22,7 @@ OF_NO_BATCH = {
     "LearnerJoined",
     "BeginWithFewer",
     "PeersMet",
-    "PeersLost",
+    "MeetAgain",
     "Proceed",
     "StopRequested",
 }

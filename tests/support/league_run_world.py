@@ -176,3 +176,12 @@ class Changing(World):
         self.snapshots.done(written)
         assert written.path is not None, written.problem
         return read(written.path)
+
+
+def resumed(directory: Path, saved: Checkpoint, **keys: Any) -> Changing:
+    """A run that goes on from a checkpoint. Only the main has its learner yet; `keys` are as of
+    `World`."""
+    again = Changing.__new__(Changing)
+    again.answered = set()
+    World.__init__(again, directory, resume=saved, **keys)
+    return again

@@ -108,6 +108,8 @@ def book_games(league: League, player: str, other: str, wins: int, losses: int) 
     """Book games as if they had been drawn, so that the win rate of a pair is what a test needs."""
     for result in [1] * wins + [-1] * losses:
         league.payoffs.book(player, other, result)
+        for each in (player, other):
+            league.roster[each].phase_games += 1
 
 
 class RockPaperScissors:

@@ -177,6 +177,11 @@ class WorkersWorld:
                 )
                 self.reply(worker, command_id, ready)
             return
+        answered = 0
+        while len(parts := self.asked(worker, training_pb2.Restore)) > answered:
+            assert not self.asked(worker, training_pb2.Setup), "its weights come first"
+            self.reply(worker, parts[answered][0], attach_pb2.Done())
+            answered += 1
         (setup,) = self.asked(worker, training_pb2.Setup)
         shape = {"rows": ROWS, "steps": STEPS}
         ready = ready_message(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from juggler.driver.checkpoint.beginning import Beginning, Source
+from juggler.driver.checkpoint.beginning import Beginning
 from juggler.driver.checkpoint.books import books_in, past_in
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
@@ -182,12 +182,9 @@ def _key_of_learner(name: str, module_id: str, checkpoint: Checkpoint) -> str | 
     return name if module_id == DEFAULT_MODULE else None
 
 
-def begin_commands(
-    module_id: str, beginning: Beginning, source: Source | None = None
-) -> Iterator[training_pb2.Restore]:
-    """What a learner is told to have a module begin with weights from elsewhere; `source` says
-    where they are from in place of what the beginning says."""
-    source = source or beginning.sources[module_id]
+def begin_commands(module_id: str, beginning: Beginning) -> Iterator[training_pb2.Restore]:
+    """What a learner is told to have a module begin with weights from elsewhere."""
+    source = beginning.sources[module_id]
     return restores(
         module_id,
         {DEFAULT_MODULE: beginning.weights[module_id]},

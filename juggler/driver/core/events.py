@@ -212,8 +212,9 @@ class PeersMet:
 
 
 @dataclass(frozen=True, slots=True)
-class PeersLost:
-    """The group of this generation cannot update together, and nobody of it has left."""
+class MeetAgain:
+    """The members of this generation are to form another one: they cannot update together although
+    nobody of them has left, or they were given other weights, which runners are to act with."""
 
     generation: int
     module_id: str = DEFAULT_MODULE
@@ -260,7 +261,7 @@ OfModule = (
     | UnheardUpdate
     | UpdateFailed
     | PeersMet
-    | PeersLost
+    | MeetAgain
     | Proceed
     | TrainingEnds
 )

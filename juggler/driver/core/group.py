@@ -29,7 +29,8 @@ class Learner:
 
 
 class Group:
-    """Membership, with a generation number that goes up whenever it changes.
+    """Membership, with a generation number that goes up whenever it changes, or its weights are
+    exchanged for others.
 
     The first group forms when `size` learners have joined, or earlier by `begin_with_fewer`. Later
     ones are let in when no update is in flight. A group that has lost its last member has lost its

@@ -132,7 +132,7 @@ class ModuleCore:
                 self.weights_version = max(self.weights_version, met)
                 self._group.met(event.generation)
                 self._unanswered.clear()  # the group has gone on without whoever had them
-            case events.PeersLost():
+            case events.MeetAgain():
                 self._announce(self._group.renew(event.generation))
             case events.Proceed():
                 self._state.between_turns = False

@@ -137,8 +137,8 @@ class AddPlayer:
         player_id: an id that the league has never had.
         role: "main", "main_exploiter", "league_exploiter", "fixed", or any other word.
         learning: whether it is trained.
-        source: what it begins as. If it learns: INITIAL or the id of a player; if not: RANDOM or
-            the id of a module with `train = false`.
+        source: what it begins as. If it learns: INITIAL or the id of a player, which can play if it
+            is a copy; if not: RANDOM or the id of a module with `train = false`.
     """
 
     player_id: str

@@ -125,6 +125,8 @@ class Matches:
                     continue
                 result = self._config.result(returns[side], returns[other])
                 self._payoffs.book(player.player_id, rival.player_id, result)
+                player.phase_games += 1
+                rival.phase_games += 1
                 self._payoffs.book_kinds(player.role, rival.role, result)
         return True
 

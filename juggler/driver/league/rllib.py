@@ -21,8 +21,8 @@ class Rllib(LeagueBuilder):
 
     What is different from RLlib: one draw decides both sides of a match; a draw counts as half a
     win, and win rates forget slowly; nobody is copied before it has played `min_matches` games and
-    has been trained since its last copy; exploiters play from the beginning, and not only once
-    there is a copy of a main.
+    has been trained, both since its last copy; exploiters play from the beginning, and not only
+    once there is a copy of a main.
     """
 
     random_players: int = 2
@@ -51,7 +51,7 @@ class Rllib(LeagueBuilder):
     """How often a main exploiter plays against a main that learns, and not against a copy."""
 
     min_matches: int = 100
-    """Games that a player has played before it is copied."""
+    """Games that a player plays against others before it is copied, and between two copies."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,8 +84,10 @@ class Rllib(LeagueBuilder):
     def build(self, results: LeagueResults) -> Iterable[BuilderCommand]:
         for player_id in results.players(learning=True):
             player = results.player(player_id)
+            if player.phase_games < self.min_matches or player.phase_steps == 0:
+                continue
             rate = results.overall_win_rate(player_id, self.min_matches)
-            if rate is None or rate < self.snapshot_at or player.phase_steps == 0:
+            if rate is None or rate < self.snapshot_at:
                 continue
             goes_on = results.random.random() < self.keep_training_probability
             if goes_on and player.role != MAIN:

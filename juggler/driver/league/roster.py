@@ -42,6 +42,7 @@ class Player:
         steps: it was trained on.
         frozen_at: its steps when it was last copied; -1: never.
         reset_at: its steps when it was last reset.
+        phase_games: against others since it was last copied or reset.
         copies: made of it so far.
         life: how often it was reset. What comes of matches of earlier lives does not count.
         ready: whether it can play now.
@@ -58,6 +59,7 @@ class Player:
     steps: int = 0
     frozen_at: int = -1
     reset_at: int = 0
+    phase_games: int = 0
     copies: int = 0
     life: int = 0
     ready: bool = False
@@ -136,14 +138,20 @@ class Roster:
             raise ValueError(f"the league has had a player {command.player_id!r}: use a new id")
         if command.role == HISTORICAL or not command.role:
             raise ValueError(f"role = {command.role!r}: give {command.player_id} another one")
+        source = self.players.get(command.source)
         if command.learning:
             self._must_be_weights(command.source)
+            if source is not None and source.parent and not source.ready:
+                raise ValueError(
+                    f"{command.player_id} cannot begin as {source.player_id}, which cannot play "
+                    "yet: ask again once `results.players()` names it"
+                )
             if len(self.learners()) >= self._max_learning:
                 raise ValueError(  # names nobody: a builder may go on asking for others
                     f"at most max_learning = {self._max_learning} players learn at once, and so "
                     "many do: no more are added"
                 )
-        elif (source := self.players.get(command.source)) and (source.learning or source.parent):
+        elif source is not None and (source.learning or source.parent):
             raise ValueError(
                 f"{command.player_id} does not learn, so it cannot begin as {source.player_id}: "
                 "FreezePlayer makes copies, which play under their own ids"
@@ -174,6 +182,7 @@ class Roster:
         self._begin(copy)
         player.copies += 1
         player.frozen_at = player.steps
+        player.phase_games = 0
         return FreezePlayer(player.player_id, copy_id)
 
     def reset(self, command: ResetPlayer, must_fit: Callable[[str, str], None]) -> None:
@@ -202,6 +211,7 @@ class Roster:
             raise ValueError(f"{player.player_id} has not been trained since it was last reset")
         must_fit(player.player_id, command.source)
         player.reset_at = player.steps
+        player.phase_games = 0
         player.life += 1
         player.ready = False
 

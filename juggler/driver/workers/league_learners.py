@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from google.protobuf.message import Message
-
 from juggler.driver.checkpoint.beginning import Beginning, Source
-from juggler.driver.checkpoint.restoring import begin_commands
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.league.events import INITIAL
 from juggler.driver.league.roster import Player, Roster
 from juggler.driver.league_players import module_of
 from juggler.driver.record.progress import Progress
-from juggler.driver.workers.command_sender import CommandSender
 from juggler.driver.workers.league_weights import LeagueWeights
 from juggler.driver.workers.registry import WorkerRegistry
 from juggler.driver.workers.trained_modules import TrainedModules
@@ -27,7 +24,6 @@ from juggler.runtime.checkpoints.weights import weights_of
 from juggler.runtime.connectors.mergeable_state import State, connector_state
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Path, Tree, flatten
-from juggler.runtime.wire.v1 import training_pb2
 
 
 class LeagueLearners:
@@ -41,7 +37,6 @@ class LeagueLearners:
         config: of the run.
         core: knows which modules have learners.
         registry: who is here.
-        commands: reaches them.
         roster: the players.
         trained: the modules that are trained.
         weights: asks learners for those of their players.
@@ -56,7 +51,6 @@ class LeagueLearners:
         config: RunConfig,
         core: DriverCore,
         registry: WorkerRegistry,
-        commands: CommandSender,
         roster: Roster,
         trained: TrainedModules,
         weights: LeagueWeights,
@@ -65,7 +59,7 @@ class LeagueLearners:
         beginning: Beginning | None,
         failed: Callable[[str], None],
     ) -> None:
-        self._first, self._seed, self._commands = config.module_ids, config.driver.seed, commands
+        self._first, self._seed = config.module_ids, config.driver.seed
         self._core, self._registry, self._roster = core, registry, roster
         self._trained, self._weights, self._progress = trained, weights, progress
         self._beginning, self._failed = beginning, failed
@@ -102,8 +96,7 @@ class LeagueLearners:
             raise ValueError(f"{player_id} cannot be reset to {source}: {other}")
 
     def reset(self, player_id: str, source: str) -> None:
-        """Give a player other weights and a new optimizer, with schedules that begin at 0. Its
-        learners carry out commands in their order, so no update is half-way.
+        """Give a player other weights and a new optimizer, with schedules that begin at 0.
 
         Args:
             player_id: of the player.
@@ -111,17 +104,15 @@ class LeagueLearners:
         """
         life = self._roster.players[player_id].life
         seed = worker_seed(self._seed, player_id, index=life)
-        commands: list[Message] = [training_pb2.Reset(module_id=player_id, seed=seed)]
         if source == INITIAL:
             beginning = self._initial(player_id)
         else:
             beginning = self._of_frozen(player_id, source)
         if beginning is not None:
-            of_league = Source(f"league: {player_id}, reset to {beginning.text}")
-            commands += begin_commands(player_id, beginning, of_league)
-        for learner in self._registry.learners_of(player_id):
-            for command in commands:
-                self._commands.send(learner, command)
+            named = {player_id: Source(f"league: {player_id}, reset to {beginning.text}")}
+            beginning = replace(beginning, sources=named)
+        self._weights.was_reset(player_id)
+        self._trained.reset(player_id, seed, beginning)
 
     def retire(self, player_id: str) -> None:
         """Have a player trained no more."""

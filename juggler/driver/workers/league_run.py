@@ -101,7 +101,6 @@ class LeagueRun:
             config,
             core,
             registry,
-            commands,
             roster,
             trained,
             self.weights,
@@ -208,7 +207,6 @@ class LeagueRun:
                     self.copies.copy(command.player_id, command.copy_id)
                 case events.ResetPlayer():
                     self.learners.reset(command.player_id, command.source)
-                    self._book(events.PlayerReady(command.player_id))
                 case events.RetirePlayer():
                     self.retired.add(command.player_id)
                     self.copies.retire(command.player_id)
@@ -230,9 +228,14 @@ class LeagueRun:
             self._removed(player_id)
 
     def _go_on(self) -> None:
-        """What was saved may name copies that are lost, as people have been told."""
+        """What was saved may name copies that are lost, as people have been told, and copies that
+        not every EnvRunner had: those that come now get all of them before anything else."""
         for player in self.league.roster.present():
-            if not player.learning and module_of(player) not in {RANDOM, *self._registry.frozen}:
+            if player.learning:
+                continue
+            if module_of(player) in {RANDOM, *self._registry.frozen}:
+                self._book(events.PlayerReady(player.player_id))
+            else:
                 self._removed(player.player_id)
         self.look()  # nobody that learns can play yet
 

@@ -26,6 +26,7 @@ class _Wanted:
         failed: called with why there are none.
         reader: puts the learner's answers together.
         unwanted: nobody is to have them any more.
+        has_others: the player was reset since: only the learner that was asked can send them.
     """
 
     player_id: str
@@ -34,6 +35,7 @@ class _Wanted:
     failed: Callable[[str], None]
     reader: FrameReader[training_pb2.StateHeader]
     unwanted: bool = False
+    has_others: bool = False
 
 
 class LeagueWeights:
@@ -104,13 +106,20 @@ class LeagueWeights:
 
     def abandoned(self, command_id: int) -> bool:
         """A learner did not answer. Returns whether it was asked for weights, which another one may
-        send."""
+        send, unless the player was reset meanwhile."""
         if command_id not in self._asked:
             return False
         _, wanted = self._asked.pop(command_id)
-        if not wanted.unwanted:
+        if wanted.has_others and not wanted.unwanted:
+            wanted.failed("its learner sent no weights, and others have begun anew")
+        elif not wanted.unwanted:
             self.ask(wanted.player_id, wanted.for_id, wanted.then, wanted.failed)
         return True
+
+    def was_reset(self, player_id: str) -> None:
+        """A player has other weights than those that its learners were asked for."""
+        for _, wanted in self._asked.values():
+            wanted.has_others = wanted.has_others or wanted.player_id == player_id
 
     def let_go(self, for_id: str) -> None:
         """A player is not to have any weights any more."""

@@ -33,7 +33,10 @@ class LearnerEvents:
         parts.metrics.workers.ready(worker)
         if refusal := parts.registry.why_no_member(worker, ready):
             return parts.hub.dismiss(worker, refusal)
-        for kept in parts.learners[module_id].ready(worker, ready):
+        learners = parts.learners[module_id]
+        for command in learners.reset_again(worker, ready):
+            parts.commands.send(worker, command)
+        for kept in learners.ready(worker, ready):
             parts.happened(kept)
         parts.registry.learner_ready(worker, ready)
         parts.happened(events.LearnerJoined(worker.worker_id, worker.incarnation, module_id))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from google.protobuf.message import Message
 
@@ -11,7 +12,7 @@ from juggler.driver.checkpoint.beginning import Beginning
 from juggler.driver.checkpoint.restoring import begin_commands, is_without, restore_commands
 from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import RunConfig
-from juggler.driver.core.events import BeginWithFewer, PeersLost, PeersMet, UnheardUpdate
+from juggler.driver.core.events import BeginWithFewer, MeetAgain, PeersMet, UnheardUpdate
 from juggler.driver.core.module_core import ModuleCore
 from juggler.driver.record.progress import Progress
 from juggler.driver.workers.registry import WorkerRegistry
@@ -28,6 +29,27 @@ PEER_SILENCE_SECONDS = 6.0
 _REGROUP_SECONDS = 1.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ModuleReset:
+    """Other weights of a module, and a new optimizer.
+
+    Attributes:
+        generation: of the first group that has them.
+        seed: of what `beginning` leaves out.
+        beginning: where the weights are from; None: they are new.
+    """
+
+    generation: int
+    seed: int
+    beginning: Beginning | None
+
+    def commands(self, module_id: str) -> Iterator[Message]:
+        """What a learner is told."""
+        yield training_pb2.Reset(module_id=module_id, seed=self.seed)
+        if self.beginning is not None:
+            yield from begin_commands(module_id, self.beginning)
+
+
 class Learners:
     """What the driver knows of one module's learners beyond their batches, which the core keeps.
 
@@ -35,6 +57,7 @@ class Learners:
         steps: by worker id, the learner's own counts of steps trained on and dropped, all processes
             of that id together. They must agree with the core's ledger.
         beginning: what they begin with before there is a checkpoint; None: with new weights.
+        last_reset: of the module; None: it was never reset.
     """
 
     def __init__(
@@ -49,7 +72,8 @@ class Learners:
     ) -> None:
         self.steps: dict[str, dict[str, int]] = {}
         self._steps_before: dict[str, dict[str, int]] = {}  # those of processes that are gone
-        self._given: dict[Worker, str] = {}  # to learners that are not ready yet, in words
+        # To learners that are not ready yet: weights of this version, and what they are, in words.
+        self._given: dict[Worker, tuple[Version, str]] = {}
         self._lost: tuple[int, float] | None = None  # a generation that cannot update, and when
         self._agreed = (0, 0)  # a generation, and the hash of its state
         self._several = registry.processes_of(core.module_id) > 1  # are here, or have been
@@ -64,6 +88,11 @@ class Learners:
         without = resume is not None and is_without(resume, core.module_id)
         self._resume = None if without else resume
         self.beginning = beginning
+        self.last_reset: ModuleReset | None = None
+
+    def precede_reset(self, version: Version) -> bool:
+        """Whether weights of this version are from before the last reset."""
+        return self.last_reset is not None and version.generation < self.last_reset.generation
 
     def begin(self, learner: Worker, seed: int) -> Iterator[Message]:
         """What a learner process is told of the module: its setup, and the newest checkpoint.
@@ -79,7 +108,8 @@ class Learners:
         """
         module = self._registry.module_setup(self._core.module_id, seed)
         if self._had_learner and not self._core.members:
-            oldest = Version(self._core.weights_version.generation, 0)
+            first = self.last_reset.generation if self.last_reset else 0
+            oldest = Version(max(self._core.weights_version.generation, first), 0)
             module.oldest_handover.CopyFrom(oldest.message())
         yield module
         state = self._state_for(learner)
@@ -102,9 +132,18 @@ class Learners:
         if state is not None and is_without(state, self._core.module_id):
             state = None
         at_first = self.beginning.text if self.beginning else "new weights"
-        version = None if state is None else state.version_of(self._core.module_id)
-        self._given[learner] = at_first if version is None else f"update {version[1]}"
+        version = Version(0, 0) if state is None else state.version_of(self._core.module_id)
+        given = at_first if state is None else f"update {version[1]}"
+        self._given[learner] = Version(*version), given
         return state
+
+    def reset_again(self, learner: Worker, ready: training_pb2.ModuleReady) -> Iterator[Message]:
+        """What a learner is told before it is ready, if it begins with what the module had before
+        its last reset."""
+        reset, (version, _) = self.last_reset, self._given.get(learner, (self._newest, ""))
+        if reset and self.precede_reset(version) and not ready.HasField("handed_over"):
+            self._given[learner] = version, "its last reset"
+            yield from reset.commands(self._core.module_id)
 
     def ready(self, learner: Worker, ready: training_pb2.ModuleReady) -> Iterator[UnheardUpdate]:
         """A learner has what it begins with.
@@ -116,7 +155,7 @@ class Learners:
         Raises:
             ValueError: it says what cannot be.
         """
-        given = self._given.pop(learner, "")
+        _, given = self._given.pop(learner, (None, ""))
         if ready.HasField("handed_over"):
             before = self._core.ledger.trained
             for done in ready.last_updates:
@@ -188,13 +227,13 @@ class Learners:
         if generation == self._core.generation and self._lost is None:
             self._lost = (generation, time.monotonic())
 
-    def to_meet_again(self) -> PeersLost | None:
+    def to_meet_again(self) -> MeetAgain | None:
         """Learners lost each other, and none of them turned out to be gone: that would have been
         told within a moment."""
         if self._lost is None or time.monotonic() - self._lost[1] < _REGROUP_SECONDS:
             return None
         generation, self._lost = self._lost[0], None
-        return PeersLost(generation, self._core.module_id)
+        return MeetAgain(generation, self._core.module_id)
 
     def updated(self, worker_id: str, done: training_pb2.UpdateDone) -> None:
         before = self._steps_before.get(worker_id, {})

@@ -10,13 +10,13 @@ from juggler.driver.checkpoint.restoring import connectors_of, is_without, setti
 from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
-from juggler.driver.core.events import RunnerPlays, TrainingEnds
+from juggler.driver.core.events import MeetAgain, RunnerPlays, TrainingEnds
 from juggler.driver.core.state import ModuleStart
 from juggler.driver.record.progress import Progress
 from juggler.driver.workers.command_sender import CommandSender
 from juggler.driver.workers.connector_state import ConnectorState
 from juggler.driver.workers.frozen_parts import FrozenParts
-from juggler.driver.workers.learners import Learners
+from juggler.driver.workers.learners import Learners, ModuleReset
 from juggler.driver.workers.registry import WorkerRegistry
 from juggler.driver.workers.stale_runners import StaleRunners
 from juggler.envrunner.program import ENVRUNNER
@@ -127,10 +127,31 @@ class TrainedModules:
         for workers in self._awaited.values():
             workers.discard(worker)
 
+    def reset(self, module_id: str, seed: int, beginning: Beginning | None) -> None:
+        """Give a module other weights and a new optimizer. Its learners carry out commands in their
+        order, so no update is half-way. Their group forms anew behind that: EnvRunners get the
+        first weights of each generation, and they are to act with these.
+
+        Args:
+            module_id: of a module that has learners.
+            seed: of what `beginning` leaves out.
+            beginning: where the weights are from; None: they are new.
+        """
+        learners, module = self.learners[module_id], self._core.modules[module_id]
+        learners.last_reset = ModuleReset(module.generation + 1, seed, beginning)
+        for learner in self._registry.learners_of(module_id):
+            for command in learners.last_reset.commands(module_id):
+                self._commands.send(learner, command)
+        for formed in self._core.book(MeetAgain(module.generation, module_id)):
+            self._commands.carry_out(formed)
+
     def can_play(self, module_id: str) -> bool:
-        """Whether it has learners, and every EnvRunner has it."""
+        """Whether it has learners, with weights that are not from before its last reset, and every
+        EnvRunner has it."""
         module = self._core.modules.get(module_id)
-        return module is not None and bool(module.members) and not self._awaited.get(module_id)
+        if module is None or not module.members or self._awaited.get(module_id):
+            return False
+        return not self.learners[module_id].precede_reset(module.weights_version)
 
     def remove(self, module_id: str) -> None:
         """Train a module no more. `forget` ends that, when it is settled."""

@@ -17,7 +17,7 @@ from juggler.driver.core.events import (
     BeginWithFewer,
     Finish,
     IssueUpdate,
-    PeersLost,
+    MeetAgain,
     PeersMet,
     Request,
     StopRequested,
@@ -145,7 +145,7 @@ class CoreMachine(RuleBasedStateMachine):
     def learners_lose_each_other(self, past: int, module: int) -> None:
         module_id = _pick(self.world.books, module)
         generation = self.world.books[module_id].generation
-        self.world.deliver(PeersLost(max(0, generation - past), module_id))
+        self.world.deliver(MeetAgain(max(0, generation - past), module_id))
 
     @rule(module=_ANY)
     def learners_meet(self, module: int) -> None:

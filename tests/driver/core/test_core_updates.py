@@ -14,7 +14,7 @@ from juggler.driver.core.events import (
     IssueUpdate,
     LearnerJoined,
     LearnerLeft,
-    PeersLost,
+    MeetAgain,
     PeersMet,
     Request,
     Share,
@@ -224,9 +224,9 @@ def test_learners_that_begin_again_from_older_weights_say_so_when_they_meet() ->
 def test_learners_that_lost_each_other_meet_again_under_another_generation() -> None:
     core = make(learners=2)
     join(core)
-    assert step(core, PeersLost(0)) == []
-    assert only(FormGroup, step(core, PeersLost(1))) == [FormGroup(2, ("learner-0", "learner-1"))]
-    assert only(FormGroup, step(core, PeersLost(1))) == [], "that generation is over"
+    assert step(core, MeetAgain(0)) == []
+    assert only(FormGroup, step(core, MeetAgain(1))) == [FormGroup(2, ("learner-0", "learner-1"))]
+    assert only(FormGroup, step(core, MeetAgain(1))) == [], "that generation is over"
 
 
 # The end.

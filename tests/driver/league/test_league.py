@@ -287,3 +287,25 @@ def test_rllib_copies_whoever_wins_often_enough() -> None:
         AddPlayer(copy_id, "league_exploiter", source=player),
         FreezePlayer(player, f"{player}-v0"),
     ]
+
+
+def test_rllib_copies_a_player_that_always_wins_once_in_min_matches_games() -> None:
+    league = begun(LeagueConfig(), Rllib(min_matches=100))
+    copies = []
+    for _ in range(40):
+        book_games(league, "main-0", "random-0", wins=10, losses=0)
+        league.book(StepsTrained("main-0", 1))
+        ready(league, league.build())
+        copies.append(league.roster["main-0"].copies)
+    assert copies == [0] * 9 + [1] * 10 + [2] * 10 + [3] * 10 + [4]
+
+
+@pytest.mark.parametrize("change", [FreezePlayer("main-0"), ResetPlayer("main-0")])
+def test_games_against_others_count_from_the_last_copy_or_reset_on(change) -> None:
+    league, builder = asking(LeagueBuilder(mains=2))
+    main, other = league.roster["main-0"], league.roster["main-1"]
+    league.book(finished(line_up(league), 1, -1))
+    assert (main.phase_games, other.phase_games) == (1, 1)
+    league.book(StepsTrained("main-0", 1))
+    builder.change(league, change)
+    assert (main.phase_games, other.phase_games) == (0, 1)

@@ -154,6 +154,22 @@ def test_a_player_is_reset_to_a_frozen_player_that_can_play_and_to_no_other(sour
         assert league.roster["main-0"].life == 1
 
 
+def test_a_player_begins_as_a_copy_once_that_can_play_and_can_have_its_id_until_then() -> None:
+    league, builder = asking()
+    heir = AddPlayer("heir", "main", source="main-0-v0")
+    builder.wanted = [FreezePlayer("main-0"), heir]
+    frozen, report = league.build()
+    assert frozen == FreezePlayer("main-0", "main-0-v0")
+    assert isinstance(report, Report)
+    why = (
+        "heir cannot begin as main-0-v0, which cannot play yet: ask again once `results.players()`"
+    )
+    assert why in report.message
+    assert "heir" not in league.roster.players
+    league.book(PlayerReady("main-0-v0"))
+    assert builder.change(league, heir) == [heir]
+
+
 def test_a_player_without_a_learner_is_reset_once_it_has_one() -> None:
     league, builder = asking()
     league.book(StepsTrained("main-0", 1))
@@ -246,6 +262,13 @@ def test_another_seed_draws_other_line_ups() -> None:
     builder = AlphaStar()
     first, second = (play(begun(builder=builder, seed=seed), 20) for seed in (1, 2))
     assert first != second
+
+
+def test_a_league_goes_on_whose_games_since_a_copy_were_not_counted_when_it_was_saved() -> None:
+    data = begun().to_state()
+    for player in data["players"]:
+        del player["phase_games"]
+    assert League.from_state(data, LeagueConfig(), AGENTS).roster["main-0"].phase_games == 0
 
 
 def test_what_is_no_state_is_refused() -> None:

@@ -36,18 +36,7 @@ def world_of(directory: Path) -> WorkersWorld:
     write(directory / "before" / "checkpoints", saved, 1)
     table = {"train": False, "from": str(directory / "before")}
     keys: dict[str, Any] = {"agents": AGENTS, "modules": {"old": table}}
-    return World(directory / "run", frozen=frozen_modules(RunConfig.from_flat(keys)), **keys)
-
-
-class World(WorkersWorld):
-    def get_ready(self, worker: Any) -> None:
-        if worker.role == "envrunner":
-            answered = 0
-            while len(parts := self.asked(worker, training_pb2.Restore)) > answered:
-                assert not self.asked(worker, training_pb2.Setup), "its weights come first"
-                self.reply(worker, parts[answered][0], attach_pb2.Done())
-                answered += 1
-        super().get_ready(worker)
+    return WorkersWorld(directory / "run", frozen=frozen_modules(RunConfig.from_flat(keys)), **keys)
 
 
 @pytest.fixture

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.protobuf import any_pb2
-from support.league_run_world import Asked, Changing, World
+from support.league_run_world import Asked, Changing, resumed
 
 from juggler.driver.league.events import AddPlayer, FreezePlayer, RetirePlayer
 from juggler.driver.upkeep import metrics_line
 from juggler.driver.workers import league_run
-from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
@@ -172,13 +171,6 @@ def test_lines_of_metrics_tell_no_more_of_players_that_have_gone(world: Changing
     assert list(metrics_line(world.parts)["modules"]) == list(metrics.by_module) == ["main-0"]
 
 
-def resumed(world: Changing, tmp_path: Path, saved: Checkpoint) -> Changing:
-    again = Changing.__new__(Changing)
-    again.answered = set()
-    World.__init__(again, tmp_path / "again", resume=saved)
-    return again
-
-
 def test_a_run_that_goes_on_has_the_players_that_were_added(
     world: Changing, tmp_path: Path
 ) -> None:
@@ -196,7 +188,7 @@ def test_a_run_that_goes_on_has_the_players_that_were_added(
     assert saved.modules["new"]["settings_of"] == "main-0"
     assert "new" not in saved.config["agents"]["row"], "it describes the run as it was begun"
 
-    again = resumed(world, tmp_path, saved)
+    again = resumed(tmp_path / "again", saved)
     core = again.parts.core
     assert set(core.modules) == {"main-0", "new"}
     assert core.modules["new"].ledger.trained == before
@@ -229,7 +221,7 @@ def test_what_a_player_did_that_leaves_during_a_checkpoint_is_counted_once(
     saved = world.checkpoint(leaves)
     assert saved.module_ids == ("main-0", "gone")
     assert together <= saved.counters["trained"] <= world.parts.core.trained
-    again = resumed(world, tmp_path, saved)
+    again = resumed(tmp_path / "again", saved)
     assert list(again.parts.core.modules) == ["main-0"]
     assert again.parts.core.trained == saved.counters["trained"]
     assert again.parts.core.weights_version >= saved.version
@@ -263,7 +255,7 @@ def test_a_player_that_was_added_just_before_a_checkpoint_begins_again(
     world.want(AddPlayer("new", "main", source="main-0"))
     saved = world.checkpoint()
     assert saved.module_ids == ("main-0",)
-    again = resumed(world, tmp_path, saved)
+    again = resumed(tmp_path / "again", saved)
     beginning = again.parts.learners["new"].beginning
     assert beginning is not None
     assert beginning.text == "the weights of main-0"
@@ -286,7 +278,7 @@ def test_a_player_whose_source_left_before_it_had_a_learner_begins_again_with_it
     saved = world.checkpoint()
     assert saved.module_ids == ("main-0", "old"), "the heir has had no learner yet"
 
-    again = resumed(world, tmp_path, saved)
+    again = resumed(tmp_path / "again", saved)
     assert set(again.parts.core.modules) == {"main-0", "heir"}
     beginning = again.parts.learners["heir"].beginning
     assert beginning is not None
@@ -309,7 +301,7 @@ def test_a_player_whose_source_is_lost_is_told_to_begin_with_new_weights(
     world.take_parts()
     world.want(AddPlayer("heir", "main", source="main-0-v0"))
     saved = world.checkpoint()
-    again = resumed(world, tmp_path, saved)  # without the directory of the copy
+    again = resumed(tmp_path / "again", saved)  # without the directory of the copy
     (told,) = [text for text in again.told.messages if "heir" in text]
     assert told.startswith("league: heir begins again with new weights, since those of main-0-v0")
 

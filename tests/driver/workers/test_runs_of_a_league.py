@@ -229,7 +229,6 @@ def test_a_reset_gives_a_player_a_new_optimizer_and_then_the_weights_of_another_
     assert last.whole
     np.testing.assert_array_equal(weights, np.full(300, 1.0 if source == "main-0-v0" else 7.0))
     assert world.league.league.roster.players["main-0"].life == 1
-    assert world.plays("main-0")
 
 
 def test_a_new_player_begins_with_what_a_player_plays_with_that_does_not_learn(
