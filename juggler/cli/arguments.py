@@ -30,6 +30,7 @@ from juggler.runtime.actors.health import Health
 from juggler.runtime.actors.logs import LogFormat, WorkerLog
 from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.actors.worker import Contact
+from juggler.runtime.nearest import all_of
 from juggler.runtime.own_frames import traceback_of
 from juggler.runtime.streams.shared_directory import shared_directory
 
@@ -233,6 +234,31 @@ def keys_given(arguments: Sequence[str]) -> frozenset[str]:
     """The keys that options set, and perhaps names that are not keys."""
     names = {_key(argument) for argument in arguments}
     return frozenset(names | {name.removeprefix("no_") for name in names})
+
+
+def must_stand_alone(
+    config: str | None, arguments: Sequence[str], goes_on: str, may_change: Sequence[str]
+) -> None:
+    """Check that --resume comes with nothing that would be ignored.
+
+    Args:
+        config: that was given; None: none.
+        arguments: the command's arguments.
+        goes_on: what does, as it was started, for people.
+        may_change: keys that may be other ones.
+
+    Raises:
+        ConfigError: something else was given.
+    """
+    others = sorted(keys_given(arguments) - {"", "resume", *may_change})
+    if config is not None:
+        others.insert(0, "CONFIG")
+    if others:
+        changed = all_of(f"--{key}" for key in may_change)
+        raise ConfigError(
+            f"--resume goes on with {goes_on}, with other {changed} at most: leave out "
+            f"{all_of(others)}"
+        )
 
 
 def report_errors(command: str, work: Callable[[], int]) -> int:

@@ -9,7 +9,14 @@ from typing import Annotated
 
 import tyro
 
-from juggler.cli.arguments import Flag, keys_given, parse_first, parse_rest, report_errors
+from juggler.cli.arguments import (
+    Flag,
+    keys_given,
+    must_stand_alone,
+    parse_first,
+    parse_rest,
+    report_errors,
+)
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import load_given
 
@@ -64,7 +71,8 @@ def _sweep(arguments: Sequence[str]) -> int:
 
     first, algorithm = parse_first(Arguments, arguments, "sweep")
     if first.resume is not None:
-        _must_stand_alone(first, keys_given(arguments))
+        goes_on = "a sweep as it was started"
+        must_stand_alone(first.config, arguments, goes_on, ("trials", "jobs"))
         return _status(resume_sweep(first.resume, trials=first.trials, jobs=first.jobs))
     base, in_file = load_given(first.config, algorithm)
     given = parse_rest(Arguments, arguments, "sweep", Arguments(run=base))
@@ -105,18 +113,3 @@ def _by_key(space: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"--space {key}: this key is given twice")
         found[key] = values
     return found
-
-
-def _must_stand_alone(first: Arguments, said: frozenset[str]) -> None:
-    """
-    Raises:
-        ConfigError: something was given that a resumed sweep does not take.
-    """
-    others = sorted(
-        (said - {"", "resume", "trials", "jobs"}) | ({"CONFIG"} if first.config else set())
-    )
-    if others:
-        raise ConfigError(
-            f"--resume goes on with a sweep as it was started, with other --trials and --jobs at "
-            f"most: leave out {', '.join(others)}"
-        )

@@ -13,6 +13,7 @@ import tyro
 from juggler.cli.arguments import (
     Flag,
     keys_given,
+    must_stand_alone,
     parse_first,
     parse_rest,
     process_started,
@@ -73,6 +74,8 @@ def _train(arguments: Sequence[str], started: float) -> int:
     base, keys = load_given(first.config, algorithm)
     _must_go_together(first)
     if first.resume is not None and first.seeds is not None:
+        goes_on = "runs with several seeds as they were started"
+        must_stand_alone(first.config, arguments, goes_on, ("seeds", "jobs"))
         return _seeds(Path(first.resume), first.seeds, first.jobs)
     if first.resume is not None:
         return _resume(first, arguments, started)

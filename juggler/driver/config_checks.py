@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from juggler.driver.agents_config import AgentsConfig
+from juggler.driver.agents_config import WAITED_FOR, AgentsConfig
 from juggler.driver.driver_config import ConfigError, DriverConfig
 from juggler.driver.league.config import LeagueConfig
 from juggler.envrunner.config import EnvRunnerConfig
@@ -68,12 +68,8 @@ def must_go_together(config: Checked) -> None:
     Raises:
         ConfigError: two keys contradict each other; names both.
     """
-    if config.driver.synchronous and config.learner.weights_interval != 1:
-        raise ConfigError(
-            f"weights_interval = {config.learner.weights_interval} with synchronous = true: each "
-            "round acts with the weights that the last one made; set weights_interval = 1, or "
-            "synchronous = false"
-        )
+    if config.driver.synchronous:
+        _check_synchronous(config)
     for name in ("intrinsic", "imitation"):
         if table := getattr(config.learner, name):
             _check_rewards(config, f"{name} = {table!r}")
@@ -106,6 +102,24 @@ def must_go_together(config: Checked) -> None:
         raise ConfigError(
             f"{key} with env = {runner.env!r}: its environments have one agent; leave out {key}"
         )
+
+
+def _check_synchronous(config: Checked) -> None:
+    """
+    Raises:
+        ConfigError: a key is for runs in which nobody waits.
+    """
+    if (interval := config.learner.weights_interval) != 1:
+        raise ConfigError(
+            f"weights_interval = {interval} with synchronous = true: each round acts with the "
+            "weights that the last one made; set weights_interval = 1, or synchronous = false"
+        )
+    for module_id, table in config.agents.modules.items():
+        if not table.get(WAITED_FOR, True):
+            raise ConfigError(
+                f"modules.{module_id}: {WAITED_FOR} = false with synchronous = true: each round "
+                f"waits for all modules; leave out {WAITED_FOR}, or set synchronous = false"
+            )
 
 
 def _check_rewards(config: Checked, given: str) -> None:

@@ -12,9 +12,11 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 import msgspec
 
 from juggler.driver.driver_config import ConfigError
+from juggler.driver.league.builders import BUILDERS, NO_BUILDER
 from juggler.learner.algorithms.registry import algorithms_with, find_algorithm
 from juggler.learner.config import LearnerConfig
 from juggler.learner.optim.config import Scheduled
+from juggler.runtime.connectors.built_in import BUILT_IN
 from juggler.runtime.elsewhere import called_here
 from juggler.runtime.modules.model_config import QNetworkConfig
 from juggler.runtime.nearest import all_of, nearest
@@ -91,7 +93,14 @@ def instead_of(key: str) -> str:
         )
     if key in own_keys:
         return f": it is a key of the table model, as in model = {{{key} = ...}}"
-    return called_here(key)
+    if answer := called_here(key):
+        return answer
+    if key in BUILT_IN:
+        place = BUILT_IN[key].place
+        return f": it is the connector {key}, as in connectors = {{{place} = [{key!r}]}}"
+    if key in BUILDERS.keys() - {NO_BUILDER}:
+        return f": it builds a league, as in league = {key!r}"
+    return ""
 
 
 def converted(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:

@@ -179,8 +179,9 @@ class DriverConfig:
             )
         if not self.evaluation_seconds >= 0:
             raise ConfigError(f"evaluation_seconds = {self.evaluation_seconds}: must be at least 0")
-        for key, plain in (("num_evaluators", 1), ("evaluation_video", 0)):
-            if (value := getattr(self, key)) != plain and not self.evaluation_seconds:
+        for key in ("evaluation_episodes", "num_evaluators", "evaluation_video"):
+            value, default = getattr(self, key), getattr(DriverConfig, key)
+            if value != default and not self.evaluation_seconds:
                 raise ConfigError(
                     f"{key} = {value}: there are no evaluations; set evaluation_seconds"
                 )

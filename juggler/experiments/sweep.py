@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _POINTS = 10  # of a trial, at which it is compared with others
 _UNPRUNED_POINTS = 2  # at first, where returns say little
+_MEDIAN_OF = 5  # complete trials at least
 _MOST_FAILED = 3  # trials, before any has ended well
 
 
@@ -38,6 +39,7 @@ class _AtWork:
         trial: Optuna's.
         number: of its run, which stays the same when the sweep is resumed.
         points: how many tenths of it were reported.
+        value: the newest that it is compared by; None: it has had none.
         pruned: it was told to stop.
         zero: what it is compared by has been 0 so far.
     """
@@ -45,8 +47,18 @@ class _AtWork:
     trial: Trial
     number: int
     points: int = 0
+    value: float | None = None
     pruned: bool = False
     zero: bool = True
+
+    def report(self, value: float, points: int) -> None:
+        """Report a tenth of it, and those before it that no line fell into: Optuna compares trials
+        that have reported the same one. They have what was known by then."""
+        if self.value is not None:
+            for skipped in range(self.points + 1, points):
+                self.trial.report(self.value, skipped)
+        self.trial.report(value, points)
+        self.points = points
 
 
 class Sweep:
@@ -100,14 +112,15 @@ class Sweep:
         for line in run.new_lines():
             value = _measured(line, self._plan.metric)
             known.zero &= value is None or _is_zero(value, _of_agents(line, self._plan.metric))
-            points = int(_POINTS * self._plan.share_done(line))
-            if value is None or points <= known.points or known.pruned:
+            if value is None or known.pruned:
                 continue
-            known.points = points
-            known.trial.report(value, points)
-            if self._plan.prune and points < _POINTS and known.trial.should_prune():
-                known.pruned = True
-                run.stop()
+            points = int(_POINTS * self._plan.share_done(line))
+            if points > known.points:
+                known.report(value, points)
+                if self._plan.prune and points < _POINTS and known.trial.should_prune():
+                    known.pruned = True
+                    run.stop()
+            known.value = value
 
     def over(self, run: RunProcess, end: RunEnd) -> None:
         """Tell Optuna and people how a trial has ended."""
@@ -200,7 +213,9 @@ def _open_study(directory: SweepDirectory, plan: SweepPlan) -> Study:
         study_name="sweep",
         direction="minimize" if plan.minimize else "maximize",
         load_if_exists=True,
-        pruner=optuna.pruners.MedianPruner(n_warmup_steps=_UNPRUNED_POINTS),
+        pruner=optuna.pruners.MedianPruner(
+            n_startup_trials=_MEDIAN_OF, n_warmup_steps=_UNPRUNED_POINTS, n_min_trials=_MEDIAN_OF
+        ),
     )
     # With another seed after a resume, or the same trials would come again.
     seed = int(plan.run.get("seed", 0)) + len(study.trials)

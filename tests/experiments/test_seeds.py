@@ -123,6 +123,11 @@ def test_ctrl_c_ends_the_runs_in_order_and_they_can_go_on(
         (["--env", "Acrobot-v1", "--seeds", 2], "have to end by themselves: give --stop-steps"),
         (["--resume", "here", "--seeds", 2], "has no seeds.toml"),
         (
+            ["cartpole", "--resume", "here", "--seeds", 2, "--lr", 1e-3, "--stop-steps", 9],
+            "--resume goes on with runs with several seeds as they were started, with other "
+            "--seeds and --jobs at most: leave out CONFIG, lr and stop_steps",
+        ),
+        (
             ["cartpole", "--seeds", 2, "--metrics-bind", "127.0.0.1:0"],
             "--metrics-bind is of one run, and --seeds makes several",
         ),

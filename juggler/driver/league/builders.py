@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, Final, get_type_hints
+from types import NoneType
+from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 
@@ -28,6 +29,9 @@ BUILDERS: Final[dict[str, type[LeagueBuilder]]] = {
     "self_play": SelfPlay,
     "self_play_window": SelfPlayWindow,
 }
+
+#: Types of keys whose values are checked: a builder of one's own may have keys of any other.
+_PLAIN: Final = (int, float, str, bool, int | None, float | None, str | None, bool | None)
 
 
 def _checked(name: str, kind: object) -> type[LeagueBuilder]:
@@ -69,14 +73,12 @@ def make_builder(name: object, options: Mapping[str, Any]) -> LeagueBuilder:
         hints = get_type_hints(kind)
     except NameError:  # of a class whose types are imported for a type checker alone
         hints = {}
-    for key, value in options.items():
-        if hints.get(key) in (int, float, str, bool):  # builders of one's own may have any
-            try:
-                must_be_of_type(key, value, hints[key])
-            except ValueError as error:
-                raise ValueError(f"options: {error}") from None
     try:
-        return kind(**options)
+        values = {
+            key: of_type(key, value, hints[key]) if hints.get(key) in _PLAIN else value
+            for key, value in options.items()
+        }
+        return kind(**values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"options: {error}") from None
 
@@ -92,12 +94,17 @@ def must_be_keys(table: Mapping[str, Any], kind: type[Any], name: str) -> None:
             raise ValueError(f"{name} has no key {key!r}{nearest(key, known)}")
 
 
-def must_be_of_type(key: str, value: object, hint: Any) -> None:
-    """
+def of_type(key: str, value: object, hint: Any) -> Any:
+    """A value of a key, as a file or a script has it.
+
     Raises:
-        ValueError: a value has another type than its key.
+        ValueError: it has another type than its key.
     """
+    if NoneType in get_args(hint) and isinstance(value, str) and value == "none":
+        value = None  # TOML has no word for it
     try:
         msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
-        raise ValueError(f"{key} = {value!r}: {error}".replace("`object`", "`table`")) from None
+        text = str(error).replace("`object`", "`table`").replace("null`", "none`")
+        raise ValueError(f"{key} = {value!r}: {text}") from None
+    return value

@@ -12,7 +12,7 @@ from juggler.driver.league.builders import (
     find_builder,
     make_builder,
     must_be_keys,
-    must_be_of_type,
+    of_type,
 )
 from juggler.runtime.nearest import nearest
 
@@ -118,7 +118,7 @@ class LeagueConfig:
         must_be_keys(table, cls, "league")
         for key in ("options", "teams", "fixed"):
             if key in table:
-                must_be_of_type(key, table[key], get_type_hints(cls)[key])
+                of_type(key, table[key], get_type_hints(cls)[key])
         config = cls(**table)
         config.validate()
         return config

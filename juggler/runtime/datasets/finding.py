@@ -10,8 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from juggler.runtime.checkpoints.checkpoint import DIRECTORY, newest_first
 from juggler.runtime.installing import installing
-from juggler.runtime.nearest import all_of, closest
+from juggler.runtime.nearest import all_of, closest, listed, one_of
 
 #: Within the directory of a data set.
 DATA: Final = "data"
@@ -52,16 +53,34 @@ def find_dataset(name: str) -> list[Path]:
         if places := _places_in(directory):
             return places
     if path.exists():
-        raise DatasetError(
-            f"{name} is no Minari data set: it has no file {DATA}/{METADATA}, and no parts that a "
-            f"run with record = ... has completed{_unfinished(path, PARTS)}"
-        )
+        raise DatasetError(f"{name} is no Minari data set: {_instead(path, Path(name))}")
     near = _nearest_path(Path(name)) or closest(name, _names_in(kept))
     raise DatasetError(
         f"there is no data set {name!r}, neither as a directory nor among those of Minari in "
         f"{kept}: "
         + (f"did you mean {near!r}?" if near else "give the path of its directory")
         + _unfinished(path.parent, path.name)
+    )
+
+
+def _instead(path: Path, name: Path) -> str:
+    """What is to be said of something that is no data set.
+
+    Args:
+        path: of it.
+        name: as it was given.
+    """
+    there = sorted(islice(path.glob("*"), _MOST_LOOKED_AT))
+    if found := [str(name / each.name) for each in there if _is_one(each)]:
+        return f"did you mean {listed(found, one_of)}?"
+    if (path / DIRECTORY).is_dir() and newest_first(path / DIRECTORY):
+        return (
+            f"it is the directory of a run, and `juggler record {name}` makes a data set with its "
+            "policy"
+        )
+    return (
+        f"it has no file {DATA}/{METADATA}, and no parts that a run with record = ... has "
+        f"completed{_unfinished(path, PARTS)}"
     )
 
 

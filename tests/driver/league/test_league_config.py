@@ -22,6 +22,13 @@ def test_keys_reach_the_league_and_its_builder() -> None:
     assert config.make_builder().main_exploiters == 7  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("given", ["none", None])
+def test_none_is_the_word_for_none_in_a_key_of_a_builder_too(given) -> None:
+    options = {"last_copy_steps": given, "mains": 2}
+    builder = LeagueConfig.from_table({"builder": "alphastar", "options": options}).make_builder()
+    assert builder.last_copy_steps is None  # type: ignore[attr-defined]
+
+
 def test_the_name_of_a_builder_stands_for_a_table_with_it() -> None:
     by_name = RunConfig.from_flat({"env": "x:Y", "league": "rllib"})
     assert by_name.agents.league == {"builder": "rllib"}
@@ -62,6 +69,11 @@ def test_the_name_of_a_builder_stands_for_a_table_with_it() -> None:
         ({"fixed": "random"}, "fixed = 'random': Expected `array`, got `str`"),
         ({"teams": ["a"]}, "Expected `array`, got `str`"),
         ({"mains": 2}, "league has no key 'mains': it is a key of its table options"),
+        (
+            {"builder": "alphastar", "options": {"last_copy_steps": "nnoe"}},
+            "options: last_copy_steps = 'nnoe': Expected `int | none`, got `str`",
+        ),
+        ({"options": {"mains": "none"}}, "options: mains = 'none': Expected `int`, got `str`"),
         ({"options": {"mains": 1.5}}, "options: mains = 1.5: Expected `int`, got `float`"),
         ({"fixed": ["random", "random"]}, "names a player twice"),
     ],

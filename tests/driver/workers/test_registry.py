@@ -47,7 +47,8 @@ def _ready(observation: Any = VECTOR, action: Any = TWO, rows: int = 16) -> trai
 
 
 def _registry(first_update: int = 0, **keys: Any) -> WorkerRegistry:
-    return WorkerRegistry(RunConfig.from_flat({"evaluation_episodes": 16, **keys}), first_update)
+    evaluated = {"evaluation_seconds": 1.0, "evaluation_episodes": 16}
+    return WorkerRegistry(RunConfig.from_flat({**evaluated, **keys}), first_update)
 
 
 def _set_up(registry: WorkerRegistry, worker: Worker) -> training_pb2.Setup:

@@ -90,6 +90,35 @@ def test_a_directory_that_is_no_data_set_is_told(kept: Path, tmp_path: Path) -> 
         find_dataset("nowhere")
 
 
+def test_the_directory_of_a_run_is_told_with_what_makes_a_data_set_of_it(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/expert/checkpoints/000000007").mkdir(parents=True)
+    with pytest.raises(DatasetError) as told:
+        find_dataset("runs/expert")
+    assert str(told.value) == (
+        "runs/expert is no Minari data set: it is the directory of a run, and `juggler record "
+        "runs/expert` makes a data set with its policy"
+    )
+
+
+def test_a_directory_with_data_sets_in_it_names_them(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/expert/checkpoints/000000007").mkdir(parents=True)
+    put(tmp_path / "runs/expert/demonstrations")
+    with pytest.raises(DatasetError, match=r"did you mean 'runs/expert/demonstrations'\?$"):
+        find_dataset("runs/expert")
+    put(tmp_path / "runs/expert/better")
+    with pytest.raises(DatasetError, match=r"'runs/expert/better' or 'runs/expert/demonstr.*'\?$"):
+        find_dataset("runs/expert/")
+    (tmp_path / "runs/notes.txt").touch()
+    with pytest.raises(DatasetError, match=r"it has no file data/metadata\.json"):
+        find_dataset("runs/notes.txt")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
