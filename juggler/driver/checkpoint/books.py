@@ -123,7 +123,8 @@ def _episodes_must_be_sound(path: Path, saved: _Saved) -> None:
     Raises:
         CheckpointError: there are more returns than episodes that have ended, or other lengths.
     """
-    for each in (saved, *saved.by_module.values()):
+    ended: list[_Saved | _OfModule] = [saved, *saved.by_module.values()]
+    for each in ended:
         if len(each.returns) != len(each.lengths) or len(each.returns) > each.episodes:
             raise CheckpointError(
                 path,
