@@ -68,8 +68,9 @@ def _evaluate(given: Arguments) -> int:
         )
     print(f"checkpoint: {played.checkpoint}")
     print(f"{in_words(played)}, mean length {sum(played.lengths) / len(played.lengths):.1f}")
-    low, high = played.interval
-    print(f"mean return: {low:.1f} to {high:.1f} (95 % interval)")
+    if (interval := played.interval) is not None:
+        low, high = interval
+        print(f"mean return: {low:.1f} to {high:.1f} (95 % interval)")
     for (agent, module_id), returns in list(played.agent_returns.items())[:MOST_WITH_METRICS]:
         each = Played.of(returns)
         print(f"{agent} ({module_id}): return {each.mean:.2f} ± {each.deviation:.2f}")

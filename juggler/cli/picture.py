@@ -269,7 +269,8 @@ def _draw_mean(
         axes.plot(x, y, style, color=colour, linewidth=0.8, alpha=0.3, label="one run")
     if (mean := mean_curve(curves)) is not None:
         axes.plot(mean.x, mean.mean, style, color=colour, linewidth=2, label="interquartile mean")
-        axes.fill_between(mean.x, mean.low, mean.high, color=colour, alpha=0.2, linewidth=0)
+        if len(runs) > 1:
+            axes.fill_between(mean.x, mean.low, mean.high, color=colour, alpha=0.2, linewidth=0)
 
 
 def _draw_throughput(axes: Axes, x: Column, columns: Columns, colour: str, style: str) -> None:

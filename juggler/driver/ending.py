@@ -13,6 +13,7 @@ from juggler.driver.loop import Loop
 from juggler.driver.parts import RunParts
 from juggler.driver.record.run_directory import RunDirectory, RunDirectoryError
 from juggler.driver.record.wording import resuming
+from juggler.driver.signals import REASONS, way_out
 from juggler.driver.upkeep import Upkeep
 from juggler.envrunner.program import ENVRUNNER
 from juggler.learner.process.program import LEARNER
@@ -52,6 +53,7 @@ class Ending:
         self._directory = directory
         self._command = "train" if parts.only_local else "driver"
         self._last_line: dict[str, Any] | None = None
+        self._told_of_waiting = False  # for the last checkpoint
         self._hung = ""  # where all environments were stuck as the run was to end
 
     @property
@@ -108,9 +110,17 @@ class Ending:
         drain: Callable[[float, Callable[[], bool]], None] = self._loop.drain
         drain(_TELL_SECONDS, self._no_snapshot_comes)
         if not self._no_snapshot_comes():
-            text = "waiting for the last checkpoint; a second Ctrl-C leaves without it"
-            self._parts.progress.message(text, "info")
+            self._tell_of_waiting()
             drain(deadline - time.monotonic(), self._no_snapshot_comes)
+
+    def _tell_of_waiting(self) -> None:
+        """Once: there may be several snapshots to wait for."""
+        if not self._told_of_waiting:
+            self._told_of_waiting = True
+            was_signalled = self._parts.end.reason in REASONS.values()
+            presses = "a second Ctrl-C" if was_signalled else "Ctrl-C twice"
+            how = way_out(f"{presses} leaves without it")
+            self._parts.progress.message(f"waiting for the last checkpoint{how}", "info")
 
     def _no_snapshot_comes(self) -> bool:
         """None is under way, or the learners that it should come from say nothing more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +45,9 @@ class PlayedMatches:
         lines = [f"checkpoint: {self.checkpoint}"]
         for agent, record in self.records.items():
             low, high = record.interval()
+            error = "" if math.isnan(record.error) else f" ± {record.error:.2f}"
             lines.append(
-                f"{agent} ({self.players[agent]}): return {record.mean:.2f} ± {record.error:.2f}; "
+                f"{agent} ({self.players[agent]}): return {record.mean:.2f}{error}; "
                 f"{record.wins} won, {record.draws} drawn, {record.losses} lost: "
                 f"score {record.score:.2f} (95 %: {low:.2f} to {high:.2f})"
             )

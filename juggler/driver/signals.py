@@ -13,7 +13,8 @@ from types import FrameType
 #: Some tools signal a process and then its group: the same wish, twice.
 _SAME_SECONDS = 0.5
 
-_REASONS = {
+#: Why a run ends that a signal ends, by the signal.
+REASONS = {
     signal.SIGINT: "interrupted",
     signal.SIGTERM: "terminated",
     signal.SIGHUP: "terminated",  # the terminal is gone
@@ -41,10 +42,20 @@ def as_exception(number: int) -> BaseException:
     return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
 
 
+def takes_signals() -> bool:
+    """Whether signals reach this thread. Those of a program go to its main thread alone."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def way_out(words: str) -> str:
+    """What to add, for people, where a run waits: how a signal ends that; "" where none comes."""
+    return f"; {words}" if takes_signals() else ""
+
+
 def ending_signals() -> tuple[signal.Signals, ...]:
     """Those that end a run. One that nohup started outlives its terminal."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return tuple(each for each in _REASONS if each != signal.SIGHUP or not ignored)
+    return tuple(each for each in REASONS if each != signal.SIGHUP or not ignored)
 
 
 @contextmanager
@@ -55,7 +66,7 @@ def signals_become(stop: Callable[[str], None]) -> Iterator[Caught]:
     `stop` is called in a thread of its own: a handler may interrupt the main thread while that
     holds a lock that `stop` wants. In other threads than the main one signals stay as they are.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if not takes_signals():
         yield Caught()
         return
     seen: list[float] = []  # when the first signal came
@@ -70,7 +81,7 @@ def signals_become(stop: Callable[[str], None]) -> Iterator[Caught]:
             return
         seen.append(now)
         caught.number = number
-        threading.Thread(target=stop, args=(_REASONS[signal.Signals(number)],)).start()
+        threading.Thread(target=stop, args=(REASONS[signal.Signals(number)],)).start()
 
     numbers = ending_signals()
     before = [signal.signal(number, handle) for number in numbers]

@@ -13,6 +13,7 @@ from juggler.driver.record.goals import ReturnGoals
 from juggler.driver.record.journal import LineWriter
 from juggler.driver.workers.standstill import EndlessEpisodes, Standstill, waits_for
 from juggler.envrunner.agent_returns import has_metrics_by_agent
+from juggler.runtime.nearest import listed
 
 _LINE_SECONDS = 1.0
 
@@ -69,6 +70,7 @@ class Upkeep:
         self._endless = EndlessEpisodes(parts.config.env_runner)
         self._intervals = Intervals({})
         self._checkpoint_due = False
+        self._told_what_it_waits_for = False
 
     def begin(self) -> None:
         """Count the first intervals from now."""
@@ -96,13 +98,14 @@ class Upkeep:
                     self.write_line()
                     self._look_for_sockets()
                 case "checkpoint":
-                    self._checkpoint_due = True
+                    self._want_checkpoint()
                 case "evaluation":
                     parts.evaluations.want()
                 case "look":
                     self._look_for_standstill()
         # One snapshot at a time; a checkpoint does not wait for evaluations that follow each other.
-        self._checkpoint_due = self._checkpoint_due and not parts.checkpointing.begin()
+        if self._checkpoint_due and parts.checkpointing.begin():
+            self._checkpoint_due = self._told_what_it_waits_for = False
         if not self._checkpoint_due:
             parts.evaluations.begin()
         driver = parts.config.driver
@@ -110,6 +113,20 @@ class Upkeep:
             driver.stop_seconds, driver.worker_timeout_seconds
         ):
             parts.end.stop("stop_seconds")
+
+    def _want_checkpoint(self) -> None:
+        """One is due. People are told, once, if the one before still waits because a module has no
+        learner, unless there is nothing new to keep."""
+        parts = self._parts
+        missing = parts.checkpointing.waits_for
+        is_old = self._checkpoint_due and parts.core.updates > parts.updates_before
+        if is_old and missing and not self._told_what_it_waits_for:
+            self._told_what_it_waits_for = True
+            text = (
+                f"there are no checkpoints while these modules have no learner: {listed(missing)}"
+            )
+            parts.progress.message(text, "warning")
+        self._checkpoint_due = True
 
     def write_line(self) -> dict[str, Any]:
         """Append a line of metrics, and show people how the run is doing."""

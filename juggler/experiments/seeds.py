@@ -276,11 +276,11 @@ def _conclusion(result: SeedsResult) -> list[str]:
         ("final return", result.final_return),
         ("best return", result.best_return),
     ):
-        bounds = f"{number(interval.low)} to {number(interval.high)}"
-        lines.append(
-            f"{name:<13} {number(interval.mean)}  (95 % interval {bounds}; interquartile mean of "
-            f"{len(result.runs)} seeds)"
-        )
+        of = "1 seed"
+        if interval.low is not None:
+            bounds = f"{number(interval.low)} to {number(interval.high)}"
+            of = f"95 % interval {bounds}; interquartile mean of {len(result.runs)} seeds"
+        lines.append(f"{name:<13} {number(interval.mean)}  ({of})")
     if solved := sum(run["solved"] for run in result.runs):
         lines.append(f"{'solved':<13} {solved} of {len(result.runs) + len(result.failed)}")
     if result.failed:

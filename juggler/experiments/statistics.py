@@ -26,13 +26,14 @@ class Interval:
 
     Attributes:
         mean: the interquartile mean.
-        low: the lower bound of its 95 % confidence interval.
-        high: the upper one.
+        low: the lower bound of its 95 % confidence interval; None: each task has one run alone,
+            which does not say how much runs vary.
+        high: the upper one; likewise.
     """
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 def interquartile_mean(*tasks: ArrayLike) -> Interval:
@@ -48,6 +49,9 @@ def interquartile_mean(*tasks: ArrayLike) -> Interval:
     scores = [np.asarray(task, dtype=np.float64).reshape(-1) for task in tasks]  # [runs] each
     if not scores or not all(len(task) and np.isfinite(task).all() for task in scores):
         raise ValueError("give for each task the scores of one run at least, all finite")
+    mean = float(_middle_mean(np.concatenate(scores)))
+    if all(len(task) < 2 for task in scores):
+        return Interval(mean, None, None)
     random = np.random.default_rng(0)
     drawn = [
         task[random.integers(len(task), size=(_REPETITIONS, len(task)))]  # [repetitions, runs]
@@ -55,7 +59,7 @@ def interquartile_mean(*tasks: ArrayLike) -> Interval:
     ]
     means = _middle_mean(np.concatenate(drawn, axis=1))  # [repetitions]
     low, high = np.percentile(means, _CONFIDENCE)
-    return Interval(float(_middle_mean(np.concatenate(scores))), float(low), float(high))
+    return Interval(mean, float(low), float(high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +69,8 @@ class MeanCurve:
     Attributes:
         x: the places, [points].
         mean: [points].
-        low: [points].
-        high: [points].
+        low: [points]; NaN for one curve, which has no interval.
+        high: [points]; likewise.
     """
 
     x: Column
@@ -91,7 +95,8 @@ def mean_curve(curves: Sequence[tuple[Column, Column]]) -> MeanCurve | None:
     places = np.linspace(max(x[0] for x, _ in known), max(x[-1] for x, _ in known), _POINTS)
     values = np.array([np.interp(places, x, y) for x, y in known])  # [runs, points]
     found = [interquartile_mean(at) for at in values.T]
-    mean, low, high = np.array([(each.mean, each.low, each.high) for each in found]).T  # [points]
+    columns = [(each.mean, each.low, each.high) for each in found]
+    mean, low, high = np.array(columns, dtype=np.float64).T  # [points] each
     return MeanCurve(places, mean, low, high)
 
 

@@ -216,7 +216,7 @@ class Record:
 
     Attributes:
         mean: of its returns.
-        error: the standard error of that mean.
+        error: the standard error of that mean; NaN for one match.
         wins: matches in which nobody else got as much.
         draws: matches in which somebody else got as much, and nobody more.
         losses: all others.

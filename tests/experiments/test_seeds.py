@@ -71,6 +71,21 @@ def test_a_directory_of_seeds_is_drawn_as_a_mean_with_its_interval(
 
 
 @pytest.mark.usefixtures("scripted_runs")
+def test_one_seed_has_returns_and_no_interval(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "seeds"
+    given = ["--seeds", 1, "--run-dir", directory]
+    assert status_of("train", "cartpole", *RUNS, *QUICK, *given) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert "final return  20.00  (1 seed)" in said
+    assert "best return   20.00  (1 seed)" in said
+    result = json.loads((directory / "seeds.json").read_text())
+    assert result["final_return"] == {"mean": 20.0, "low": None, "high": None}
+    assert len(draw([directory]).get_axes()[0].collections) == 0, "no band"
+
+
+@pytest.mark.usefixtures("scripted_runs")
 def test_runs_that_fail_are_told_and_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,6 +94,15 @@ def test_played_matches_are_shown_with_a_line_for_each_agent() -> None:
     ]
 
 
+def test_one_match_says_nothing_of_how_much_returns_vary() -> None:
+    played = [Match({"row": 1.0, "column": -1.0}, {})]
+    players = {"row": "main", "column": "random"}
+    shown = PlayedMatches(Path("run/1"), players, played, records(played), [])
+    assert str(shown).splitlines()[2] == (
+        "row (main): return 1.00; 1 won, 0 drawn, 0 lost: score 1.00 (95 %: 0.21 to 1.00)"
+    )
+
+
 def test_an_agent_without_a_player_is_named() -> None:
     with pytest.raises(ValueError, match="nobody plays column: name a player for each agent"):
         play_matches(_envs(MATRIX), {"row": Always(0)}, 1, seed=0)

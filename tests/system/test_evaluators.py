@@ -44,7 +44,9 @@ def test_two_evaluators_share_episodes_and_record_one_more(tmp_path: Path) -> No
     assert result.summary["reason_for_stop"] == "seen enough"
     for evaluation in follows.evaluations:
         assert len(evaluation.returns) in (2, 3, 5), "one of the two may be there later"
-        assert evaluation.interval[0] <= evaluation.mean <= evaluation.interval[1]
+        assert evaluation.interval is not None
+        low, high = evaluation.interval
+        assert low <= evaluation.mean <= high
     assert len(follows.evaluations[-1].returns) == 5
     # The third one may have begun, and none of the second one is recorded.
     first, second = (f"videos/update-{each.update:09}/" for each in follows.evaluations)

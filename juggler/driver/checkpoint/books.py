@@ -15,11 +15,14 @@ from juggler.driver.core.ledger import Counters, LedgerError
 from juggler.driver.core.state import Past
 from juggler.driver.record.candidates import RETURN_WINDOW
 from juggler.driver.record.metrics import Metrics
+from juggler.driver.record.module_metrics import AgentMetrics, ModuleMetrics
 from juggler.driver.run_clock import Times
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
 from juggler.runtime.episodes.version import Version
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+_Returns = Annotated[list[float], msgspec.Meta(max_length=RETURN_WINDOW)]
+_Lengths = Annotated[list[_Count], msgspec.Meta(max_length=RETURN_WINDOW)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +62,33 @@ class _Past(_Books):
 
 
 @dataclass(frozen=True, slots=True)
+class _OfAgent:
+    """The episodes in which an agent acted."""
+
+    episodes: _Count
+    returns: _Returns
+
+
+@dataclass(frozen=True, slots=True)
+class _OfModule(_OfAgent):
+    """The episodes of the agents that a module plays."""
+
+    lengths: _Lengths
+
+
+@dataclass(frozen=True, slots=True)
 class _Saved(_Books):
     """The driver's share of a checkpoint, as `counters_of` makes it."""
 
     next_id: _Count
     wall_time: Annotated[float, msgspec.Meta(ge=0)]
     episodes: _Count
-    returns: Annotated[list[float], msgspec.Meta(max_length=RETURN_WINDOW)]
-    lengths: Annotated[list[_Count], msgspec.Meta(max_length=RETURN_WINDOW)]
+    returns: _Returns
+    lengths: _Lengths
     training_time: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # older ones have none
     candidates: _SavedCandidates = field(default_factory=_SavedCandidates)
+    by_module: dict[str, _OfModule] = field(default_factory=dict)  # with several agents
+    by_agent: dict[str, _OfAgent] = field(default_factory=dict)  # likewise
     played: dict[str, _Count] = field(default_factory=dict)  # by modules that are not trained
     league: dict[str, Any] = field(default_factory=dict)  # see `League.to_state`
     copies: dict[str, str] = field(default_factory=dict)  # digests of the league's copies, by id
@@ -95,12 +115,29 @@ def must_be_sound(checkpoint: Checkpoint) -> None:
     for key in ("wall_time", "training_time"):
         if not math.isfinite(value := getattr(saved, key)):
             raise CheckpointError(path, f"its counters have {key} = {value}")
-    if len(saved.returns) != len(saved.lengths) or len(saved.returns) > saved.episodes:
-        raise CheckpointError(
-            path,
-            f"its counters have {len(saved.returns)} returns and {len(saved.lengths)} lengths of "
-            f"{saved.episodes} episodes",
-        )
+    _episodes_must_be_sound(path, saved)
+
+
+def _episodes_must_be_sound(path: Path, saved: _Saved) -> None:
+    """
+    Raises:
+        CheckpointError: there are more returns than episodes that have ended, or other lengths.
+    """
+    ended: list[_Saved | _OfModule] = [saved, *saved.by_module.values()]
+    for each in ended:
+        if len(each.returns) != len(each.lengths) or len(each.returns) > each.episodes:
+            raise CheckpointError(
+                path,
+                f"its counters have {len(each.returns)} returns and {len(each.lengths)} lengths of "
+                f"{each.episodes} episodes",
+            )
+    for of_agent in saved.by_agent.values():
+        if len(of_agent.returns) > of_agent.episodes:
+            raise CheckpointError(
+                path,
+                f"its counters have {len(of_agent.returns)} returns of {of_agent.episodes} "
+                "episodes of an agent",
+            )
 
 
 def _modules_must_be_sound(
@@ -150,12 +187,21 @@ def counters_of(
         "next_id": next_id,
         "wall_time": times.wall,
         "training_time": times.training,
-        "episodes": metrics.episodes,
-        "returns": list(metrics.returns),
+        **_ended(metrics),
         "lengths": list(metrics.lengths),
+        "by_module": {
+            name: {**_ended(each), "lengths": list(each.lengths)}
+            for name, each in metrics.by_module.items()
+            if each.episodes
+        },
+        "by_agent": {name: _ended(each) for name, each in metrics.by_agent.items()},
         "candidates": asdict(metrics.candidates),
         "played": {name: each.played for name, each in metrics.by_module.items() if each.played},
     }
+
+
+def _ended(of: Metrics | ModuleMetrics | AgentMetrics) -> dict[str, Any]:
+    return {"episodes": of.episodes, "returns": list(of.returns)}
 
 
 def books_in(checkpoint: Checkpoint, module_id: str) -> Counters:

@@ -46,6 +46,11 @@ class Checkpointing:
         self._last = update
         self._asked: dict[str, str] = {}  # by module id, the learner that sends its state
 
+    @property
+    def waits_for(self) -> list[str]:
+        """The modules that have no learner: without their states there is no checkpoint."""
+        return [each.module_id for each in self._core.in_checkpoints() if not each.members]
+
     def begin(self, aside: str = "") -> bool:
         """Ask for the state of every module as it is. False where a module has nobody to ask, or
         another one is on its way.

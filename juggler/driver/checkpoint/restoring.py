@@ -84,12 +84,18 @@ def metrics_of(resume: Checkpoint | None) -> Metrics:
     """New metrics, or those of a checkpoint."""
     metrics = Metrics()
     if resume is not None:
-        metrics.episodes_ended(resume.counters["returns"], resume.counters["lengths"])
-        metrics.episodes = resume.counters["episodes"]
-        metrics.candidates = Candidates(**resume.counters.get("candidates", {}))
-        for module_id, steps in resume.counters.get("played", {}).items():
-            metrics.of(module_id).played = steps
         counters = resume.counters
+        metrics.episodes_ended(counters["returns"], counters["lengths"])
+        metrics.episodes = counters["episodes"]
+        for module_id, ended in counters.get("by_module", {}).items():
+            metrics.agents_ended(module_id, ended["returns"], ended["lengths"])
+            metrics.of(module_id).episodes = ended["episodes"]
+        for agent, ended in counters.get("by_agent", {}).items():
+            metrics.agent_ended(agent, ended["returns"])
+            metrics.of_agent(agent).episodes = ended["episodes"]
+        metrics.candidates = Candidates(**counters.get("candidates", {}))
+        for module_id, steps in counters.get("played", {}).items():
+            metrics.of(module_id).played = steps
         trained_for = counters.get("training_time", counters["wall_time"])
         metrics.goes_on(trained_for, counters["trained"])
     return metrics

@@ -91,9 +91,12 @@ class WithReturns:
         return Played.of(self.returns).deviation
 
     @property
-    def interval(self) -> tuple[float, float]:
+    def interval(self) -> tuple[float, float] | None:
         """The mean's 95 % confidence interval: a percentile bootstrap over the episodes. It is
-        about other episodes of the same policy, and not about other runs."""
+        about other episodes of the same policy, and not about other runs. None: one episode does
+        not say how much returns vary."""
+        if len(self.returns) < 2:
+            return None
         returns = np.asarray(self.returns, dtype=np.float64)  # [episodes]
         random, count = np.random.default_rng(0), len(returns)
         means = [returns[random.integers(count, size=count)].mean() for _ in range(_REPETITIONS)]

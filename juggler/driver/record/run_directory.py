@@ -183,7 +183,7 @@ class RunDirectory:
             Whether this was necessary. The new directory has only the configuration.
 
         Raises:
-            RunDirectoryError: it cannot be created.
+            RunDirectoryError: it cannot be created, or another run has taken it.
         """
         file = self.path / METRICS_FILE
         try:
@@ -195,17 +195,20 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"cannot read the run directory {self.path}: {error}"
             ) from error
+        lost = f"the run directory {self.path} was deleted or moved, and"
         try:
             (self.path / DIRECTORY).mkdir(parents=True, exist_ok=True)
-            write_synced(self.path / CONFIG_FILE, self._config)
-            metrics = file.open("a+b", buffering=0)
+            with contextlib.ExitStack() as until_it_is_ours:
+                metrics = until_it_is_ours.enter_context(file.open("a+b", buffering=0))
+                if not lock(metrics):  # what is there is another run's
+                    raise RunDirectoryError(
+                        f"{lost} another process is writing in it now: metrics of this run are lost"
+                    )
+                write_synced(self.path / CONFIG_FILE, self._config)
+                until_it_is_ours.pop_all()
         except OSError as error:
-            raise RunDirectoryError(
-                f"the run directory {self.path} was deleted or moved, and cannot be made again: "
-                f"{error}"
-            ) from error
+            raise RunDirectoryError(f"{lost} cannot be made again: {error}") from error
         self.close()
-        _lock(self.path, metrics)
         self._metrics, self._end = metrics, metrics.seek(0, os.SEEK_END)
         return True
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 from juggler.driver.callbacks import Callback, Evaluation, MetricsLine, Run
 from juggler.driver.driver_config import TENSORBOARD, ConfigError
 from juggler.driver.record.checkpoints import write_synced
+from juggler.driver.signals import way_out
 from juggler.driver.trackers.mlflow_tracker import MlflowTracker
 from juggler.driver.trackers.tracker import Tracker
 from juggler.driver.trackers.wandb_tracker import WandbTracker
@@ -131,7 +132,8 @@ class Tracking(Callback):
         self._jobs.put(None)
         self._thread.join(_TELL_SECONDS)
         if self._thread.is_alive():
-            run.message(f"waiting for {', '.join(self._trackers)}; Ctrl-C leaves without")
+            how = way_out("Ctrl-C leaves without")
+            run.message(f"waiting for {', '.join(self._trackers)}{how}")
         self._thread.join(_END_SECONDS)
         if self._thread.is_alive():
             self._problems.put(f"trackers have not finished within {_END_SECONDS:.0f} s")

@@ -15,6 +15,7 @@ from juggler.driver.record.goals import EPISODE, ReturnGoals
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.record.progress import Progress
 from juggler.driver.record.wording import named_returns, named_spreads
+from juggler.driver.signals import way_out
 from juggler.driver.workers.evaluations import Evaluators
 from juggler.envrunner.agent_returns import from_messages
 from juggler.envrunner.dm_env_rpc.options import SCHEME
@@ -213,9 +214,8 @@ class Confirmation:
         """
         drain(_TELL_SECONDS, lambda: not self.under_way)
         if self.under_way:
-            self._progress.message(
-                "waiting for what confirms that the run is solved; Ctrl-C leaves without it"
-            )
+            how = way_out("Ctrl-C leaves without it")
+            self._progress.message(f"waiting for what confirms that the run is solved{how}")
         until = time.monotonic() + patience
         drain(seconds, lambda: not self.under_way or not (self._plays or time.monotonic() < until))
 

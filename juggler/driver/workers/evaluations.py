@@ -223,7 +223,7 @@ class Evaluations:
 
         People are told, once, if the one before still waits because a module has no learner.
         """
-        missing = [each.module_id for each in self._core.in_checkpoints() if not each.members]
+        missing = self._checkpointing.waits_for
         if self._wanted and missing and not self.under_way and not self._told:
             self._told = True
             text = (

@@ -26,6 +26,8 @@ _GOOD: dict[str, Any] = {
     "lengths": [3, 4],
 }
 
+_ENDED: dict[str, Any] = {"episodes": 9, "returns": [1.0, 2.0], "lengths": [5, 6]}
+
 
 def _checkpoint(counters: dict[str, Any]) -> Checkpoint:
     return Checkpoint((1, 7), {}, {}, counters, {}, {}, Path("run/checkpoints/000000007"))
@@ -34,6 +36,8 @@ def _checkpoint(counters: dict[str, Any]) -> Checkpoint:
 def test_the_books_of_a_run_are_sound() -> None:
     must_be_sound(_checkpoint(_GOOD))
     must_be_sound(_checkpoint({**_GOOD, "of a newer version": 1}))
+    by_agent = {"red_0": {"episodes": 9, "returns": [1.0, 2.0]}}
+    must_be_sound(_checkpoint({**_GOOD, "by_module": {"red": _ENDED}, "by_agent": by_agent}))
 
 
 @pytest.mark.parametrize(
@@ -52,6 +56,11 @@ def test_the_books_of_a_run_are_sound() -> None:
         ({"returns": [1.0]}, "1 returns and 2 lengths"),
         ({"returns": [0.0] * 101, "lengths": [1] * 101}, "at `$.returns`"),
         ({"episodes": 1}, "2 returns and 2 lengths of 1 episodes"),
+        ({"by_module": {"red": {**_ENDED, "lengths": [5]}}}, "2 returns and 1 lengths of 9"),
+        ({"by_module": {"red": {**_ENDED, "episodes": 1}}}, "2 returns and 2 lengths of 1"),
+        ({"by_module": {"red": {**_ENDED, "returns": [0.0] * 101}}}, "at `$.by_module[...].ret"),
+        ({"by_agent": {"red_0": {"episodes": 1, "returns": [0.0] * 2}}}, "2 returns of 1 episodes"),
+        ({"by_agent": {"red_0": {"episodes": 1}}}, "at `$.by_agent[...]`"),
     ],
 )
 def test_books_that_nobody_has_kept_are_refused_in_a_sentence(

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import resource
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -198,40 +197,6 @@ def test_a_disk_that_takes_no_more_leaves_whole_lines(tmp_path: Path) -> None:
         assert _lines(tmp_path) == [_line(1000)]
         run.append(_line(3000))
     assert _lines(tmp_path) == [_line(1000), _line(3000)]
-
-
-@pytest.mark.parametrize("how", ["deleted", "moved", "only the file"])
-def test_a_directory_that_is_gone_is_made_again(tmp_path: Path, how: str) -> None:
-    path = tmp_path / "run"
-    with closing(RunDirectory.create(path, CONFIG, "cartpole")) as run:
-        run.append(_line(1000))
-        assert not run.renew()
-        if how == "deleted":
-            shutil.rmtree(path)
-        elif how == "moved":
-            path.rename(tmp_path / "moved")
-        else:
-            (path / "metrics.jsonl").unlink()
-        assert run.renew()
-        run.append(_line(2000))
-        assert not run.renew()
-        with pytest.raises(RunDirectoryError, match="another process"):
-            RunDirectory.open(path, CONFIG)
-    assert _lines(path) == [_line(2000)]
-    assert tomllib.loads((path / "config.toml").read_text())["lr"] == 1e-3
-    assert run.checkpoints.is_dir()
-    RunDirectory.open(path, CONFIG).close()
-
-
-def test_a_directory_that_cannot_be_made_again_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "runs" / "run"
-    with closing(RunDirectory.create(path, CONFIG, "cartpole")) as run:
-        shutil.rmtree(path.parent)
-        path.parent.touch()
-        with pytest.raises(RunDirectoryError, match=r"cannot be made again|cannot read"):
-            run.renew()
-        path.parent.unlink()
-        assert run.renew()
 
 
 def test_what_is_wrong_with_the_disk_is_told_once_and_so_is_its_end(tmp_path: Path) -> None:

@@ -196,7 +196,9 @@ def test_several_evaluators_share_the_episodes_of_an_evaluation(tmp_path: Path) 
     world.parts.callbacks.tell()
     (evaluation,) = heard.evaluations
     assert evaluation.returns == [4.0, 5.0, 1.0, 2.0, 3.0]
-    assert evaluation.interval[0] < evaluation.mean == 3.0 < evaluation.interval[1]
+    assert evaluation.interval is not None
+    low, high = evaluation.interval
+    assert low < evaluation.mean == 3.0 < high
     assert world.parts.metrics.evaluation_return == 3.0
     assert not world.parts.evaluations.under_way
 

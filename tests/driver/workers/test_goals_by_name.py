@@ -11,12 +11,16 @@ from support.synchronous_rounds import answer_the_snapshot, begin_an_evaluation
 from support.worker_events_world import ROWS, STEPS, WorkersWorld
 
 from juggler.driver.agents_found import FoundGroup, with_agents
+from juggler.driver.checkpoint.books import must_be_sound
+from juggler.driver.checkpoint.restoring import metrics_of
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.record.goals import ReturnGoals
 from juggler.driver.record.live_progress import LiveProgress
 from juggler.driver.record.progress import PlainProgress
 from juggler.driver.record.prometheus import families
 from juggler.driver.status import StatusReader
 from juggler.driver.upkeep import metrics_line
+from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.wire.v1 import training_pb2
 
 AGENTS = {"a": "main", "b": "main"}
@@ -124,6 +128,25 @@ def test_metrics_have_the_returns_of_each_agent(tmp_path: Path) -> None:
     }
     assert values["juggler_agent_return_mean", "b"] == -3.0
     assert values["juggler_agent_episodes_total", "a"] == 2
+
+
+@pytest.mark.parametrize("goal", [{"main": 20.0}, {"a": 19.0, "b": 21.0}])
+def test_a_run_that_goes_on_has_what_modules_and_agents_had_got(
+    tmp_path: Path, goal: dict[str, float]
+) -> None:
+    world = world_of_one(tmp_path)
+    train(world, 30.0, 5.0, episodes=50)
+    train(world, 19.0, 21.0)
+    world.ask_for_a_snapshot()
+    answer_the_snapshot(world, "main")
+    (written,) = world.written.gather(timeout=30)
+    saved = read(written.path)
+    must_be_sound(saved)
+    before, resumed = world.parts.metrics, metrics_of(saved)
+    assert resumed.by_agent == before.by_agent
+    assert resumed.of("main").line() == before.of("main").line()
+    assert resumed.of("main").episodes == 300
+    assert ReturnGoals(goal).proposed(resumed) == goal, "with no new episode"
 
 
 def test_an_evaluation_tells_modules_and_agents_apart(tmp_path: Path) -> None:

@@ -1,0 +1,27 @@
+"""What `juggler evaluate` says of the episodes that it has played."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.commands import status_of
+
+from juggler.driver import evaluating
+from juggler.driver.evaluating import Evaluated
+
+
+@pytest.mark.parametrize(
+    ("returns", "told"),
+    [([480.0, 480.0], ["mean return: 480.0 to 480.0 (95 % interval)"]), ([480.0], [])],
+)
+def test_one_episode_has_a_return_and_no_interval(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    returns: list[float],
+    told: list[str],
+) -> None:
+    played = Evaluated(Path("run/checkpoints/1"), returns, [480] * len(returns), [])
+    monkeypatch.setattr(evaluating, "evaluate", lambda *_, **__: played)
+    assert status_of("evaluate", "run", "--episodes", len(returns)) == 0
+    assert [each for each in capsys.readouterr().out.splitlines() if "interval" in each] == told
