@@ -71,7 +71,7 @@ def must_go_together(config: Checked) -> None:
     if config.driver.synchronous and config.learner.weights_interval != 1:
         raise ConfigError(
             f"weights_interval = {config.learner.weights_interval} with synchronous = true: each "
-            "round acts with the weights that the last one made; set weights_interval = 1, or "
+            "turn acts with the weights that the last one made; set weights_interval = 1, or "
             "synchronous = false"
         )
     for name in ("intrinsic", "imitation"):
