@@ -45,6 +45,7 @@ DEPTH = 20
 OBSERVATIONS = gymnasium.spaces.Box(0, 1, (DEPTH * DEPTH,), np.float32)
 ACTIONS = gymnasium.spaces.Discrete(2)
 
+
 class Curious(AroundCore):
     """Trains like the inner core, with a bonus for rare observations."""
 
