@@ -1,4 +1,4 @@
-"""A reward for new observations: a core that wraps another core.
+"""A reward for new observations: a core around another core.
 
     python examples/intrinsic_reward.py
 
@@ -26,51 +26,50 @@ from gymnasium.vector import SyncVectorEnv
 from torch import Tensor
 
 from juggler import (
-    ALONE,
     ActorCritic,
-    Aux,
+    AroundCore,
+    AroundState,
     BehaviourPolicy,
-    Grads,
     Impala,
     ImpalaConfig,
     Learner,
     LearnerCore,
-    Params,
+    Metrics,
     Sample,
     Sampler,
     Seam,
-    StepOutput,
-    Tree,
-    arrays_like,
     strip_to_acting,
-    tensors_like,
 )
 
 DEPTH = 20
 OBSERVATIONS = gymnasium.spaces.Box(0, 1, (DEPTH * DEPTH,), np.float32)
 ACTIONS = gymnasium.spaces.Discrete(2)
 
-State = dict[str, Any]  # "inner": the state of the inner core; "seen": [F, F]
 
-
-class Curious(LearnerCore[State]):
+class Curious(AroundCore):
     """Trains like the inner core, with a bonus for rare observations."""
 
+    kind = "bonus"
+
     def __init__(self, inner: LearnerCore[Any], features: int, scale: float) -> None:
-        self.inner, self.features, self.scale = inner, features, scale
-        self.name, self.config = f"curious {inner.name}", inner.config
-        self.trains_on = inner.trains_on
+        super().__init__(inner)
+        self.features, self.scale = features, scale
 
-    def init(self, seed: int) -> State:
-        return {"inner": self.inner.init(seed), "seen": torch.eye(self.features)}
+    def own_state(self, seed: int) -> dict[str, Any]:
+        return {"seen": torch.eye(self.features)}  # [F, F]
 
-    def step(self, state: State, sample: Sample, seam: Seam = ALONE) -> StepOutput[State]:
-        seen = state["seen"]  # [F, F]
+    def shown(self, state: AroundState, sample: Sample) -> Sample:
+        return self.rewarded(state["own"]["seen"], sample)
+
+    def learned(
+        self, state: AroundState, sample: Sample, seam: Seam
+    ) -> tuple[dict[str, Any], Sample, Metrics]:
+        found = torch.zeros_like(state["own"]["seen"])  # [F, F]
         for columns in sample.values():
             features = live_features(columns)  # [N, T, F]
-            seen = seen + seam.sums(torch.einsum("ntf,ntg->fg", features, features))  # [F, F]
-        output = self.inner.step(state["inner"], self.rewarded(seen, sample), seam)
-        return output._replace(state={"inner": output.state, "seen": seen})
+            found = found + torch.einsum("ntf,ntg->fg", features, features)  # [F, F]
+        seen = state["own"]["seen"] + seam.sums(found)  # [F, F]
+        return {"seen": seen}, self.rewarded(seen, sample), {}
 
     def rewarded(self, seen: Tensor, sample: Sample) -> Sample:
         inverse = torch.linalg.inv_ex(seen).inverse  # [F, F]
@@ -80,28 +79,6 @@ class Curious(LearnerCore[State]):
             bonus = (features @ inverse * features).sum(-1).sqrt()  # [N, T]
             rewarded[module_id] = {**columns, "rewards": columns["rewards"] + self.scale * bonus}
         return rewarded
-
-    def grads(self, state: State, sample: Sample) -> tuple[Grads, Aux]:
-        return self.inner.grads(state["inner"], self.rewarded(state["seen"], sample))
-
-    def apply(self, state: State, grads: Grads, aux: Aux) -> StepOutput[State]:
-        output = self.inner.apply(state["inner"], grads, aux)
-        return output._replace(state={**state, "inner": output.state})
-
-    def initial_states(self) -> dict[str, Any]:
-        return self.inner.initial_states()
-
-    def get_params(self, state: State) -> Params:
-        return self.inner.get_params(state["inner"])
-
-    def state_to_tree(self, state: State) -> dict[str, Tree]:
-        inner = self.inner.state_to_tree(state["inner"])
-        return {**inner, "curious": arrays_like({"seen": state["seen"]})}
-
-    def state_from_tree(self, tree: Any, like: State) -> State:
-        inner = {key: branch for key, branch in tree.items() if key != "curious"}
-        seen = tensors_like(tree.get("curious", {}), {"seen": like["seen"]})
-        return {"inner": self.inner.state_from_tree(inner, like["inner"]), **seen}
 
 
 def live_features(columns: Any) -> Tensor:
@@ -158,7 +135,7 @@ def main() -> None:
     for core in (plain, Curious(plain, features=DEPTH * DEPTH, scale=0.1)):
         returns = train(core, updates=240)
         means = np.array(returns).reshape(8, -1).mean(1)
-        print(f"{core.name:15s} return", "  ".join(f"{each:6.3f}" for each in means), flush=True)
+        print(f"{core.name:17s} return", "  ".join(f"{each:6.3f}" for each in means), flush=True)
 
 
 if __name__ == "__main__":

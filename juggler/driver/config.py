@@ -183,7 +183,7 @@ class RunConfig:
         return merged
 
     def doubts(self) -> list[str]:
-        """What can be meant, and hardly is; as people are told when a run starts."""
+        """Settings that are allowed but probably not meant; people are told as a run starts."""
         scale = self.learner.reward_scale
         pieces = [piece.use for piece in self.connectors.parsed().pipeline("learner")]
         doubts = [

@@ -38,7 +38,7 @@ _EXAMPLES: Final = {
     "optimizers": '{value = {parameters = ["value_*"]}}',
     "shared": '{"encoder.*" = ["first", "second"]}',
 }
-#: Of other such keys, by what they hold.
+#: Examples for all other keys, by type.
 _BY_KIND: Final[Mapping[Any, str]] = {bool: "true", int: "100", float: "0.5", str: '"..."'}
 
 

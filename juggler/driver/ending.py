@@ -19,7 +19,8 @@ from juggler.envrunner.program import ENVRUNNER
 from juggler.learner.process.program import LEARNER
 from juggler.runtime.actors.hub import Hub
 
-#: What the end of a run may take: together less than the 5 s that people wait after a Ctrl-C.
+#: What the end of a run may take: usually less than the 5 s that people wait after a Ctrl-C. A
+#: large last checkpoint takes up to 40 s, recordings up to 30 s, and trackers up to two minutes.
 _LAST_UPDATES_SECONDS = 1.0
 _SILENCE_SECONDS = 2.5  # of learners whose state is waited for; they say something every second
 _LEAVE_SECONDS = 0.5
@@ -131,7 +132,7 @@ class Ending:
         return all(each.seconds_silent > _SILENCE_SECONDS for each in learners)
 
     def _has_saved(self) -> bool:
-        """Whether a synchronous run has a checkpoint of its last update: taken between two rounds,
+        """Whether a synchronous run has a checkpoint of its last update: taken between two turns,
         as no other could be now."""
         synchronous = self._parts.config.driver.synchronous
         return synchronous and self._newest_update() == self._parts.core.updates

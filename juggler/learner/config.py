@@ -127,7 +127,7 @@ class LearnerConfig(OptimizerConfig):
             )
 
     def doubts(self) -> list[str]:
-        """What can be meant, and hardly is; as people are told when a run starts."""
+        """Settings that are allowed but probably not meant; people are told as a run starts."""
         return []
 
     def optimizer_specs(self) -> list[OptimizerSpec]:

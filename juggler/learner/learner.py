@@ -182,8 +182,8 @@ class Learner(LearnerState):
         """One update on columns, such as those of a replay buffer or a data set.
 
         Args:
-            batch: columns by module id. IMPALA, PPO and APPO take those of a batch of episodes, as
-                tensors or arrays; see `juggler.batch_of_columns`.
+            batch: columns by module id. All algorithms that ship take those of a batch of episodes,
+                as tensors or arrays: docs/learners.md lists them.
             async_update: start the update and return. If `updates_in_flight` others are unfinished,
                 wait for one of them first. Do not change the batch before the update is done.
             passes: `minibatch_size` is about how many live steps there are in each optimizer step;

@@ -89,8 +89,8 @@ class LearnerState(GroupMember):
         self._data.clear()
 
     def taken_in(self) -> int:
-        """How many samples will be learned from even if the step that was to be made when they came
-        has failed."""
+        """How many samples are kept for later steps, even if the step made on their arrival
+        failed."""
         return self._data.taken_in()
 
     def books_of_samples(self) -> Mapping[str, Mapping[str, float]]:

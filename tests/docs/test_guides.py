@@ -94,6 +94,14 @@ def test_links_lead_to_files_and_headings(page: str) -> None:
         assert heading in slugs, f"{page} leads to #{heading} of {other.name}"
 
 
+def test_lines_of_prose_are_no_longer_than_112_characters() -> None:
+    """Tables and code may be longer."""
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.S | re.M)
+        long = [line for line in prose.splitlines() if len(line) > 112 and line[0] != "|"]
+        assert long == [], page.name
+
+
 def test_the_page_on_connectors_has_every_one_that_ships_with_its_options() -> None:
     text = (ROOT / "docs/connectors.md").read_text()
     rows = [row.split("|") for row in text.splitlines() if row.startswith("| `")]

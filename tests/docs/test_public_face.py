@@ -108,6 +108,20 @@ def test_what_people_read_imports_public_names_alone(file: str) -> None:
         assert deep == []
 
 
+def names_in_docstrings(public: type) -> set[str]:
+    """What follows `juggler.` in the docstrings of a class and of what it has itself."""
+    documented = [public, *vars(public).values()]
+    texts = [each.__doc__ for each in documented if isinstance(each.__doc__, str)]
+    return {name for text in texts for name in re.findall(r"\bjuggler\.(\w+)", text)}
+
+
+def test_docstrings_of_public_classes_name_what_there_is() -> None:
+    classes = [each for each in map(juggler.__getattr__, juggler.__all__) if inspect.isclass(each)]
+    found = {(each.__name__, name) for each in classes for name in names_in_docstrings(each)}
+    assert ("LearnerGroup", "Learner") in found
+    assert {(of, name) for of, name in found if not hasattr(juggler, name)} == set()
+
+
 def test_such_an_import_would_be_noticed() -> None:
     assert not_public("from juggler.learner.learner import Learner")
     assert not_public("import juggler.learner.learner")

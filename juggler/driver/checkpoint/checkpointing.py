@@ -17,7 +17,7 @@ class Checkpointing:
     itself.
 
     Asynchronously, the clock says when, and training goes on meanwhile. In synchronous mode it
-    happens between two rounds, at multiples of `checkpoint_updates`, and the next round waits until
+    happens between two turns, at multiples of `checkpoint_updates`, and the next turn waits until
     the checkpoint is on the disk. Then everybody begins anew, as the workers of a run do that is
     resumed from it: what a checkpoint does not hold, nobody has. Hence both runs give the same
     numbers.
@@ -61,7 +61,7 @@ class Checkpointing:
         return self._ask(None, aside)
 
     def holds_up(self, update: int) -> bool:
-        """Between two rounds of a synchronous run: whether the next one has to wait. Begins the
+        """Between two turns of a synchronous run: whether the next one has to wait. Begins the
         checkpoint that is due.
 
         Args:

@@ -147,7 +147,8 @@ class LearnerGroup:
         """The same on columns that are put together already.
 
         Args:
-            batch: by module id, arrays by column, as `juggler.batch_of_columns` takes them.
+            batch: by module id, arrays by column, as `juggler.Learner` takes them: docs/learners.md
+                lists them.
             async_update: as for `update_from_episodes`.
             passes: the same.
 

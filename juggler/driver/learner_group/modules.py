@@ -43,9 +43,9 @@ class _Module:
         seed: that it begins with.
         kept: the newest that is known of it, for a process that takes the place of another one;
             None: there is only the seed.
-        weights: that this is weights alone.
+        weights: whether `kept` holds weights alone.
         updates: that it has made.
-        unkept: those since its state was asked for.
+        unkept: updates since its state was last asked for.
     """
 
     spec: LearnerSpec
@@ -248,7 +248,7 @@ class GroupModules:
         _results(added)
 
     def _as_before(self, shard: int) -> list[Job]:
-        """What makes of a new process what the one before it was."""
+        """Jobs that give a new process the modules of its predecessor."""
         return [self._adding(module_id, self._modules[module_id]) for module_id in self._on(shard)]
 
     def _lost(self, shard: int) -> str:

@@ -149,7 +149,7 @@ class Shard:
             self._finish(job)
 
     def joined(self, worker: Worker, sender: EpisodeSender, jobs: Iterable[Job]) -> None:
-        """A process is there; these jobs make of it what its predecessor was."""
+        """A process is there; these jobs give it the modules of its predecessor."""
         self.worker, self.sender = worker, sender
         self._left = self._exited = None
         self.broken = ""

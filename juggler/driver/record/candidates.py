@@ -22,7 +22,8 @@ _MORE_EPISODES = 5
 #: Of a bootstrap.
 _REPETITIONS = 2000
 
-#: An episode may take _MORE_STEPS times the longest training episode, or _FEW_STEPS if longer.
+#: An episode may take _MORE_STEPS times the longest training episode, which counts as at least
+#: _FEW_STEPS.
 _MORE_STEPS, _FEW_STEPS = 10, 1000
 
 

@@ -58,7 +58,7 @@ class Metrics:
     _episodes_last: int = 0
 
     def episodes_ended(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
-        """As many of one as of the other."""
+        """Both lists have the same length."""
         self.returns.extend(returns[-RETURN_WINDOW:])
         self.lengths.extend(lengths[-RETURN_WINDOW:])
         self.episodes += len(returns)
@@ -70,7 +70,7 @@ class Metrics:
     def agents_ended(
         self, module_id: str, returns: Sequence[float], lengths: Sequence[int]
     ) -> None:
-        """Episodes of the agents that this module plays: as many of one as of the other."""
+        """Episodes of the agents that this module plays; both lists have the same length."""
         self.of(module_id).agents_ended(returns, lengths)
 
     def played(self, module_id: str, steps: int) -> None:

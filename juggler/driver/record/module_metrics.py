@@ -12,7 +12,7 @@ from juggler.driver.record.candidates import RETURN_WINDOW
 
 
 class StalenessSince:
-    """Mean and maximum since they were asked for last; of nothing they stay what they were."""
+    """Mean and maximum since the last `take`; without anything new, those of before."""
 
     def __init__(self) -> None:
         self._total, self._count, self._most = 0, 0, 0
@@ -51,7 +51,7 @@ class ModuleMetrics:
     evaluation_return: float | None = None
 
     def agents_ended(self, returns: Sequence[float], lengths: Sequence[int]) -> None:
-        """As many of one as of the other."""
+        """Both lists have the same length."""
         self.returns.extend(returns[-RETURN_WINDOW:])
         self.lengths.extend(lengths[-RETURN_WINDOW:])
         self.episodes += len(returns)

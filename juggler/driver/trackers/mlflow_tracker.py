@@ -83,9 +83,9 @@ class MlflowTracker:
 
 
 def mlflow_name(key: str) -> str:
-    """A name that MLflow takes: of letters, digits and a few marks, and no other as a path. With
-    one that it does not take it refuses all that is sent at once. A key that has to be changed for
-    that gets a digest behind it, so that no other key has its name."""
+    """A name that MLflow takes: of letters, digits and a few marks, and no other as a path. One
+    wrong name makes MLflow refuse the whole batch. A key that has to be changed for that gets a
+    digest behind it, so that no other key has its name."""
     parts = re.sub(r"[^\w.\- :/]", "-", key)[:_LONGEST_NAME].split("/")
     name = "/".join("-" if part in ("", ".", "..") else part for part in parts)
     if name == key:

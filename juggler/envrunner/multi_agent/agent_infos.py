@@ -22,8 +22,8 @@ _MEANT: Final = (np.ndarray, Mapping, Real)
 def arrays_in(
     infos: Mapping[str, Any], shape: tuple[int, int]
 ) -> tuple[dict[str, NDArray[Any]], Callable[[], str] | None]:
-    """What is of the shape [N, A] in the infos of a step of a vector: copies [N * A] by name; and
-    what nothing reads of the others, as `Turn` has it."""
+    """Copies [N * A] of the infos of shape [N, A], by name; and a function that describes the infos
+    that nothing reads (`Turn.unread`)."""
     found: dict[str, NDArray[Any]] = {}
     others: list[str] = []
     for name, given in infos.items():

@@ -60,7 +60,8 @@ class AroundCore(LearnerCore[AroundState], ABC):
 
     @abstractmethod
     def own_state(self, seed: int) -> dict[str, Any]:
-        """What this core keeps from update to update, by module id: trees of tensors on the CPU."""
+        """What this core keeps from update to update: trees of tensors on the CPU, by module id or
+        by names of their own."""
 
     @abstractmethod
     def shown(self, state: AroundState, sample: Sample) -> Sample:

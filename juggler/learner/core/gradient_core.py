@@ -101,7 +101,7 @@ class GradientCore(StateCore, ABC):
     def extra_after(
         self, new: ParameterGroupState, aux: GradientAux, stepped: Tensor
     ) -> dict[str, Tensor]:
-        """The same if the optimizer made a step at all, `stepped` []; else the old one."""
+        """`next_extra` if the optimizer made a step (`stepped`, a bool []), else the old extra."""
         return chosen(stepped, self.next_extra(new, aux), new["extra"])
 
     def moving(

@@ -53,7 +53,8 @@ def transitions(columns: Columns, n: int, gamma: float) -> Transitions:
 def following(columns: Columns) -> Tensor:
     """The indices in `all_observations` of the observation after each step [N, T], int64.
 
-    What an episode terminated with is in no batch: there it is any other one.
+    Batches lack an episode's terminal observation; its index is then that of an arbitrary other
+    one.
     """
     live = columns[c.LIVE]  # [N, T]
     rows, steps = live.shape

@@ -68,8 +68,8 @@ class DataSource(Protocol):
         return
 
     def taken_in(self) -> int:
-        """How many samples it has got that are learned from later, too, even if the step that was
-        to be made when they came fails."""
+        """How many samples it has kept for later steps, even if the step made on their arrival
+        failed."""
         return 0
 
     def metrics(self) -> Mapping[str, Mapping[str, float]]:

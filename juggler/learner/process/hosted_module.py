@@ -92,7 +92,7 @@ class HostedModule:
         self._joined = False  # a group has formed
         self._published = Version(0, 0)
         self._restoring: FrameReader[training_pb2.StateHeader] | None = None
-        self._has_newer = False  # than the state that comes before its group forms, if one does
+        self._has_newer = False  # than the state that the driver may restore before the group forms
         self._template: list[EpisodeBatch] = []  # one batch, once there is one
         self._steps_trained = 0
         self._steps_dropped = 0

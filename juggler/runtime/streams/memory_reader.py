@@ -181,7 +181,7 @@ def _must_last(descriptor: int, size: int) -> bool:
     """Check that these bytes are there, and stay there whatever the writer does.
 
     Returns:
-        Whether they even stay as they are.
+        Whether their content is fixed, too.
 
     Raises:
         WireError: they may go, and whoever reads them would get a SIGBUS.

@@ -127,7 +127,8 @@ def test_a_whole_alphastar_league_of_rock_paper_scissors_goes_on() -> None:
     world.train(200)
 
     assert all(player.copies >= 3 for player in league.roster.learners())
-    assert all(league.roster[f"{role}-0"].life > 0 for role in ("main_exploiter",))
+    for role in ("main_exploiter", "league_exploiter"):
+        assert league.roster[f"{role}-0"].life > 0, f"{role} never began anew"
     players = league.results().players()
     assert len(players) == 3 + 8 == len(world.logits)
     weights, ratings = nash_averaging(league.payoffs, players)

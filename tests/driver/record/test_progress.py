@@ -278,7 +278,7 @@ def test_numbers_have_about_four_digits(value: float | None, text: str) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(9.44, "9.4 s"), (83, "1:23"), (7384, "2:03:04")])
-def test_clocks(seconds: float, text: str) -> None:
+def test_times_from_a_minute_on_look_like_a_clock(seconds: float, text: str) -> None:
     assert clock(seconds) == text
 
 

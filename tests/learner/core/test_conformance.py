@@ -244,12 +244,12 @@ def sample_of(make_batch: MakeBatch, module_ids: Sequence[str], seed: int = 0) -
 
 
 @pytest.mark.parametrize("name", _cores())
-def test_core(make_batch: MakeBatch, name: str) -> None:
+def test_a_core_conforms(make_batch: MakeBatch, name: str) -> None:
     check_core(CORES[name], sample_of(make_batch, MODULES))
 
 
 @pytest.mark.parametrize("name", _learners())
-def test_learner(make_batch: MakeBatch, name: str) -> None:
+def test_a_learner_conforms(make_batch: MakeBatch, name: str) -> None:
     modules = ("default",) if LEARNERS[name] is make_external else MODULES
     check_learner(LEARNERS[name], [sample_of(make_batch, modules, seed) for seed in range(2)])
 

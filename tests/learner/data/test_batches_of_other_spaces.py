@@ -65,7 +65,7 @@ def test_actions_of_another_space_arerefused(
     ],
     ids=str,
 )
-def test_a_discrete_action_out_of_range_isrefused(
+def test_a_discrete_action_out_of_range_is_refused(
     world: World, space: spaces.Discrete[Any], allowed: tuple[int, int], beyond: tuple[int, int]
 ) -> None:
     store = world.open(action_space=space)

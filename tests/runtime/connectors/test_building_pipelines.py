@@ -113,7 +113,9 @@ def test_a_piece_that_cannot_be_built_is_named(piece, said) -> None:
 
 
 def test_a_piece_may_take_any_option() -> None:
-    env_to_module({"use": f"{OWN}:TakesAll", "anything": 1})
+    pipeline = env_to_module({"use": f"{OWN}:TakesAll", "anything": 1})
+    (connector,) = pipeline.stored
+    assert connector.options == {"anything": 1}
 
 
 def test_a_class_of_a_script_needs_no_name_to_import_it_by() -> None:

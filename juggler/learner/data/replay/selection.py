@@ -240,7 +240,7 @@ class Selection:
         while count:
             slots = weights.find(self._generator.random(count) * weights.total)  # [b]
             if self._most:
-                # As if one after the other were drawn: a row that has had its last draw is passed.
+                # As if rows were drawn one by one: a row that has had all its draws is skipped.
                 slots = slots[self.times[slots] + _earlier(slots) < self._most]
             found.append(slots)
             shares.append(weights[slots] / weights.total)
