@@ -192,10 +192,15 @@ def _must_last(descriptor: int, size: int) -> bool:
         raise WireError("what was offered is no memory that can be sealed") from None
     if seals & FIXED_SIZE != FIXED_SIZE or not seals & FIXED_PAGES:
         raise WireError("shared memory is not sealed: it could vanish while it is read")
-    found = os.fstat(descriptor)
+    found = os.fstat(descriptor).st_size
     # All of it: of a part, the blocks below might be missing, and others counted for them.
-    if found.st_size != size or not 0 < size <= MOST_BYTES:
-        raise WireError(f"shared memory of {found.st_size} bytes was offered as {size}")
-    if found.st_blocks * 512 < size:
-        raise WireError(f"shared memory of {size} bytes has only {found.st_blocks * 512}")
+    if found != size or not 0 < size <= MOST_BYTES:
+        raise WireError(f"shared memory of {found} bytes was offered as {size}")
+    try:
+        os.ftruncate(descriptor, size)  # blocks behind its end count, too: this gives them back
+    except OSError as error:
+        raise WireError(f"shared memory cannot be checked: {error.strerror}") from error
+    there = os.fstat(descriptor).st_blocks * 512
+    if there < size:
+        raise WireError(f"shared memory of {size} bytes has only {there}")
     return bool(seals & SEAL_WRITE)
