@@ -311,7 +311,7 @@ PROGRAM_WITH_ITS_OWN = """
 
 
 def test_processes_of_the_script_below_jugglers_forkserver_outlive_the_workers() -> None:
-    """Those of a DataLoader, say. The forkserver ends with the next use of it, once they are gone."""
+    """Such as those of a DataLoader. The forkserver stays for them."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM_THAT_USES_OURS)],
         capture_output=True,
