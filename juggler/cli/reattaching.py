@@ -14,7 +14,7 @@ from juggler.runtime.actors.attempts import attempts
 from juggler.runtime.actors.endpoints import split_address
 from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.processes import must_end
-from juggler.runtime.actors.worker import Contact, LostTheDriver
+from juggler.runtime.actors.worker import Contact, LostTheDriver, heeded_signals
 
 #: Environment variable of a program that replaces a worker: that worker's incarnation.
 PREDECESSOR = "JUGGLER_PREDECESSOR"
@@ -49,7 +49,7 @@ def work(contact: Contact, main: Callable[[], None]) -> None:
 def _is_back(contact: Contact) -> bool:
     """Wait until somebody listens at the driver's address."""
     driver, log = contact.address, contact.log or WorkerLog("worker")
-    for number in (signal.SIGTERM, signal.SIGINT):  # nothing is left to end in order
+    for number in heeded_signals():  # nothing is left to end in order
         signal.signal(number, signal.SIG_DFL)
     said = time.monotonic()
     log.info(f"waiting up to {contact.reattach_seconds:.0f} s for a driver at {driver}")

@@ -11,6 +11,8 @@ from juggler.runtime.actors.tls import TOKEN, Tls
 TOKEN_VARIABLE, TOKEN_FILE_VARIABLE = "JUGGLER_TOKEN", "JUGGLER_TOKEN_FILE"
 _LONGEST_TOKEN = 4096  # must fit into a call's 8 KiB of headers
 _BEARER = "Bearer "
+#: Why somebody is not let in, for whoever it is.
+WITHOUT_TOKEN = "the token is missing or wrong"
 
 CallMetadata = tuple[tuple[str, str | bytes], ...]
 
@@ -75,7 +77,7 @@ def why_not_admitted(metadata: CallMetadata, token: str) -> str | None:
     """The same for a call that belongs to no run and has to show only the token."""
     given = dict(metadata).get("authorization", "")
     shown = given.removeprefix(_BEARER) if isinstance(given, str) else ""
-    return None if same_token(shown, token) else "the token is missing or wrong"
+    return None if same_token(shown, token) else WITHOUT_TOKEN
 
 
 def bearer(token: str) -> CallMetadata:

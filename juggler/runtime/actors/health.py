@@ -29,6 +29,7 @@ READINESS = "readiness"
 #: The most calls at the same time.
 MOST_ASKING = 64
 
+_MOST_BYTES = 4096  # of a request, which is a name
 _CROWDED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)  # as `Strangers` ends it
 _PAUSE_SECONDS = 0.05  # before asking again
 
@@ -81,8 +82,9 @@ class Health(_Statuses):
         Raises:
             EndpointError: the address cannot be listened on.
         """
+        options = {**dict(SERVER_OPTIONS), "grpc.max_receive_message_length": _MOST_BYTES}
         pool = futures.ThreadPoolExecutor(2 * MOST_ASKING, thread_name_prefix="health")
-        self._server = grpc.server(pool, options=SERVER_OPTIONS)
+        self._server = grpc.server(pool, options=[*options.items()])
         bind(self._server, address, insecure=True)
         self.add_to(self._server)
         self._server.start()

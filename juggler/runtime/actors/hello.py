@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from google.protobuf.message import DecodeError
 
-from juggler.runtime.actors.credentials import same_token
+from juggler.runtime.actors.credentials import WITHOUT_TOKEN, same_token
 from juggler.runtime.actors.endpoints import PROTOCOL_VERSION
 from juggler.runtime.wire.entries import check_entries
 from juggler.runtime.wire.errors import WireError
@@ -89,7 +89,7 @@ def read_hello(raw: bytes, token: str, run_id: str, roles: Sequence[str]) -> att
     if not first.HasField("hello") or not hello.incarnation:
         raise Refused("the first message must be a hello with an incarnation")
     if not same_token(hello.token, token):
-        raise Refused("the token is missing or wrong")
+        raise Refused(WITHOUT_TOKEN)
     if hello.protocol_version != PROTOCOL_VERSION:
         raise Refused(
             f"this driver speaks protocol version {PROTOCOL_VERSION}, the worker "

@@ -17,7 +17,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from juggler.runtime.actors.connection import Connection
-from juggler.runtime.actors.credentials import why_not_admitted
+from juggler.runtime.actors.credentials import WITHOUT_TOKEN, why_not_admitted
 from juggler.runtime.actors.endpoints import WATCHFUL_SERVER_OPTIONS, bind
 from juggler.runtime.actors.hello import Rate, Refused, read_hello, read_message
 from juggler.runtime.actors.hub_events import Joined, Left, Replied, Reported, Worker
@@ -228,6 +228,9 @@ class Hub:
         return None
 
     async def _hello(self, context: Any, silence: float) -> Worker | None:
+        # Before gRPC takes the hello, which may have 8 MiB.
+        if self._settings.token and not self._is_known(context):
+            raise Refused(WITHOUT_TOKEN)
         # Apart from the refusal, so that a large hello is let go of before that is written.
         first = await asyncio.wait_for(context.read(), silence)
         if first is grpc.aio.EOF:

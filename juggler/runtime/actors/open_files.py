@@ -11,9 +11,10 @@ def allow_many_open_files(least: int = 0) -> None:
 
     Most systems start processes with a soft limit of 1024, for programs that use select(2), which
     supports no higher numbers; here sockets are polled with epoll. A driver has a socket for each
-    worker, a learner one or two for each EnvRunner. A process at its limit can neither accept
-    connections nor write files. Processes started from here inherit the limit: learners need it,
-    and it makes no difference to others.
+    worker, a learner one for each EnvRunner and, on its own host, one more for shared memory; with
+    Pythons before 3.13 also one for each memory, up to sixteen. A process at its limit can neither
+    accept connections nor write files. Processes started from here inherit the limit: learners need
+    it, and it makes no difference to others.
 
     Args:
         least: how many files this process will need.

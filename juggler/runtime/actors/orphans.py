@@ -79,7 +79,7 @@ def kill_children(parent: int, but: Collection[int] = ()) -> None:
     deadline = time.monotonic() + _KILLED_SECONDS
     nothing = 0  # times in a row; one look may miss a child that is just being adopted
     while nothing < 2 and time.monotonic() < deadline:
-        found = _children(parent).difference(but)
+        found = children(parent).difference(but)
         for pid in found:
             with contextlib.suppress(OSError):  # it has ended, or belongs to another user by now
                 os.kill(pid, signal.SIGKILL)
@@ -88,7 +88,7 @@ def kill_children(parent: int, but: Collection[int] = ()) -> None:
             time.sleep(_LOOK_SECONDS)  # then their children are the parent's
 
 
-def _children(parent: int) -> set[int]:
+def children(parent: int) -> set[int]:
     """Child processes with at least one running thread: the last thread gives children away."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):

@@ -20,6 +20,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any, NoReturn
 
 from juggler.runtime.actors.orphans import (
+    children,
     die_with_parent,
     kill_children,
     process_descriptor,
@@ -108,12 +109,12 @@ def forkserver_pid() -> int:
 def cool_down() -> None:
     """End the forkserver and everything below it, and wait until it is gone.
 
-    A start that is under way fails; the next start makes a new forkserver. A forkserver that the
-    surrounding program started before Juggler stays.
+    A start that is under way fails; the next start makes a new forkserver. A forkserver stays that
+    the surrounding program started before Juggler, or has processes of its own below.
     """
     from multiprocessing import forkserver as module
 
-    if not _is_ours():
+    if not _is_ours() or _of_the_script():
         return
     # multiprocessing has no public way to do this.
     server: Any = module._forkserver
@@ -175,7 +176,7 @@ def ended(process: ForkServerProcess) -> str:
     try:
         words = _workers.pop(process.pid, None)
         if _is_ours():
-            kill_children(forkserver_pid(), but=_workers)
+            kill_children(forkserver_pid(), but={*_workers, *_of_the_script()})
     finally:
         _start_lock.release()
     if words is None:
@@ -264,6 +265,13 @@ def _ours_if_new() -> Iterator[None]:
 def _is_ours() -> bool:
     """Whether Juggler started the current forkserver."""
     return forkserver_pid() == _own != 0
+
+
+def _of_the_script() -> set[int]:
+    """Processes below the forkserver that the surrounding program started, as for a DataLoader."""
+    # Not `active_children`, which takes exit codes for which other threads wait.
+    started = list(multiprocessing.process._children)  # type: ignore[attr-defined]
+    return {each.pid for each in started} & children(forkserver_pid()) - _workers.keys()
 
 
 def _ends(pid: int, seconds: float) -> bool:

@@ -154,7 +154,7 @@ def attach_and_run(
     log = contact.log or WorkerLog(role)
     if not contact.local:
         # A local worker is stopped by its driver; one on another host by whoever sends it a signal.
-        for number, reason in _heeded().items():
+        for number, reason in heeded_signals().items():
             _give_up_on(number, reason)
     try:
         if not contact.local:
@@ -169,7 +169,7 @@ def attach_and_run(
     must_end(0)
     log.identify(attachment.run_id, attachment.worker_id, attachment.incarnation)
     if not contact.local:
-        for number, reason in _heeded().items():
+        for number, reason in heeded_signals().items():
             _stop_on(number, reason, inbox)
         log.info(f"attached to the driver at {contact.address}")
     set_title(attachment.worker_id.replace("-", " "))
@@ -242,7 +242,7 @@ def _attach(
     raise busy
 
 
-def _heeded() -> dict[signal.Signals, str]:
+def heeded_signals() -> dict[signal.Signals, str]:
     """The signals that end this worker. One that nohup started outlives its terminal."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return {each: why for each, why in _SIGNALS.items() if each != signal.SIGHUP or not ignored}

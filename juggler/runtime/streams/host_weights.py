@@ -1,9 +1,9 @@
 """Weights once to a host: one of its readers hands on to the others what the learner sends.
 
 The readers of one learner's weights on one host meet at a Unix socket, whose name follows from what
-only they know: an abstract name, or where containers share a directory, one in there. The first to
-bind it *relays*: it alone reads from the learner. The name is free when its process ends, so that
-another reader takes its place at once. A relay that hangs keeps its name; a reader that hears
+only they know, in the directory that containers share, or else in one of this user. The first to
+bind it *relays*: it alone reads from the learner. Nobody listens there when its process ends, so
+that another reader takes its place at once. A relay that hangs keeps its name; a reader that hears
 nothing from it goes on to the next of a few names.
 
 On a connection go, once both ends have proved what they know, each as one message:
@@ -34,7 +34,7 @@ from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.streams.memory_reader import map_memory, receive
 from juggler.runtime.streams.memory_sockets import MemorySocket, connect, memory_path
 from juggler.runtime.streams.memory_writer import freeze
-from juggler.runtime.streams.shared_directory import shared_address
+from juggler.runtime.streams.shared_directory import shared_address, users_address
 from juggler.runtime.streams.shared_memory import OFFER, Memory
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import Frame
@@ -61,14 +61,17 @@ class Meeting:
     def __init__(self, *secret: str) -> None:
         self._key = hashlib.sha256("\0".join(secret).encode()).digest()
         self.token = self._derived("token")
-        try:
-            shared = shared_address("")
-        except EndpointError:  # of which the streams to learners say something
-            shared = ""
-        self._before_names = shared or "unix-abstract:juggler-"
 
     def address(self, number: int) -> str:
-        return self._before_names + self._derived(f"name {number}")
+        """
+        Raises:
+            OSError: there is no directory in which to meet.
+        """
+        name = self._derived(f"name {number}")
+        with suppress(EndpointError):  # of which the streams to learners say something
+            if shared := shared_address(name):
+                return shared
+        return users_address(name)
 
     def _derived(self, what: str) -> str:
         return hmac.new(self._key, what.encode(), "sha256").hexdigest()[:32]
@@ -85,7 +88,7 @@ class Meeting:
             nobody relays.
 
         Raises:
-            OSError: others have all the names, and do not answer.
+            OSError: others have all the names, and do not answer; or there is nowhere to meet.
         """
         why: OSError | None = None
         for number in range(first, _NAMES):
@@ -327,7 +330,10 @@ class Relayed:
                 return None
             if len(said) <= OFFER.size or len(descriptors) != 1 or not whole:
                 raise WireError("weights were handed on without their memory")
-            self._mapped, frozen = map_memory(descriptors[0], OFFER.unpack_from(said)[1])
+            try:
+                self._mapped, frozen = map_memory(descriptors[0], OFFER.unpack_from(said)[1])
+            except OSError as error:  # another relay's would not be mapped either
+                raise WireError(f"weights cannot be mapped here: {error.strerror}") from error
             if not frozen:
                 raise WireError("weights were handed on that can still change")
             return said[OFFER.size :]

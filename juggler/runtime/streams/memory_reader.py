@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -9,7 +10,7 @@ import select
 import socket
 import threading
 import weakref
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from juggler.runtime.streams.shared_memory import (
     SEAL_WRITE,
     SLOT,
     Memory,
+    map_file,
 )
 from juggler.runtime.wire.errors import WireError
 
@@ -33,24 +35,29 @@ from juggler.runtime.wire.errors import WireError
 class Reader:
     """The reader's end of a connection. One thread at a time may use it.
 
+    Args:
+        connection: to the writer.
+        hands_on: whether memory that cannot change is kept to be handed on, with a descriptor.
+
     Attributes:
         answered: whether it has answered the probe.
         why_not: why nothing is shared any more, for people; "": nothing went wrong.
-        frozen: what was leased last, to hand it on; None: its content may change.
+        frozen: what was leased last, to hand it on; None: it cannot be.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, hands_on: bool = False) -> None:
         connection.setblocking(False)
         self.answered = False
         self.why_not = ""
         self.frozen: Memory | None = None
-        self._connection = connection
+        self._connection, self._hands_on = connection, hands_on
         # For the connection's end and what other threads say on it: the number of a file that is
         # closed may be another one's at once. The collector may call `_release` in a thread that
         # holds this.
         self._ending = threading.RLock()
         self._mapped: dict[int, mmap.mmap] = {}  # by slot
-        self._frozen: dict[int, Memory] = {}  # by slot: never filled again, and not leased yet
+        # By slot: never filled again, and not leased yet. None: not to be handed on.
+        self._frozen: dict[int, Memory | None] = {}
         self._leased: set[int] = set()
 
     def hear(self) -> None:
@@ -78,9 +85,15 @@ class Reader:
                 if not said:
                     self.why_not = self.why_not or "the other end shares nothing more"
                     return
-                if len(said) != OFFER.size or len(descriptors) != 1 or not whole:
+                if not whole:  # this process has no room for the descriptor
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+                if len(said) != OFFER.size or len(descriptors) != 1:
                     raise WireError("shared memory was offered without its descriptor")
                 self._map(descriptors[0], *OFFER.unpack(said))
+            except OSError as error:
+                self.why_not = f"{error.strerror}"
+                with suppress(OSError):  # so that the writer offers no more
+                    self._connection.shutdown(socket.SHUT_RDWR)
             finally:
                 for each in descriptors:
                     os.close(each)
@@ -109,8 +122,9 @@ class Reader:
         if size > len(mapped):
             raise WireError(f"{size} bytes do not fit slot {slot}, which has {len(mapped)}")
         self._leased.add(slot)
-        self.frozen = self._frozen.pop(slot, None)
-        if self.frozen is not None:
+        self.frozen = None
+        if slot in self._frozen:
+            self.frozen = self._frozen.pop(slot)
             del self._mapped[slot]
         root = np.ndarray(size, np.uint8, mapped)  # [size]
         # Views keep this array alive, whoever has them.
@@ -135,12 +149,18 @@ class Reader:
             self._mapped[slot] = mapped
             self._frozen.pop(slot, None)
             if frozen:
-                with suppress(OSError):  # if no descriptor is left, it can be read all the same
-                    self._frozen[slot] = Memory.received(os.dup(descriptor), size)
+                self._frozen[slot] = self._to_hand_on(descriptor, size)
             return
         self.answered = True
+        _must_have_room(descriptor)
         with mapped, suppress(OSError):
             self._connection.send(mapped[:PROOF_BYTES], socket.MSG_DONTWAIT)
+
+    def _to_hand_on(self, descriptor: int, size: int) -> Memory | None:
+        if self._hands_on:
+            with suppress(OSError):  # if no descriptor is left, it can be read all the same
+                return Memory.received(os.dup(descriptor), size)
+        return None
 
     def _release(self, slot: int) -> None:
         """Called in whatever thread has dropped the last reference, whatever locks it holds."""
@@ -168,13 +188,22 @@ def map_memory(descriptor: int, size: int) -> tuple[mmap.mmap, bool]:
     """Map memory that was offered, and tell whether its content can change no more.
 
     Raises:
-        WireError: nobody should rely on it, or it cannot be mapped.
+        WireError: nobody should rely on it.
+        OSError: it cannot be mapped.
     """
     frozen = _must_last(descriptor, size)
-    try:
-        return mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ), frozen
-    except OSError as error:
-        raise WireError(f"cannot map {size} bytes of shared memory: {error}") from error
+    return map_file(descriptor, size, mmap.PROT_READ), frozen
+
+
+def _must_have_room(descriptor: int) -> None:
+    """Check that a descriptor may be kept for each slot: it is too late once a payload lies there.
+
+    Raises:
+        OSError: this process may not open so many more files.
+    """
+    with ExitStack() as held:
+        for _ in range(MOST_SLOTS):
+            held.callback(os.close, os.dup(descriptor))
 
 
 def _must_last(descriptor: int, size: int) -> bool:
@@ -192,10 +221,15 @@ def _must_last(descriptor: int, size: int) -> bool:
         raise WireError("what was offered is no memory that can be sealed") from None
     if seals & FIXED_SIZE != FIXED_SIZE or not seals & FIXED_PAGES:
         raise WireError("shared memory is not sealed: it could vanish while it is read")
-    found = os.fstat(descriptor)
+    found = os.fstat(descriptor).st_size
     # All of it: of a part, the blocks below might be missing, and others counted for them.
-    if found.st_size != size or not 0 < size <= MOST_BYTES:
-        raise WireError(f"shared memory of {found.st_size} bytes was offered as {size}")
-    if found.st_blocks * 512 < size:
-        raise WireError(f"shared memory of {size} bytes has only {found.st_blocks * 512}")
+    if found != size or not 0 < size <= MOST_BYTES:
+        raise WireError(f"shared memory of {found} bytes was offered as {size}")
+    try:
+        os.ftruncate(descriptor, size)  # blocks behind its end count, too: this gives them back
+    except OSError as error:
+        raise WireError(f"shared memory cannot be checked: {error.strerror}") from error
+    there = os.fstat(descriptor).st_blocks * 512
+    if there < size:
+        raise WireError(f"shared memory of {size} bytes has only {there}")
     return bool(seals & SEAL_WRITE)

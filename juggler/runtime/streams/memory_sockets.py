@@ -4,10 +4,8 @@ A client shows a token of its own choice in the metadata of its call. Beside the
 for gRPC there is a second one; whoever connects to it and proves that it knows the token of an open
 call is the other end of that call. That is all that these sockets are for.
 
-No token goes over such a socket. Each end sends a keyed hash of the socket's place. A socket with a
-file has a place that no other one has had, so a hash that was sent to one of them is of no use at
-another. An abstract name is its own place: a process of the same user and network namespace that
-takes the name can pass on the hashes that it is sent.
+No token goes over such a socket. Each end sends a keyed hash of the socket's place, which no other
+one has had. So a hash that was sent to one of them is of no use at another.
 """
 
 from __future__ import annotations
@@ -35,7 +33,6 @@ from juggler.runtime.streams.shared_directory import (
 
 MEMORY_METADATA = "juggler-memory"
 
-_ABSTRACT = "unix-abstract:"
 _TOKEN_BYTES = 32  # hexadecimal
 _MOST_SHOWN = 128  # bytes: more than a proof has
 _MOST_STRANGERS = 64  # connections that have not shown a token
@@ -43,18 +40,18 @@ _STRANGER_SECONDS = 5.0
 _BACKLOG = 1024
 _CREDENTIALS = struct.Struct("iII")  # process, user, group
 
+_open: set[MemorySocket] = set()  # of this process
+
 #: Takes a connection with whoever knew a token; where that raises, the connection is closed.
 Taken = Callable[[socket.socket], None]
 
 
 def memory_path(address: str) -> str:
-    """The path of the socket beside a gRPC server's "unix:path"; "": there is none over TCP. A
-    name in "unix-abstract:name" has no file, and is free again when its process ends. A path in the
-    shared directory is free again when the next process listens there."""
+    """The path of the socket beside a gRPC server's "unix:path"; "": there is none over TCP. After
+    the end of its process, a path in a shared directory is free again when the next one listens
+    there."""
     if path := path_in_shared_directory(address):
         return path
-    if address.startswith(_ABSTRACT):
-        return f"\0{address.removeprefix(_ABSTRACT)}"
     return f"{address.removeprefix('unix:')}.memory" if address.startswith("unix:") else ""
 
 
@@ -132,8 +129,7 @@ class MemorySocket:
 
     def __init__(self, *addresses: str) -> None:
         """Args:
-            addresses: of the gRPC server, "unix:path"; in the shared directory; or
-                "unix-abstract:name", of no server.
+            addresses: of the gRPC server, "unix:path"; or in a shared directory.
 
         Raises:
             OSError: it cannot listen.
@@ -146,6 +142,7 @@ class MemorySocket:
         except BaseException:
             self._stop_listening()
             raise
+        _open.add(self)
         self._lock = threading.Lock()
         self._expected: dict[bytes, _Expected] = {}  # by what the client shows
         self._strangers: dict[socket.socket, float] = {}  # until when; the oldest first
@@ -159,9 +156,6 @@ class MemorySocket:
         self._listeners.append((listener, ""))
         if shared:
             listen(listener, path, _BACKLOG)
-        elif address.startswith(_ABSTRACT):
-            listener.bind(path)
-            listener.listen(_BACKLOG)
         else:
             with suppress(FileNotFoundError):
                 os.unlink(path)  # a predecessor that was killed leaves its own behind
@@ -231,6 +225,7 @@ class MemorySocket:
             self._stop_listening()
 
     def _stop_listening(self) -> None:
+        _open.discard(self)
         for listener, _ in self._listeners:
             listener.close()
 
@@ -298,3 +293,13 @@ def _user_and_process(connection: socket.socket) -> tuple[int, int]:
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     process, user, _ = _CREDENTIALS.unpack(found)
     return user, process
+
+
+def _close_in_child() -> None:
+    """Listen no more in a forked process, which would otherwise keep the names beyond this one's
+    end."""
+    for each in list(_open):
+        each._stop_listening()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

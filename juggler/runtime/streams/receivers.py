@@ -189,7 +189,8 @@ class Receivers:
     def _watch(
         self, running: int, tell: Callable[[str], None], none_left: Callable[[Exception], None]
     ) -> None:
-        while True:
+        # Looked at each time: the second gather may have taken the wake-up of `close`.
+        while not self._over.is_set():
             ends = self._events.gather(_GATHER_SECONDS)
             if self._over.wait(_NEWS_SECONDS if ends else 0.0):
                 return

@@ -1,8 +1,9 @@
-"""The directory that containers of one host share, in which they find each other's sockets.
+"""Directories in which processes find each other's sockets: the one that containers of one host
+share, and a user's own.
 
-An abstract name is known within one network namespace. A socket in a directory can be reached from
-wherever that directory is mounted, by processes of the same kernel. Nothing but sockets is ever in
-it. A process that is killed leaves its own behind; the next one that listens there removes it.
+A socket in a directory can be reached from wherever that directory is mounted, by processes of the
+same kernel. Nothing but sockets is ever in it. A process that is killed leaves its own behind; the
+next one that listens there removes it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hmac
 import os
 import socket
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -64,7 +66,28 @@ def shared_address(name: str) -> str:
         EndpointError: as for `shared_directory`.
     """
     directory = shared_directory()
-    return f"{_PREFIX}{directory}/{_of_this_kernel()}{name}" if directory else ""
+    return _address(directory, name) if directory else ""
+
+
+def users_address(name: str) -> str:
+    """The address of a socket in a directory of this user alone, where all its processes meet that
+    have the same place for temporary files.
+
+    Raises:
+        OSError: there is no such directory, or it is somebody else's.
+    """
+    path = os.path.join(tempfile.gettempdir(), f"juggler-{os.geteuid()}")
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    found = os.lstat(path)
+    others = found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if others or not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(f"{path} is not a directory in which only this user may write")
+    return _address(path, name)
+
+
+def _address(directory: str, name: str) -> str:
+    return f"{_PREFIX}{directory}/{_of_this_kernel()}{name}"
 
 
 def learner_socket(token: str, run_id: str, incarnation: str) -> str:
@@ -93,12 +116,11 @@ def dial(path: str, seconds: float | None) -> tuple[socket.socket, str]:
     """Connect to a socket, whose path may have any length. A symbolic link is refused.
 
     Args:
-        path: of the socket; or its abstract name, after a zero.
+        path: of the socket.
         seconds: the timeout of the connection from now on; None: it never blocks.
 
     Returns:
-        The connection, and the socket's place, which tells it apart from others: of a file, from
-        all that ever were there; an abstract name is the place itself.
+        The connection, and the socket's place, which tells it apart from all that ever were there.
 
     Raises:
         OSError: nobody listens there.
@@ -106,9 +128,6 @@ def dial(path: str, seconds: float | None) -> tuple[socket.socket, str]:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.settimeout(0.0 if seconds is None else seconds)
-        if path.startswith("\0"):
-            connection.connect(path)
-            return connection, path
         found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if not stat.S_ISSOCK(os.fstat(found).st_mode):

@@ -21,8 +21,10 @@ import mmap
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +49,18 @@ _SEAL_SHRINK, _SEAL_GROW, SEAL_WRITE, _SEAL_FUTURE_WRITE = 0x2, 0x4, 0x8, 0x10
 FIXED_SIZE = _SEAL_SHRINK | _SEAL_GROW
 # With either of these, the memory's pages cannot be given back either (fallocate).
 FIXED_PAGES = SEAL_WRITE | _SEAL_FUTURE_WRITE
+
+
+# Python's own mappings keep a duplicate of the descriptor unless they are told not to.
+_WITHOUT_DUPLICATE: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+
+
+def map_file(descriptor: int, size: int, protection: int) -> mmap.mmap:
+    """
+    Raises:
+        OSError: it cannot be mapped, as where no descriptor is left.
+    """
+    return mmap.mmap(descriptor, size, mmap.MAP_SHARED, protection, **_WITHOUT_DUPLICATE)
 
 
 def least_bytes() -> int | None:
@@ -102,7 +116,8 @@ class Memory:
         self._descriptor = memory_file("juggler", _CLOSE_ON_EXEC | _ALLOW_SEALING)
         try:
             os.posix_fallocate(self._descriptor, 0, size)
-            self._mapped: mmap.mmap | None = mmap.mmap(self._descriptor, size)
+            both = mmap.PROT_READ | mmap.PROT_WRITE
+            self._mapped: mmap.mmap | None = map_file(self._descriptor, size, both)
             # Others that get the descriptor can only read it.
             self._seal(FIXED_SIZE | _SEAL_FUTURE_WRITE)
         except BaseException:

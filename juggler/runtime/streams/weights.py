@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 
@@ -233,7 +234,8 @@ class WeightsSubscription:
             request_serializer=episodes_pb2.Subscription.SerializeToString,
             response_deserializer=None,
         )
-        shared = Dialled(self.address, Reader, self._inline, self._memory)
+        end = partial(Reader, hands_on=self._meeting is not None)
+        shared = Dialled(self.address, end, self._inline, self._memory)
         reader = FrameReader(
             episodes_pb2.WeightsHeader,
             self._limits,

@@ -31,6 +31,7 @@ _PAYLOAD = b"\x7a"
 # Wire types of protobuf.
 _VARINT, _FIXED64, _BYTES, _GROUP, _END_GROUP, _FIXED32 = range(6)
 _MAX_DEPTH = 100  # nested groups, as in protobuf's own readers
+_MOST_FIELDS = 1000  # of a chunk, which needs seven; each takes time, however few bytes it has
 
 _SINGLE_BYTES = [bytes([number]) for number in range(128)]
 
@@ -175,14 +176,18 @@ def read_chunk(message: bytes, header_bytes: int) -> Chunk:
         header_bytes: the largest header, and likewise the largest tree information.
 
     Raises:
-        WireError: the message is not protobuf, or exceeds the limit.
+        WireError: the message is not protobuf, or exceeds a limit.
     """
     embedded: dict[int, bytearray] = {}
     offset = start = size = at = 0
     digest: int | None = None
     slot: int | None = None
     groups: list[int] = []  # numbers of open groups, innermost last; none is known
+    fields = 0
     while at < len(message):
+        fields += 1
+        if fields > _MOST_FIELDS:
+            raise WireError(f"the chunk has over {_MOST_FIELDS} fields")
         key, at = _read_varint(message, at)
         number, wire_type = key >> 3, key & 7
         known = not groups

@@ -14,7 +14,8 @@ from juggler.runtime.wire.trees import Tree, leaves
 from juggler.runtime.wire.v1.tensors_pb2 import TreeInfo
 
 _ZEROS = memoryview(bytes(ALIGNMENT))
-_MOST_FORMS = 1024
+# Who relays lays out what came from a network, which may be larger than any model's tree.
+_MOST_FORMS, _LARGEST_KEPT = 1024, 32 << 10  # forms; bytes of the information on one's tree
 _forms: dict[tuple[Any, ...], Form] = {}  # by marks
 _ROOT, _BEGIN, _END = object(), object(), object()  # no key of a tree equals these
 
@@ -42,9 +43,10 @@ def lay_out(tree: Tree) -> tuple[Form, list[Piece]]:
     form = _forms.get(key)
     if form is None:
         form = _form(tree)
-        if len(_forms) == _MOST_FORMS:
-            _forms.clear()
-        _forms[key] = form
+        if len(form.known.tree) <= _LARGEST_KEPT:
+            if len(_forms) >= _MOST_FORMS:
+                _forms.clear()
+            _forms[key] = form
     if form.whole:
         return form, [*arrays]
     pieces: list[Piece] = []

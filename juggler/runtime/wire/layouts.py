@@ -55,6 +55,7 @@ class Layout(NamedTuple):
 
 
 _MOST_KNOWN, _LARGEST_KNOWN = 512, 4096  # trees; bytes of one's information
+_LONGEST_GAP = 64  # bytes before or behind an array, on average: room for any alignment
 #: Trees that came in frames of this process, by their serialized information.
 known_trees: dict[bytes, Known] = {}
 _layouts: dict[bytes, tuple[Limits, Layout]] = {}  # with the limits that they keep to
@@ -96,6 +97,10 @@ def _read_layout(encoded: bytes, limits: Limits) -> Layout:
         if spec.size and spec.offset < end:
             raise WireError(f"the bytes of {path_name(spec.path)} overlap another array's")
         end = max(end, spec.offset + spec.size)
+    # Views of arrays keep the whole payload, and whoever counts what is kept counts the arrays.
+    used = sum(spec.size for spec in specs)
+    if size > used + _LONGEST_GAP * (len(specs) + 1):
+        raise WireError(f"a payload of {size} bytes has arrays of only {used}")
     bools = [n for n, spec in enumerate(specs) if spec.dtype.kind == "b" and spec.size]
     return Layout(specs, bools, skeleton, size)
 

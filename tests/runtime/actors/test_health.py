@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.hub_world import World
 
 from juggler.runtime.actors.endpoints import EndpointError, bind, make_server
@@ -102,3 +104,20 @@ def test_health_goes_on_without_any_worker(world: World) -> None:
     attachment = world.attach()
     attachment.close()
     assert _says(world.address, READINESS) == ""
+
+
+def test_a_probe_of_more_than_a_services_name_is_refused_before_it_is_there() -> None:
+    process = Health()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    process.serve(address)
+    try:
+        assert _says(address, "") == ""
+        request = health_pb2.HealthCheckRequest(service="x" * 8189)
+        with (
+            grpc.insecure_channel(address) as channel,
+            pytest.raises(grpc.RpcError, match=r"larger than max \(8192 vs\. 4096\)"),
+        ):
+            health_pb2_grpc.HealthStub(channel).Check(request, timeout=_SECONDS)
+    finally:
+        process.close()

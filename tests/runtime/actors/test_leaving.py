@@ -90,7 +90,7 @@ def test_one_that_nohup_started_outlives_its_terminal(ignored: bool) -> None:
     program = """
 import signal
 from juggler.runtime.actors import worker
-print(*(each.name for each in worker._heeded()))
+print(*(each.name for each in worker.heeded_signals()))
 """
     done = subprocess.run(
         [sys.executable, "-c", program],

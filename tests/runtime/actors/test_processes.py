@@ -310,6 +310,41 @@ PROGRAM_WITH_ITS_OWN = """
 """
 
 
+def test_processes_of_the_script_below_jugglers_forkserver_outlive_the_workers() -> None:
+    """Such as those of a DataLoader. The forkserver stays for them."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM_THAT_USES_OURS)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True True True 0\n"
+
+
+PROGRAM_THAT_USES_OURS = """
+    import multiprocessing, time
+    from juggler.runtime.actors import processes
+    from juggler.runtime.actors.processes import WorkerProgram, cool_down, ended, start, warm_up
+
+    warm_up()
+    theirs = multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(60,))
+    theirs.start()
+    ours = start(WorkerProgram("time:sleep", 0), "worker")
+    ours.join()
+    ended(ours)
+    theirs.join(0.5)
+    said = [theirs.is_alive()]
+    cool_down()
+    theirs.join(0.5)
+    said += [theirs.is_alive(), processes.forkserver_pid() > 0]
+    theirs.kill()
+    theirs.join()
+    cool_down()
+    print(*said, processes.forkserver_pid())
+"""
+
+
 def test_what_the_forkserver_imports_survives_a_fork() -> None:
     """It starts no thread, opens no file that workers would inherit, and imports no compiler."""
     counts = textwrap.dedent(

@@ -25,7 +25,7 @@ from juggler.runtime.actors.attachment import (
     new_incarnation,
 )
 from juggler.runtime.actors.attempts import attempts
-from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, bind, make_server
+from juggler.runtime.actors.endpoints import bind, make_server
 from juggler.runtime.actors.health import MOST_ASKING, AsyncHealth, Health, check_health
 from juggler.runtime.actors.hub import ATTACH_METHOD
 from juggler.runtime.actors.hub_events import Joined
@@ -62,26 +62,20 @@ def test_calls_without_the_token_keep_no_worker_and_no_probe_out(world: World, k
         assert len(health._strangers._ends) <= MOST_ASKING
 
 
-def test_a_worker_that_shows_its_token_in_the_hello_alone_gets_in_beside_strangers(
+def test_a_stream_without_the_token_in_its_metadata_is_refused_before_its_hello_is_taken(
     world: World,
 ) -> None:
-    world.start(token="secret", max_workers=8)
-    world.address = world.tcp_address
-    hello = attach_pb2.Hello(
-        protocol_version=PROTOCOL_VERSION,
-        role="worker",
-        index=-1,
-        incarnation="foreign",
-        token="secret",
-    )
-    with (
-        attacker(world.address, "attach", connections=70),  # more than there is room for
-        grpc.insecure_channel(world.address) as channel,
-    ):
-        message = attach_pb2.FromWorker(hello=hello).SerializeToString()
-        answers = channel.stream_stream(ATTACH_METHOD)(iter([message]), timeout=_SECONDS)
-        assert attach_pb2.ToWorker.FromString(next(answers)).HasField("welcome")
-        assert world.wait_for(Joined).worker.incarnation == "foreign"
+    world.start(token="secret")
+    metadata: tuple[tuple[str, str], ...]
+    says: SimpleQueue[bytes | None] = SimpleQueue()  # which never get a hello
+    with grpc.insecure_channel(world.tcp_address) as channel:
+        for metadata in (), (("authorization", "Bearer guess"),):
+            call = channel.stream_stream(ATTACH_METHOD)(
+                iter(says.get, None), timeout=_SECONDS, metadata=metadata
+            )
+            refusal = attach_pb2.ToWorker.FromString(next(call)).refusal
+            assert refusal.reason == "the token is missing or wrong"
+            says.put(None)
 
 
 def test_a_stranger_that_does_not_read_why_it_is_refused_is_cut_off(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import socket
@@ -57,6 +58,20 @@ def _with_a_hole_in_front(size: int) -> int:
     return descriptor
 
 
+def _counted_behind_its_end(size: int) -> int:
+    """As many bytes as the offer says are there, but none of them in the memory itself."""
+    descriptor = os.memfd_create("juggler", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+    fallocate.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long
+    keep_size = 0x1
+    assert fallocate(descriptor, keep_size, size, size) == 0
+    assert os.fstat(descriptor).st_blocks * 512 == size
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
 def _truncated(size: int) -> int:
     descriptor = _unsealed(size // 2)
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -74,6 +89,7 @@ def _a_file(size: int) -> int:
         (_unsealed, "not sealed"),
         (_only_fixed_in_size, "not sealed"),
         (_full_of_holes, "has only 0"),
+        (_counted_behind_its_end, "has only 0"),
         (_with_a_hole_in_front, "of 16384 bytes was offered as 8192"),
         (_truncated, "of 4096 bytes was offered as 8192"),
         (_a_file, "no memory that can be sealed"),

@@ -7,14 +7,14 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import pytest
 from support.learner_end import PATIENCE, LearnerEnd, Senders, tree
-from support.sharing import FURTHER, SIZE, begin_to_share, mapped, send_each, soon
+from support.sharing import FURTHER, SIZE, begin_to_share, mapped, open_memories, send_each, soon
 
 from juggler.runtime.streams import sharing
 from juggler.runtime.streams.memory_reader import Reader
@@ -97,6 +97,50 @@ mapped, frozen = map_memory(memory._descriptor, 14)
 print(bytes(mapped).decode(), frozen)
 """
     assert run_python("-c", program) == "what is shared True\n"
+
+
+@pytest.mark.parametrize(
+    ("probed", "room"),
+    [(False, 0), (False, 8), (True, 0)],
+    ids=["not one", "few from the start", "no more"],
+)
+def test_a_reader_that_may_open_no_more_files_shares_nothing_and_its_stream_goes_on(
+    probed: bool, room: int, run_python: Callable[..., str]
+) -> None:
+    program = f"""
+import os, resource, socket
+from juggler.runtime.streams.memory_reader import Reader
+from juggler.runtime.streams.memory_writer import Writer
+
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+reader, writer = Reader(ours), Writer(theirs)
+if {probed}:
+    reader.hear()
+    assert writer.place([memoryview(bytes(4096))], 4096) == 0
+held = os.dup(0)
+os.close(held)
+resource.setrlimit(resource.RLIMIT_NOFILE, (held + {room},) * 2)
+reader.hear()
+print(reader.why_not)
+print(writer.place([memoryview(bytes(4096))], 4096))
+"""
+    assert run_python("-c", program) == "Too many open files\nNone\n"
+
+
+def test_a_reader_that_hands_nothing_on_keeps_no_descriptors_for_that() -> None:
+    memory = Memory.frozen([memoryview(bytes(4096))], 4096)
+    held = []
+    for hands_on in False, True:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with closing(Reader(ours, hands_on)) as reader, theirs:
+            before = open_memories()
+            for slot in range(4):
+                memory.hand_over(theirs, slot)
+            reader.hear()
+            held.append(open_memories() - before)
+            reader.lease(0, 4096)
+            assert (reader.frozen is not None) == hands_on
+    assert held[1] - held[0] == 4
 
 
 def test_a_learner_that_cannot_map_gets_bytes(

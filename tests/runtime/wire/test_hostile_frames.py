@@ -231,6 +231,12 @@ BAD_TREES: dict[str, TreeInfo] = {
     "'a' twice": two_arrays(array("a"), array("a", offset=1)),
     "'a' both": two_arrays(array("a", "b"), array("a", offset=1)),
     "neither": TreeInfo(payload_size=8),
+    "a payload of 1000 bytes has arrays of only 8": TreeInfo(
+        arrays=[array("a", size=8)], payload_size=1000
+    ),
+    "a payload of 300 bytes has arrays of only 2": TreeInfo(
+        arrays=[array("a"), array("b", offset=299)], payload_size=300
+    ),
     "other than 0 and 1": one_array(dtype=DType.DTYPE_BOOL),
 }
 
@@ -247,6 +253,17 @@ def test_a_tree_that_cannot_be_is_refused(complaint: str, cut: int) -> None:
     frame = reader.feed(ONE_CHUNK[0])  # the reader goes on with the next frame
     assert frame is not None
     assert_same(TREE, frame.tree)
+
+
+def test_a_chunk_of_a_great_many_unknown_fields_is_refused_before_they_are_read() -> None:
+    unknown = b"\x30\x00"
+    frame = FrameReader(BatchHeader, LIMITS).feed(unknown * 900 + ONE_CHUNK[0])
+    assert frame is not None
+    assert_same(TREE, frame.tree)
+    with pytest.raises(WireError, match="over 1000 fields"):
+        FrameReader(BatchHeader, LIMITS).feed(unknown * (4 << 20))
+    with pytest.raises(WireError, match="over 1000 fields"):
+        FrameReader(BatchHeader, LIMITS).feed(ONE_CHUNK[0] + unknown * 1000)
 
 
 def payload_of(message: bytes) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from juggler.runtime.wire import layouts
+from juggler.runtime.wire import forms, layouts
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.layouts import Limits
@@ -41,3 +41,10 @@ def test_a_large_tree_is_not_remembered() -> None:
     many = {f"array {number}": np.zeros(1) for number in range(400)}
     assert read(many)["a"].keys() == many.keys()
     assert len(layouts.known_trees) == before
+
+
+def test_the_form_of_a_tree_larger_than_any_models_is_not_kept() -> None:
+    before = len(forms._forms)
+    many = {f"array {number} {'x' * 200}": np.zeros(1) for number in range(200)}
+    list(encode_frame(HEADER, many))
+    assert len(forms._forms) == before

@@ -1,0 +1,123 @@
+"""The directory of a user, in which readers of weights meet where no directory is shared."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.learner_end import PATIENCE
+from support.weights_readers import names_of
+
+from juggler.runtime.streams.host_weights import Meeting, WeightsRelay
+from juggler.runtime.streams.memory_sockets import memory_path
+
+A_RELAY_THAT_FORKS = """
+import os, signal, sys
+from juggler.runtime.streams.host_weights import Meeting
+relay = Meeting(*sys.argv[1:]).find(stand=True)
+if child := os.fork():
+    print(child, flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("JUGGLER_SHARED_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"juggler-{os.geteuid()}"
+
+
+def _relay(meeting: Meeting) -> WeightsRelay:
+    found = meeting.find(stand=True)
+    assert isinstance(found, WeightsRelay)
+    return found
+
+
+def test_the_directory_and_what_is_in_it_are_the_users_alone(directory: Path) -> None:
+    relay = _relay(Meeting("secret"))
+    (made,) = directory.iterdir()
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE(made.stat().st_mode) == 0o600
+    relay.close()
+    assert list(directory.iterdir()) == []
+
+
+def _others_may_write(directory: Path) -> None:
+    directory.mkdir()
+    directory.chmod(0o770)
+
+
+def _a_link(directory: Path) -> None:
+    (directory.parent / "elsewhere").mkdir(mode=0o700)
+    directory.symlink_to("elsewhere")
+
+
+def _a_file(directory: Path) -> None:
+    directory.touch(0o600)
+
+
+@pytest.mark.parametrize("make", [_others_may_write, _a_link, _a_file])
+def test_nobody_meets_in_what_is_not_a_directory_of_this_user_alone(
+    directory: Path, make: Callable[[Path], None]
+) -> None:
+    make(directory)
+    for stand in True, False:
+        with pytest.raises(PermissionError, match="not a directory in which only this user"):
+            Meeting("secret").find(stand=stand)
+
+
+def test_what_a_reader_shows_to_who_has_taken_the_name_is_worth_nothing_at_the_next_relay(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meeting = Meeting("secret")
+    path = os.path.basename(memory_path(meeting.address(0)))
+    monkeypatch.chdir(directory)  # since a socket's path may be too long
+    with (
+        ThreadPoolExecutor(1) as threads,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as impostor,
+    ):
+        impostor.bind(path)
+        impostor.listen()
+        impostor.settimeout(PATIENCE)
+        reader = threads.submit(meeting.find, stand=False)
+        victim, _ = impostor.accept()
+        shown = victim.recv(128)
+        impostor.close()
+        victim.close()
+        assert reader.result(PATIENCE) is None
+    relay = _relay(meeting)  # which removes the impostor's socket
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.settimeout(PATIENCE)
+        stranger.connect(path)
+        stranger.send(shown)
+        assert stranger.recv(128) == b"", "it is sent away"
+    relay.close()
+
+
+def test_what_a_killed_relay_has_forked_does_not_keep_its_name() -> None:
+    secret = os.urandom(8).hex()
+    process = subprocess.Popen(
+        [sys.executable, "-c", A_RELAY_THAT_FORKS, secret], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    process.kill()
+    process.wait(PATIENCE)
+    process.stdout.close()
+    try:
+        relay = _relay(Meeting(secret))
+        assert names_of(Meeting(secret)) == [0]
+        relay.close()
+    finally:
+        os.kill(child, signal.SIGKILL)
