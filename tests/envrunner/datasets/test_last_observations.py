@@ -1,4 +1,4 @@
-"""Recorded episodes end with the last observation that their environment gave, if anybody has it."""
+"""Recorded episodes end with the last observation that their environment gave, if one is known."""
 
 from __future__ import annotations
 
