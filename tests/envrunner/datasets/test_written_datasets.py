@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +129,40 @@ def test_what_ends_early_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_what_a_process_of_the_same_id_has_left_goes_with_the_next(tmp_path: Path) -> None:
+    left = tmp_path / f".mine.partial-{os.getpid()}" / "data"  # as the next container has it
+    left.mkdir(parents=True)
+    (left / "main_data.hdf5").touch()
+    write(tmp_path / "mine", random_episodes([2]))
+    assert [each.name for each in tmp_path.iterdir()] == ["mine"]
+
+
+def test_what_is_still_being_written_stays(tmp_path: Path) -> None:
+    place, about = tmp_path / "mine", (VECTOR, CHOICES, None, {})
+    with ExitStack() as first:
+        writer = first.enter_context(writing(place, "juggler/random-v0", *about))
+        write(place, random_episodes([2]))  # as another container does
+        writer.add(random_episodes([3])[0])
+        with pytest.raises(DatasetError, match="which nothing is kept: Directory not empty"):
+            first.close()
+    assert len(Dataset(str(place)).episode(0)) == 2
+    assert [each.name for each in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("key", ["a/b", "", "."])
+def test_a_key_that_would_be_lost_is_refused_before_anything_is_made(
+    key: str, tmp_path: Path
+) -> None:
+    actions = spaces.Tuple([CHOICES, spaces.Dict({key: CHOICES})])
+    with pytest.raises(DatasetError, match=rf"cannot hold actions with the key '{key}': choose"):
+        write(tmp_path / "mine", random_episodes([2], action_space=actions), action_space=actions)
+    assert not list(tmp_path.iterdir())
+
+
 #: Writes episodes until it is stopped.
 ENDLESS = """
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from support.datasets import CHOICES, VECTOR, random_episodes
 from juggler.envrunner.datasets.writing import writing
