@@ -18,9 +18,10 @@ from gymnasium import spaces
 from support.datasets import CHOICES, VECTOR, random_episodes, write
 
 from juggler.envrunner.datasets.writing import writing
-from juggler.runtime.datasets.dataset import Dataset
+from juggler.runtime.datasets.dataset import Dataset, RecordedEpisode
 from juggler.runtime.datasets.finding import DatasetError
 from juggler.runtime.wire.structures import tree_map
+from juggler.runtime.wire.trees import flatten
 
 pytest.importorskip("minari", reason="needs juggler[datasets]")
 import h5py
@@ -108,6 +109,58 @@ def test_a_damaged_episode_is_named(change: tuple[str, Any], said: str, tmp_path
             file["episode_0"][column] = values
     with pytest.raises(DatasetError, match=rf"episode 0 of the data set in .*{said}"):
         Dataset(str(place)).episode(0)
+
+
+def columns_of(episode: RecordedEpisode) -> dict[str, Any]:
+    return {
+        "observations": episode.observations,
+        "actions": episode.actions,
+        "rewards": episode.rewards,
+    }
+
+
+NUMBERS = spaces.Box(-2, 2, (2,), np.float32)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize("column", ["observations/place", "actions", "rewards"])
+def test_an_episode_with_a_number_that_is_not_finite_is_named(
+    column: str, number: float, tmp_path: Path
+) -> None:
+    both = spaces.Dict({"place": VECTOR, "seen": spaces.Discrete(4)}), NUMBERS
+    written = random_episodes([3, 3, 3], *both)
+    for path, array in flatten(columns_of(written[1])):
+        if "/".join(path) == column:
+            array[2] = number
+    dataset = Dataset(str(write(tmp_path / "mine", written, *both)))
+    assert len(dataset.episode(0)) == len(dataset.episode(2)) == 3
+    words = rf"episode 1 of .*mine/data holds a number that is not finite, in its {column}$"
+    with pytest.raises(DatasetError, match=words):
+        dataset.episode(1)
+
+
+def test_what_an_environment_shows_last_counts_only_where_it_is_learned_from(
+    tmp_path: Path,
+) -> None:
+    cut, terminated = random_episodes([3, 3])
+    for episode in (cut, terminated):
+        episode.observations[-1] = np.nan
+    dataset = Dataset(str(write(tmp_path / "mine", [cut, terminated])))
+    assert dataset.episode(1).terminated
+    with pytest.raises(DatasetError, match=r"episode 0 of .* not finite, in its observations"):
+        dataset.episode(0)
+
+
+def test_a_missing_h5py_says_how_juggler_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = write(tmp_path / "mine", random_episodes([2]))
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    monkeypatch.delitem(sys.modules, "minari.dataset._storages.hdf5_storage")
+    with pytest.raises(
+        DatasetError, match=r"needs the package h5py: .*install.*\[datasets\].*, on"
+    ):
+        Dataset(str(place))
 
 
 def test_a_place_that_is_taken_is_left_as_it_is(tmp_path: Path) -> None:
