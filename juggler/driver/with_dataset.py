@@ -18,9 +18,9 @@ from juggler.runtime.datasets.finding import DatasetError, environment_of, must_
 def with_dataset(
     config: RunConfig, given: Collection[str], *, is_here: bool, is_new: bool
 ) -> RunConfig:
-    """A configuration whose environment is that of its data set, unless somebody gave one; and that
-    finds its data sets, demonstrations, and what it records, from any directory. One without them
-    stays as it is.
+    """A configuration whose environment, with its keyword arguments, is that of its data set, if
+    nobody gave others; and that finds its data sets, demonstrations, and what it records, from any
+    directory. One without them stays as it is.
 
     Args:
         config: of the run.
@@ -54,7 +54,8 @@ def with_dataset(
                 f"evaluation_seconds = {config.driver.evaluation_seconds:g}: data set {name!r} "
                 f"{_in_words(told)}"
             )
-        told = {"env": Path(name).name}  # for people; nobody plays it
+        told = {"env": Path(_kept(name)).name}  # for people; nobody plays it
+    told = {key: value for key, value in told.items() if key not in given}
     return replace(config, env_runner=replace(config.env_runner, dataset=_kept(name), **told))
 
 

@@ -44,6 +44,18 @@ def configured(
     return base, RunConfig.from_flat({**base.flat(), **keys}), given | keys.keys()
 
 
+def must_not_record(config: RunConfig) -> None:
+    """
+    Raises:
+        ConfigError: the runs would record what they sample, all of them in the same place.
+    """
+    if config.env_runner.record:
+        raise ConfigError(
+            f"record = {config.env_runner.record!r}: several runs would record into the same "
+            "directory: leave it out here, and record a run by itself, with juggler train"
+        )
+
+
 def make_directory(
     path: Path | None, kind: str, env: str, file: str, content: bytes, going_on: str
 ) -> Path:

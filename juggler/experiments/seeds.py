@@ -21,7 +21,7 @@ from juggler.driver.record.run_directory import to_toml
 from juggler.driver.record.wording import clock, here, how_it_ended, number, quantity
 from juggler.experiments.at_once import jobs_for, must_be_some, run_all
 from juggler.experiments.board import Board
-from juggler.experiments.directory import configured, held, make_directory
+from juggler.experiments.directory import configured, held, make_directory, must_not_record
 from juggler.experiments.run_process import RunEnd, RunProcess
 from juggler.experiments.statistics import Interval, interquartile_mean
 
@@ -94,10 +94,11 @@ def create(config: RunConfig, given: Collection[str], seeds: int, path: Path | N
         path: of the directory; None: a new one under runs/.
 
     Raises:
-        ConfigError: the runs would have no end.
+        ConfigError: the runs would have no end, or record what they sample.
         RunDirectoryError: it is not empty, or cannot be made.
     """
     must_be_some("seeds", seeds)
+    must_not_record(config)
     flat = config.flat()
     if all(flat[stop] is None for stop in ("stop_return", "stop_steps", "stop_seconds")):
         raise ConfigError(

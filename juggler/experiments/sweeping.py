@@ -13,7 +13,7 @@ from juggler.driver.given_config import differing
 from juggler.driver.record.wording import here, number
 from juggler.experiments.at_once import jobs_for, must_be_some, run_all
 from juggler.experiments.board import Board
-from juggler.experiments.directory import configured, held
+from juggler.experiments.directory import configured, held, must_not_record
 from juggler.experiments.metric_names import must_be_a_metric
 from juggler.experiments.space import Axis, configurations, parse_space, placed
 from juggler.experiments.sweep import Sweep, optuna_is_there
@@ -153,7 +153,8 @@ def plan_of(
         trials: how many.
 
     Raises:
-        ConfigError: trials would have no end, or different ones, or runs have no such metric.
+        ConfigError: trials would have no end, or different ones, or record what they sample, or
+            runs have no such metric.
     """
     flat, before = config.flat(), base.flat()
     run = {key: flat[key] for key in flat if key in given and key != "run_dir"}
@@ -172,6 +173,7 @@ def plan_of(
     plain = _plain(space, {key for key, value in flat.items() if isinstance(value, Mapping)})
     axes = parse_space(plain, run)  # before anything is made
     for each in configurations(axes, run):
+        must_not_record(each)
         must_be_a_metric(metric, each)
     for key in _STOPS:
         if key in plain:

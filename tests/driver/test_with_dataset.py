@@ -43,6 +43,15 @@ def test_evaluations_play_what_the_data_set_is_of_unless_somebody_says_otherwise
     assert (runner.env, runner.env_kwargs) == ("Acrobot-v1", {})
 
 
+def test_keyword_arguments_that_somebody_gives_are_those_of_the_data_sets_environment(
+    place: Path,
+) -> None:
+    given = {"algorithm": "bc", "dataset": str(place), "env_kwargs": {"g": 1.6}}
+    runner = begin(**given).env_runner
+    assert (runner.env, runner.env_kwargs) == ("Pendulum-v1", {"g": 1.6})
+    assert is_of_another(runner)
+
+
 def test_a_run_without_a_data_set_stays_as_it_is() -> None:
     config = RunConfig.from_flat({})
     assert with_dataset(config, (), is_here=True, is_new=True) is config
@@ -92,6 +101,25 @@ def test_an_evaluation_needs_an_environment(place: Path) -> None:
     unnamed = begin(algorithm="bc", dataset=str(place))
     assert not unnamed.plays
     assert unnamed.env_runner.env == "mine", "and not the default environment"
+
+
+@pytest.mark.parametrize("name", ["link", "mine/.", "mine/data/.."])
+def test_a_data_set_that_names_no_environment_is_called_by_the_place_where_it_is(
+    place: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    file = place / "data" / "metadata.json"
+    metadata = json.loads(file.read_text())
+    del metadata["env_spec"]
+    file.write_text(json.dumps(metadata))
+    (place.parent / "link").symlink_to(place)
+    monkeypatch.chdir(place.parent)
+    runner = begin(algorithm="bc", dataset=name).env_runner
+    assert (runner.env, runner.dataset) == ("mine", str(place))
+    assert not is_of_another(runner)
+    with pytest.raises(ConfigError, match="nobody has said which environment"):
+        must_be_playable(runner.dataset, runner.env)
+    monkeypatch.chdir(place)
+    assert begin(algorithm="bc", dataset=".").env_runner == runner
 
 
 def test_code_that_a_data_set_names_is_run_only_if_somebody_says_so(place: Path) -> None:

@@ -136,6 +136,10 @@ def test_ctrl_c_ends_the_runs_in_order_and_they_can_go_on(
         (["cartpole", "--seeds", 0], "seeds = 0: must be a whole number of at least 1"),
         (["cartpole", "--seeds", 2, "--jobs", 0], "jobs = 0: must be a whole number of at least 1"),
         (["--env", "Acrobot-v1", "--seeds", 2], "have to end by themselves: give --stop-steps"),
+        (
+            ["cartpole", "--seeds", 2, "--record", "sampled"],
+            "record = 'sampled': several runs would record into the same directory: leave it out",
+        ),
         (["--resume", "here", "--seeds", 2], "has no seeds.toml"),
         (
             ["cartpole", "--resume", "here", "--seeds", 2, "--lr", 1e-3, "--stop-steps", 9],

@@ -250,6 +250,11 @@ def test_one_process_at_a_time_has_a_sweep(tmp_path: Path) -> None:
             ["cartpole", "--stop-steps", "9", "--space", "stop_steps=9,10"],
             "trials are compared at equal lengths; leave it out",
         ),
+        (
+            [*ONE, "--record", "sampled"],
+            "record = 'sampled': several runs would record into the same directory: leave it out",
+        ),
+        ([*ONE, "--space", "record=a,b"], "record = 'a': several runs would record into the same"),
         ([*ONE, "--trials", "0"], "trials = 0: must be a whole number of at least 1"),
         ([*ONE, "--jobs", "0"], "jobs = 0: must be a whole number of at least 1"),
         ([*ONE, "--jobs", "-3"], "jobs = -3: must be a whole number of at least 1"),

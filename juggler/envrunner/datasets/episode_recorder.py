@@ -10,7 +10,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from juggler.envrunner.environments.autoreset import autoreset_mode, final_observation
+from juggler.envrunner.environments.autoreset import (
+    autoreset_mode,
+    final_observation,
+    has_final_observation,
+)
 from juggler.runtime.datasets.dataset import RecordedEpisode
 from juggler.runtime.wire.structures import to_tree, tree_map
 from juggler.runtime.wire.trees import Tree, flatten
@@ -172,17 +176,23 @@ class EpisodeRecorder:
             reward = float(rewards[row])
             self._under_way.step(row, row_of(self._before, row), row_of(acted, row), reward)
             if terminated[row] or truncated[row]:
-                last = self._last(observations, infos, row)
-                self._under_way.end(row, last, terminated=bool(terminated[row]))
+                ended = bool(terminated[row])
+                last = self._last(observations, infos, row, terminated=ended)
+                self._under_way.end(row, last, terminated=ended)
 
     def drop(self, rows: NDArray[np.intp]) -> None:
         """Forget the episodes that are running in some environments."""
         for row in rows.tolist():
             self._under_way.drop(row)
 
-    def _last(self, observations: Any, infos: dict[str, Any], row: int) -> Tree:
-        """The last observation [...] of an episode."""
+    def _last(
+        self, observations: Any, infos: dict[str, Any], row: int, *, terminated: bool
+    ) -> Tree | None:
+        """The last observation [...] of an episode; None: it has terminated, and the vector does
+        not give it."""
         if self._same_step:
+            if terminated and not has_final_observation(infos, row):
+                return None
             last: Tree = tree_map(np.array, final_observation(self._observed, infos, row))
             return last
         return row_of(to_tree(self._observed, observations), row)

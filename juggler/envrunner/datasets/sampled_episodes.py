@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -17,9 +17,14 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.datasets.describing import spec_of
 from juggler.envrunner.datasets.episode_recorder import EpisodeRecorder
-from juggler.envrunner.datasets.writing import DatasetWriter, writing
+from juggler.envrunner.datasets.writing import (
+    DatasetWriter,
+    bytes_of,
+    must_be_recordable,
+    writing,
+)
 from juggler.runtime.datasets.dataset import RecordedEpisode
-from juggler.runtime.datasets.finding import DatasetError, must_be_installed
+from juggler.runtime.datasets.finding import DatasetError
 
 #: A part of a data set is complete when it has so many bytes or is so old. Whoever is killed loses
 #: the part that is not complete.
@@ -47,7 +52,7 @@ class SampledEpisodes:
         part_seconds: the age at which a part is complete, from its first episode on.
 
     Raises:
-        DatasetError: the package minari is missing.
+        DatasetError: as `must_be_recordable`.
     """
 
     def __init__(
@@ -60,17 +65,16 @@ class SampledEpisodes:
         tell: Callable[[str], None],
         part_seconds: float = _PART_SECONDS,
     ) -> None:
-        must_be_installed()
+        must_be_recordable(observation_space, action_space)
         self._directory, self._worker = Path(config.record).expanduser().absolute(), worker
         self._about = observation_space, action_space, env_spec
         self._most_bytes = None if config.record_gb is None else config.record_gb * _GB
         self._tell, self._part_seconds = tell, part_seconds
-        before = self._directory.glob(f"{worker}-part-*-v0/data/*")
-        self._bytes = float(sum(file.stat().st_size for file in before))  # of all parts
+        self._bytes = bytes_of(self._directory.glob(f"{worker}-part-*-v0/data/*"))  # of all parts
         self._part = ExitStack()
         self._writer: DatasetWriter | None = None
         self._began: float | None = None  # of the part's first episode, written or not
-        self._part_bytes = 0
+        self._part_bytes = 0  # of the files of the part that is being written
         self._waiting: list[RecordedEpisode] = []
         self._waiting_bytes = 0
         self._ended = False
@@ -78,12 +82,12 @@ class SampledEpisodes:
     def add(self, episode: RecordedEpisode) -> None:
         """Take an episode. It is on the disk when its part is complete."""
         size = episode.nbytes
-        if self._most_bytes is not None and self._bytes + size > self._most_bytes:
+        held = self._bytes + self._part_bytes + self._waiting_bytes
+        if self._most_bytes is not None and held + size > self._most_bytes:
             self.complete()
             self._end(f"there are record_gb = {self._most_bytes / _GB:g} of them")
         if self._ended:
             return
-        self._bytes += size
         self._waiting.append(episode)
         self._waiting_bytes += size
         if self._began is None:
@@ -102,15 +106,20 @@ class SampledEpisodes:
         """Complete the part that is being written; the next episode begins another one."""
         self._write()
         self._attempt(self._part.close)
+        self._bytes += self._part_bytes
         self._writer, self._part_bytes, self._began = None, 0, None
 
     def _write(self) -> None:
         """Write what waits."""
         episodes, self._waiting = self._waiting, []
         if episodes and not self._ended:
-            self._part_bytes += self._waiting_bytes
-            self._attempt(lambda: self._opened().add(*episodes))
+            self._attempt(lambda: self._add(episodes))
         self._waiting_bytes = 0
+
+    def _add(self, episodes: Sequence[RecordedEpisode]) -> None:
+        writer = self._opened()
+        writer.add(*episodes)
+        self._part_bytes = writer.nbytes
 
     def _opened(self) -> DatasetWriter:
         """The part that is being written, or a new one."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import gymnasium
@@ -16,7 +18,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from juggler.runtime.datasets.dataset import RecordedEpisode
 from juggler.runtime.datasets.finding import DATA, DatasetError, must_be_installed, partial_of
-from juggler.runtime.wire.structures import from_tree
+from juggler.runtime.wire.structures import from_tree, space_leaves
 
 #: What writing to a full disk has been seen to raise.
 _REFUSED = (OSError, RuntimeError)
@@ -31,6 +33,7 @@ class DatasetWriter:
 
     Attributes:
         steps: of all episodes so far.
+        nbytes: of its files so far.
     """
 
     def __init__(
@@ -40,7 +43,7 @@ class DatasetWriter:
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
     ) -> None:
-        self.steps = 0
+        self.steps, self.nbytes = 0, 0
         self._place, self._storage = place, storage
         self._spaces = observation_space, action_space
 
@@ -53,6 +56,7 @@ class DatasetWriter:
         with _refusals(self._place):
             _reserve(Path(self._storage.data_path, _EPISODES), episodes)
             self._storage.update_episodes([self._buffer(episode) for episode in episodes])
+            self.nbytes = bytes_of(Path(self._storage.data_path).iterdir())
         self.steps += sum(map(len, episodes))
 
     def _buffer(self, episode: RecordedEpisode) -> Any:
@@ -91,19 +95,19 @@ def writing(
         about: more of Minari's metadata, such as "algorithm_name".
 
     Raises:
-        DatasetError: the place is taken, the disk refuses writes, or the package minari is missing.
+        DatasetError: the place is taken, the disk refuses writes, or as `must_be_recordable`.
     """
-    must_be_installed()
+    must_be_recordable(observation_space, action_space)
     from minari.dataset.minari_storage import MinariStorage
 
     if place.exists():
         raise DatasetError(f"{place} is there already: choose another place, or remove it")
     place = place.absolute()  # Minari appends a relative one to itself
-    partial = place.with_name(f".{place.name}.partial-{os.getpid()}")
-    try:
+    with ExitStack() as held:
         with _refusals(place):
-            _remove_of_dead(place)
-            (partial / DATA).mkdir(parents=True)
+            _remove_abandoned(place)
+            partial = held.enter_context(_held_directory(place))
+            (partial / DATA).mkdir()
             storage = MinariStorage.new(
                 partial / DATA,
                 observation_space,
@@ -121,8 +125,59 @@ def writing(
                 _to_disk(file)
             partial.rename(place)
             _to_disk(place.parent)
+
+
+def must_be_recordable(
+    observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+) -> None:
+    """
+    Raises:
+        DatasetError: the package minari is missing, or a key of these spaces would be lost.
+    """
+    must_be_installed()
+    for what, space in (("observations", observation_space), ("actions", action_space)):
+        for path, _ in space_leaves(space):
+            for key in path:
+                if key in ("", ".") or "/" in key:  # which HDF5 takes for paths of its own
+                    raise DatasetError(
+                        f"a data set cannot hold {what} with the key {key!r}: choose a key "
+                        "without '/' that is neither empty nor '.'"
+                    )
+
+
+@contextmanager
+def _held_directory(place: Path) -> Iterator[Path]:
+    """A new directory beside a place, which its process holds a lock (flock) on while it writes.
+    A process id would say nothing in another container that shares the place."""
+    partial = place.with_name(f".{place.name}.partial-{token_hex(4)}")
+    partial.mkdir(parents=True)
+    descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield partial
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _remove_abandoned(place: Path) -> None:
+    """Remove what killed processes have left of this data set: what nobody holds. Where nobody can
+    tell, it stays."""
+    # One without data has been made this moment, and is not locked yet.
+    for data in place.parent.glob(f"{partial_of(place.name)}/{DATA}"):
+        with suppress(OSError):
+            descriptor = os.open(data.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(data.parent, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def bytes_of(files: Iterable[Path]) -> int:
+    """What files take."""
+    return sum(file.stat().st_size for file in files)
 
 
 def _reserve(file: Path, episodes: Sequence[RecordedEpisode]) -> None:
@@ -158,13 +213,6 @@ def _refusals(place: Path) -> Iterator[None]:
         raise DatasetError(
             f"cannot write the data set {place}, of which nothing is kept: {why}"
         ) from error
-
-
-def _remove_of_dead(place: Path) -> None:
-    """Remove what killed processes have left of this data set."""
-    for left in place.parent.glob(partial_of(place.name)):
-        if not Path("/proc", left.name.rpartition("-")[2]).exists():
-            shutil.rmtree(left, ignore_errors=True)
 
 
 def _to_disk(path: Path) -> None:

@@ -12,7 +12,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from juggler.envrunner.environments.autoreset import autoreset_mode, final_observation
+from juggler.envrunner.environments.autoreset import (
+    autoreset_mode,
+    final_observation,
+    has_final_observation,
+)
 from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.connectors.leaves import OBSERVATION, holds_masks
@@ -90,7 +94,7 @@ class ObservedMasks(VectorWrapper):
         self._require(infos, self._everyone if self._same_step else ~over, "step")
         if over.any():
             if self._same_step:
-                infos = {**infos, "final_obs": self._finals(infos, truncated & ~terminated)}
+                infos = {**infos, "final_obs": self._finals(infos, over, terminated)}
             else:
                 _fill(self._masks, over, 1)
         self._keep(infos, "step")
@@ -121,15 +125,20 @@ class ObservedMasks(VectorWrapper):
             raise EnvironmentFailed(f"environment {rows[k]}", call, what)
         return masks
 
-    def _finals(self, infos: dict[str, Any], cut: NDArray[np.bool_]) -> NDArray[Any]:
-        """Give the last observations of truncated episodes their masks.
+    def _finals(
+        self, infos: dict[str, Any], over: NDArray[np.bool_], terminated: NDArray[np.bool_]
+    ) -> NDArray[Any]:
+        """Give the last observations of episodes that are `over` [N] their masks.
 
-        Returns an array [N] of observations, with None where `cut` [N] is false.
+        Returns an array [N] of observations, with None where no episode ended, or where one has
+        `terminated` [N] and the vector does not give its last observation.
         """
         finals = np.full(self.num_envs, None, object)
         final_infos = infos.get("final_info", {})
         given = self._given(final_infos)  # [N]
-        for row in np.flatnonzero(cut).tolist():
+        for row in np.flatnonzero(over).tolist():
+            if terminated[row] and not has_final_observation(infos, row):
+                continue
             masks: Any = tree_map(lambda mask: np.ones_like(mask[0]), self._masks)
             if given[row]:
                 found = self._read(final_infos, np.array([row]), "step")

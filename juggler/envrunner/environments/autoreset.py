@@ -29,7 +29,8 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
 
 
 def final_observation(space: gymnasium.Space[Any], infos: dict[str, Any], row: int) -> Tree:
-    """Return the last observation of an episode that a SAME_STEP vector has ended and reset.
+    """Return the last observation of an episode that a SAME_STEP vector has truncated and reset,
+    or of another one that has one.
 
     Args:
         space: of one environment's observations.
@@ -40,15 +41,22 @@ def final_observation(space: gymnasium.Space[Any], infos: dict[str, Any], row: i
     Raises:
         EnvironmentFailed: the infos do not have it.
     """
-    finals = infos.get("final_obs")
-    if isinstance(finals, (Mapping, tuple)):
-        of_row: Tree = tree_map(lambda leaf: leaf[row], to_tree(space, finals))
-        return of_row
-    if finals is None or finals[row] is None:
+    if not has_final_observation(infos, row):
         raise EnvironmentFailed(
             f"environment {row}",
             "step",
             "it truncated an episode under SAME_STEP autoreset without infos['final_obs'], "
             "which the value of the last step is bootstrapped from",
         )
+    finals = infos["final_obs"]
+    if isinstance(finals, (Mapping, tuple)):
+        of_row: Tree = tree_map(lambda leaf: leaf[row], to_tree(space, finals))
+        return of_row
     return to_tree(space, finals[row])
+
+
+def has_final_observation(infos: Mapping[str, Any], row: int) -> bool:
+    """Tell whether the infos of a SAME_STEP vector have the last observation of an environment's
+    episode. They must where it was truncated; where it terminated, some vectors give none."""
+    finals = infos.get("final_obs")
+    return finals is not None and (isinstance(finals, (Mapping, tuple)) or finals[row] is not None)

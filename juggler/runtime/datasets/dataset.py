@@ -132,13 +132,12 @@ class _Part:
         try:
             from minari.dataset.minari_storage import MinariStorage
         except ModuleNotFoundError as error:
-            raise DatasetError(
-                f"data set {name!r} needs the package {error.name}: {installing('datasets')}, on "
-                "every host that reads it"
-            ) from error
+            raise DatasetError(_lacks(name, error.name)) from error
         try:
             self._storage = MinariStorage.read(self.data)
         except ImportError as error:  # of a format whose package is not there
+            if "h5py" in str(error):
+                raise DatasetError(_lacks(name, "h5py")) from error
             raise DatasetError(f"data set {name!r}: {error}") from error
         except _DAMAGED as error:
             raise DatasetError(f"{self.data} is damaged: {error}") from error
@@ -176,12 +175,22 @@ class _Part:
             )
         if (terminated | truncated)[:-1].any():
             raise DatasetError(f"{where} is damaged: it goes on after its end")
-        return RecordedEpisode(
+        episode = RecordedEpisode(
             _checked(where, "observations", observations, self._observed, steps + 1),
             _checked(where, "actions", actions, self._acted, steps),
             rewards,
             bool(terminated[-1]),
         )
+        _must_be_finite(where, episode)
+        return episode
+
+
+def _lacks(name: str, package: str | None) -> str:
+    """That a data set cannot be read without a package, and what to do."""
+    return (
+        f"data set {name!r} needs the package {package}: {installing('datasets')}, on every host "
+        "that reads it"
+    )
 
 
 def _checked(
@@ -207,6 +216,27 @@ def _checked(
             raise DatasetError(f"{where} is damaged: its {name} hold a number outside of {space}")
         kept.append((path, array.astype(space.dtype, copy=False)))
     return unflatten(kept)
+
+
+def _must_be_finite(where: str, episode: RecordedEpisode) -> None:
+    """
+    Raises:
+        DatasetError: something that is learned from is NaN or infinite, for which the environment
+            or the learning rate would be blamed.
+    """
+    columns = {
+        "observations": episode.observations,
+        "actions": episode.actions,
+        "rewards": episode.rewards,
+    }
+    for path, array in flatten(columns):
+        # Nobody learns from the last observation of an episode that has terminated.
+        unread = path[0] == "observations" and episode.terminated
+        read = array[:-1] if unread else array
+        if read.dtype.kind == "f" and not np.isfinite(read).all():
+            raise DatasetError(
+                f"{where} holds a number that is not finite, in its {'/'.join(path)}"
+            )
 
 
 def _at(where: str, what: str, tree: Any, path: TreePath) -> Any:

@@ -179,7 +179,7 @@ def test_parts_that_nobody_has_completed_are_told(tmp_path: Path) -> None:
     for episode in random_episodes([2] * 64):
         episodes.add(episode)
     words = (
-        r"completed\. .*/\.envrunner-0-part-1-v0\.partial-\d+ cannot be read: it is being written"
+        r"completed\. .*/\.envrunner-0-part-1-v0\.partial-\w+ cannot be read: it is being written"
     )
     with pytest.raises(DatasetError, match=words):
         Dataset(str(tmp_path))
@@ -190,21 +190,57 @@ def test_parts_that_nobody_has_completed_are_told(tmp_path: Path) -> None:
     assert len(lengths_in(tmp_path)) == 64
 
 
-def test_no_more_is_recorded_than_was_asked_for(tmp_path: Path) -> None:
+def bytes_in(place: Path) -> int:
+    return sum(file.stat().st_size for file in place.glob("*/data/*"))
+
+
+@pytest.fixture
+def few_at_once(monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many episodes are written together."""
+    monkeypatch.setattr(sampled_episodes, "_TOGETHER", 8)
+    return 8
+
+
+def test_no_more_is_recorded_than_was_asked_for(tmp_path: Path, few_at_once: int) -> None:
     told: list[str] = []
-    each = random_episodes([100])[0]
-    # Observations of three floats, actions of eight bytes, and rewards.
-    size = 101 * 12 + 100 * 8 + 100 * 4
-    episodes = recorder(tmp_path, told, record_gb=3.5 * size / 1e9)
-    for _ in range(5):
+    each, most = random_episodes([2])[0], 1_000_000
+    episodes = recorder(tmp_path, told, record_gb=most / 1e9)
+    for _ in range(150):
         episodes.add(each)
-    assert lengths_in(tmp_path) == [100] * 3
-    assert len(told) == 1
-    assert told[0].startswith("records no more episodes, and samples on: there are record_gb = ")
-    again = recorder(tmp_path, told, record_gb=3.5 * size / 1e9)
+    count, taken = len(Dataset(str(tmp_path))), bytes_in(tmp_path)
+    at_once = few_at_once * taken / count
+    assert most - at_once < taken < most + at_once
+    assert told == ["records no more episodes, and samples on: there are record_gb = 0.001 of them"]
+    again = recorder(tmp_path, told, record_gb=most / 1e9)
     again.add(each)
     again.complete()
-    assert lengths_in(tmp_path) == [100] * 3, "what there was before counts"
+    assert len(Dataset(str(tmp_path))) == count, "what there was before counts"
+
+
+def test_as_much_is_recorded_when_an_env_runner_is_started_again(
+    tmp_path: Path, few_at_once: int
+) -> None:
+    each, counts = random_episodes([2])[0], []
+    for place, starts in ((tmp_path / "once", 1), (tmp_path / "again", 3)):
+        for _ in range(starts):
+            episodes = recorder(place, [], record_gb=0.001)
+            for _ in range(150 // starts):
+                episodes.add(each)
+            episodes.complete()
+        counts.append(len(Dataset(str(place))))
+    assert abs(counts[0] - counts[1]) <= few_at_once
+    assert max(counts) < 150
+
+
+@pytest.mark.parametrize("key", ["a/b", "", "."])
+def test_observations_that_no_data_set_can_hold_are_told_at_the_start(
+    key: str, tmp_path: Path
+) -> None:
+    observations = spaces.Dict({"inner": spaces.Dict({key: VECTOR})})
+    config = EnvRunnerConfig(record=str(tmp_path / "sampled"))
+    with pytest.raises(DatasetError, match=rf"cannot hold observations with the key '{key}'"):
+        SampledEpisodes(config, "envrunner-0", observations, CHOICES, None, print)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_that_refuses_a_part_ends_the_recording_and_nothing_else(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from gymnasium import spaces
 from support.datasets import CHOICES, VECTOR, random_episodes, write
 
 from juggler.envrunner.datasets.writing import writing
-from juggler.runtime.datasets.dataset import Dataset
+from juggler.runtime.datasets.dataset import Dataset, RecordedEpisode
 from juggler.runtime.datasets.finding import DatasetError
 from juggler.runtime.wire.structures import tree_map
+from juggler.runtime.wire.trees import flatten
 
 pytest.importorskip("minari", reason="needs juggler[datasets]")
 import h5py
@@ -109,6 +111,58 @@ def test_a_damaged_episode_is_named(change: tuple[str, Any], said: str, tmp_path
         Dataset(str(place)).episode(0)
 
 
+def columns_of(episode: RecordedEpisode) -> dict[str, Any]:
+    return {
+        "observations": episode.observations,
+        "actions": episode.actions,
+        "rewards": episode.rewards,
+    }
+
+
+NUMBERS = spaces.Box(-2, 2, (2,), np.float32)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize("column", ["observations/place", "actions", "rewards"])
+def test_an_episode_with_a_number_that_is_not_finite_is_named(
+    column: str, number: float, tmp_path: Path
+) -> None:
+    both = spaces.Dict({"place": VECTOR, "seen": spaces.Discrete(4)}), NUMBERS
+    written = random_episodes([3, 3, 3], *both)
+    for path, array in flatten(columns_of(written[1])):
+        if "/".join(path) == column:
+            array[2] = number
+    dataset = Dataset(str(write(tmp_path / "mine", written, *both)))
+    assert len(dataset.episode(0)) == len(dataset.episode(2)) == 3
+    words = rf"episode 1 of .*mine/data holds a number that is not finite, in its {column}$"
+    with pytest.raises(DatasetError, match=words):
+        dataset.episode(1)
+
+
+def test_what_an_environment_shows_last_counts_only_where_it_is_learned_from(
+    tmp_path: Path,
+) -> None:
+    cut, terminated = random_episodes([3, 3])
+    for episode in (cut, terminated):
+        episode.observations[-1] = np.nan
+    dataset = Dataset(str(write(tmp_path / "mine", [cut, terminated])))
+    assert dataset.episode(1).terminated
+    with pytest.raises(DatasetError, match=r"episode 0 of .* not finite, in its observations"):
+        dataset.episode(0)
+
+
+def test_a_missing_h5py_says_how_juggler_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = write(tmp_path / "mine", random_episodes([2]))
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    monkeypatch.delitem(sys.modules, "minari.dataset._storages.hdf5_storage")
+    with pytest.raises(
+        DatasetError, match=r"needs the package h5py: .*install.*\[datasets\].*, on"
+    ):
+        Dataset(str(place))
+
+
 def test_a_place_that_is_taken_is_left_as_it_is(tmp_path: Path) -> None:
     place = write(tmp_path / "mine", random_episodes([2]))
     with pytest.raises(DatasetError, match=r"mine is there already: choose another place"):
@@ -128,9 +182,40 @@ def test_what_ends_early_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_what_a_process_of_the_same_id_has_left_goes_with_the_next(tmp_path: Path) -> None:
+    left = tmp_path / f".mine.partial-{os.getpid()}" / "data"  # as the next container has it
+    left.mkdir(parents=True)
+    (left / "main_data.hdf5").touch()
+    write(tmp_path / "mine", random_episodes([2]))
+    assert [each.name for each in tmp_path.iterdir()] == ["mine"]
+
+
+def test_what_is_still_being_written_stays(tmp_path: Path) -> None:
+    place, about = tmp_path / "mine", (VECTOR, CHOICES, None, {})
+    with ExitStack() as first:
+        writer = first.enter_context(writing(place, "juggler/random-v0", *about))
+        write(place, random_episodes([2]))  # as another container does
+        writer.add(random_episodes([3])[0])
+        with pytest.raises(DatasetError, match="which nothing is kept: Directory not empty"):
+            first.close()
+    assert len(Dataset(str(place)).episode(0)) == 2
+    assert [each.name for each in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("key", ["a/b", "", "."])
+def test_a_key_that_would_be_lost_is_refused_before_anything_is_made(
+    key: str, tmp_path: Path
+) -> None:
+    actions = spaces.Tuple([CHOICES, spaces.Dict({key: CHOICES})])
+    with pytest.raises(DatasetError, match=rf"cannot hold actions with the key '{key}': choose"):
+        write(tmp_path / "mine", random_episodes([2], action_space=actions), action_space=actions)
+    assert not list(tmp_path.iterdir())
+
+
 #: Writes episodes until it is stopped.
 ENDLESS = """
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from support.datasets import CHOICES, VECTOR, random_episodes
 from juggler.envrunner.datasets.writing import writing

@@ -1,0 +1,77 @@
+"""Recorded episodes end with the last observation that their environment gave, if one is known."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from support.scripted_environments import NativeScripted, masked
+from support.vectors import MODES, vector_of_functions
+
+from juggler.envrunner.datasets.episode_recorder import EpisodeRecorder
+from juggler.envrunner.environments.action_masks import observe_masks
+from juggler.runtime.datasets.dataset import RecordedEpisode
+
+SCRIPTS = [((3, "terminated"), (2, "truncated"), (4, "both")), ((1, "terminated"), (2, "both"))]
+
+
+def recorded(env: VectorEnv[Any, Any, Any], choose: Any) -> list[RecordedEpisode]:
+    """The episodes of 20 steps, with actions [N] that are chosen by observations."""
+    episodes: list[RecordedEpisode] = []
+    recorder = EpisodeRecorder(env, episodes.append)
+    mode = env.metadata["autoreset_mode"]
+    observations, _ = env.reset(seed=0)
+    resets = np.zeros(env.num_envs, np.bool_)  # [N]
+    for _ in range(20):
+        recorder.sees(observations)
+        actions = choose(observations)
+        observations, rewards, terminated, truncated, infos = env.step(actions)
+        recorder.step(actions, rewards, terminated, truncated, observations, infos, ~resets)
+        over = terminated | truncated
+        if mode is AutoresetMode.NEXT_STEP:
+            resets = over
+        elif mode is AutoresetMode.DISABLED and over.any():
+            observations, _ = env.reset(options={"reset_mask": over})
+    return episodes
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["in turn", "async", "sync"])
+def test_episodes_with_action_masks_in_infos_are_recorded_whole_however_they_end(
+    kind: str, mode: AutoresetMode
+) -> None:
+    functions = [functools.partial(masked, script) for script in SCRIPTS]
+    env = observe_masks(vector_of_functions(kind, mode, functions))
+    episodes = recorded(env, lambda seen: seen["action_mask"].argmax(1))
+    env.close()
+    assert {each.terminated for each in episodes} == {True, False}
+    for each in episodes:
+        steps = each.observations["observation"][:, 1]
+        np.testing.assert_array_equal(steps, np.arange(len(each) + 1))
+
+
+class FinalsOfTruncations(VectorWrapper):
+    """Gives last observations of those episodes alone from which values are bootstrapped."""
+
+    def step(self, actions: Any) -> Any:
+        observations, rewards, terminated, truncated, infos = self.env.step(actions)
+        cut = truncated & ~terminated  # [N]
+        finals = np.full(self.num_envs, None, object)
+        for row in np.flatnonzero(cut):
+            finals[row] = np.array(infos["final_obs"][row])
+        infos = {"final_obs": finals} if cut.any() else {}
+        return observations, rewards, terminated, truncated, infos
+
+
+def test_a_last_observation_that_a_vector_does_not_give_is_the_one_before() -> None:
+    env = FinalsOfTruncations(NativeScripted(SCRIPTS, AutoresetMode.SAME_STEP))
+    episodes = recorded(env, lambda seen: np.zeros(len(seen), np.int64))
+    assert {each.terminated for each in episodes} == {True, False}
+    for each in episodes:
+        steps = np.arange(len(each) + 1)
+        if each.terminated:
+            steps[-1] -= 1
+        np.testing.assert_array_equal(each.observations[:, 1], steps)
