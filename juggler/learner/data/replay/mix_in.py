@@ -166,8 +166,10 @@ class MixInReplay(DataSource):
         if not len(slots):
             return dict(columns)
         new, old = rows_of_episodes(columns), kept.table.rows(slots)
-        size = size_of(new).covering(size_of(old))
-        return episodes_of_rows(joined([resized(new, size), resized(old, size)]))
+        sizes = size_of(new), size_of(old)
+        size = sizes[0].covering(sizes[1])
+        parts = [resized(rows, size, had) for rows, had in zip((new, old), sizes, strict=True)]
+        return episodes_of_rows(joined(parts))
 
 
 class _Kept:
