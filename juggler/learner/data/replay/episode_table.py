@@ -41,7 +41,8 @@ class EpisodeTable(Table):
         if size == self._size:
             return None
         if size.steps == self._size.steps:
-            return self._widen(size)
+            self._widen(size)
+            return None
         gone, too_many = _NONE, self.size - self._capacity_for(size)
         if too_many > 0:
             gone = leaving(too_many) if leaving else self.oldest_first()[:too_many]
@@ -91,7 +92,7 @@ class EpisodeTable(Table):
         `places` [n]."""
         like = resized(columns.take(slots[:0]), size, self._size)
         made = MemoryColumns(like, capacity, self._directory)
-        for first in range(0, len(slots), _AT_ONCE):  # on disk, more than the memory may have come
+        for first in range(0, len(slots), _AT_ONCE):  # on disk, they may be more than the memory
             part = slice(first, first + _AT_ONCE)
             rows = resized(columns.take(slots[part]), size, self._size)
             made.write(places[part], runs_of(places[part]), made.checked(rows))
