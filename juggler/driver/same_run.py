@@ -73,6 +73,25 @@ def changed_connectors(config: RunConfig, before: RunConfig) -> list[str]:
     ]
 
 
+def changed_sums(config: RunConfig, before: RunConfig) -> list[str]:
+    """Word which keys are not those that the steps of a saved replay have been kept with.
+
+    Args:
+        config: that which the run goes on with.
+        before: that of its checkpoint.
+    """
+    return [
+        f"{f'modules.{module_id}: ' if before.agents.agents else ''}{key} was "
+        f"{getattr(had, key)}, and is {getattr(has, key)} now: steps in the replay of the "
+        "checkpoint keep the sums of rewards that were made with the former; save_replay = false "
+        "begins without them"
+        for module_id in config.module_ids
+        for had, has in [[each.of(module_id).learner for each in (before, config)]]
+        for key in has.keys_of_kept_steps()
+        if key in had.keys_of_kept_steps() and getattr(had, key) != getattr(has, key)
+    ]
+
+
 def _named(pieces: Sequence[Piece]) -> str:
     return (
         all_of(

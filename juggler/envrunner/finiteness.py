@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.wire.trees import Tree, flatten
+from juggler.runtime.episodes.finiteness import all_finite, first_not_finite, floats, not_finite
 
 
 class NonFinite(Exception):
@@ -73,78 +67,20 @@ def check_finite(batch: EpisodeBatch) -> None:
     Raises:
         NonFinite: names the first in time.
     """
-    columns = (
-        batch.observations,
-        batch.action_logp,
-        batch.rewards,
-        batch.final_observations,
-        batch.last_observations,
-        batch.critic_observations,
-        batch.final_critic_observations,
-        batch.last_critic_observations,
-    )
-    if all(np.isfinite(array).all() for column in columns for _, array in _floats("", column)):
+    if all_finite(batch):
         return
     _clear_after_ends(batch)
-    # Step, order within it, row, column, number
-    found: list[tuple[int, int, int, str, float]] = []
-    columns_of_steps = ("observations", "critic_observations", "action_logp", "rewards")
-    for order, column in enumerate(columns_of_steps):
-        for name, array in _floats(column, getattr(batch, column)):
-            rows, steps = np.nonzero(_not_finite(array, 2))
-            if len(rows):
-                first = steps.argmin()
-                step, row = int(steps[first]), int(rows[first])
-                found.append((step, order, row, name, _first_in(array[row, step])))
-    for column in ("final_observations", "final_critic_observations"):
-        for name, array in _floats(column, getattr(batch, column)):
-            found += [
-                (
-                    int(batch.final_steps[k]),
-                    4,
-                    int(batch.final_rows[k]),
-                    name,
-                    _first_in(array[k]),
-                )
-                for k in np.flatnonzero(_not_finite(array, 1))
-            ]
-    for column in ("last_observations", "last_critic_observations"):
-        for name, array in _floats(column, getattr(batch, column)):
-            if (rows := np.flatnonzero(_not_finite(array, 1))).size:
-                row = int(rows[0])
-                found.append((batch.steps - 1, 5, row, name, _first_in(array[row])))
-    if found:
-        step, _, row, name, value = min(found)
-        raise NonFinite(row, step, name, batch.live_steps, value=value)
-
-
-def _first_in(array: NDArray[Any]) -> float:
-    """The first number that is not finite in an array [...] that has one."""
-    numbers = np.asarray(array)
-    return float(numbers[~np.isfinite(numbers)][0])
+    if found := first_not_finite(batch):
+        raise NonFinite(found.row, found.step, found.column, batch.live_steps, value=found.value)
 
 
 def _clear_after_ends(batch: EpisodeBatch) -> None:
     dead = ~batch.live  # [N, T]
     stepwise = batch.observations, batch.critic_observations, batch.actions, batch.action_logp
     for column in stepwise:
-        for _, array in _floats("", column):
-            array[dead & _not_finite(array, 2)] = 0
+        for _, array in floats("", column):
+            array[dead & not_finite(array, 2)] = 0
     over = batch.terminated[:, -1] | batch.truncated[:, -1]  # [N]
     for column in (batch.last_observations, batch.last_critic_observations):
-        for _, array in _floats("", column):
-            array[over & _not_finite(array, 1)] = 0
-
-
-def _floats(name: str, column: Tree) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield the floating-point arrays of a column with their names."""
-    for path, array in flatten(column):
-        if array.dtype.kind == "f":
-            yield "/".join((name, *path)), array
-
-
-def _not_finite(array: NDArray[Any], dimensions: int) -> NDArray[np.bool_]:
-    """Tell which entries, by the leading dimensions, hold a number that is not finite."""
-    bad = ~np.isfinite(array)
-    flags: NDArray[np.bool_] = bad.any(axis=tuple(range(dimensions, bad.ndim)))
-    return flags
+        for _, array in floats("", column):
+            array[over & not_finite(array, 1)] = 0

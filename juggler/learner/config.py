@@ -156,6 +156,10 @@ class LearnerConfig(OptimizerConfig):
         """Keys that are a number or a schedule."""
         return [key for key, hint in get_type_hints(type(self)).items() if hint == Scheduled]
 
+    def keys_of_kept_steps(self) -> list[str]:
+        """Keys that steps have been kept with: those in a checkpoint know no other value."""
+        return []
+
     def numbers_of_losses(self) -> list[str]:
         """Keys of the numbers that a loss reads: floats that are not none and do not belong to an
         optimizer."""

@@ -18,7 +18,12 @@ from juggler.learner.core.learner_core import (
 )
 from juggler.learner.core.metrics import mean_metrics, with_numbers
 from juggler.learner.core.state import arrays_like, to_device
-from juggler.learner.data.batch_columns import checked_batch, must_be_sample, must_have_column
+from juggler.learner.data.batch_columns import (
+    checked_batch,
+    must_be_finite,
+    must_be_sample,
+    must_have_column,
+)
 from juggler.learner.data.collate import collate
 from juggler.learner.data.example import example_sample
 from juggler.learner.learner_state import LearnerState
@@ -138,6 +143,7 @@ class Learner(LearnerState):
                 raise
             self.state = output.state
             self._data.learned(output.priorities)
+            self.progresses()
             metrics.append(with_numbers(output.metrics, self._data.metrics(), self.device))
         self.updates += 1
         return mean_metrics(metrics)
@@ -198,7 +204,8 @@ class Learner(LearnerState):
 
         Raises:
             TypeError: the algorithm learns only from episodes.
-            ValueError: a column is missing or does not fit, or a module is unknown.
+            ValueError: a column is missing, does not fit or has a number that is not finite, or a
+                module is unknown.
         """
         self.check_serves("batch")
         passes = given_passes(passes)
@@ -236,12 +243,14 @@ class Learner(LearnerState):
 
         Raises:
             TypeError: the algorithm does not learn from episodes.
-            ValueError: there are no episodes, or a module is unknown.
+            ValueError: there are no episodes, a module is unknown, or a number is not finite.
         """
         self.check_serves("episodes")
         passes = given_passes(passes)
         if async_update:
             return self._in_flight.begin(self.update_from_episodes, episodes, **passes)
+        for module_id, batches in _by_module(episodes).items():
+            must_be_finite(module_id, batches)
         return self.step(self.sample_from_episodes(episodes), **passes)
 
     def check_serves(self, kind: str) -> None:
@@ -270,11 +279,10 @@ class Learner(LearnerState):
     def collated(self, episodes: Given) -> Sample:
         """Episodes as a sample on the host, before any pipeline; in page-locked memory for a GPU.
         This may be called in any thread, beside updates."""
-        by_module = episodes if isinstance(episodes, Mapping) else {DEFAULT_MODULE: episodes}
         pin_memory = self.device.type == "cuda"
         return {
             module_id: collate(batches, pin_memory=pin_memory)
-            for module_id, batches in self.preprocess_episodes(by_module).items()
+            for module_id, batches in self.preprocess_episodes(_by_module(episodes)).items()
         }
 
     def prepared(self, sample: Sample) -> Sample:
@@ -337,3 +345,7 @@ class Learner(LearnerState):
         live = [columns[LIVE].sum() for columns in sample.values()]  # [] each
         most = torch.stack(live).max().double()  # []
         return max(1, -(-int(self.sums(most)) // minibatch_size))
+
+
+def _by_module(episodes: Given) -> Episodes:
+    return episodes if isinstance(episodes, Mapping) else {DEFAULT_MODULE: episodes}

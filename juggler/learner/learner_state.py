@@ -10,7 +10,6 @@ import torch
 
 from juggler.learner.core.learner_core import Params
 from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like, to_device
-from juggler.learner.data.sources import DataSource
 from juggler.learner.group.member import GroupMember
 from juggler.runtime.checkpoints.checkpoint import PIPELINES, REPLAY
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
@@ -27,7 +26,6 @@ class LearnerState(GroupMember):
     """By module id, the connectors of its samples."""
 
     _seed: int
-    _data: DataSource
 
     @abstractmethod
     def wait(self) -> None:

@@ -57,6 +57,7 @@ class Driver:
     def __init__(self) -> None:
         self.inbox: Mailbox[Command | Detached] = Mailbox()
         self.arrived: dict[int, int] = {}  # batch id -> live steps
+        self.progressed = 0
         self._answers: SimpleQueue[Message | BaseException] = SimpleQueue()
 
     def ask(self, command: Message, answer: M) -> M:
@@ -88,7 +89,7 @@ class Driver:
         return nullcontext()
 
     def progresses(self) -> None:
-        pass
+        self.progressed += 1
 
     def reply(self, command_id: int, body: Message, *, last: bool = True) -> None:
         self._answers.put(body)

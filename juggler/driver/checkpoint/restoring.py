@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import chain, pairwise
 from typing import Any
 
 from juggler.driver.checkpoint.beginning import Beginning
@@ -219,13 +220,13 @@ def restores(
         last: what the last command says beside its chunk.
     """
     header = training_pb2.StateHeader(module_id=module_id, extra=json.dumps(dict(extra)))
-    chunks = list(encode_frame(header, tree, digest=True))
-    for chunk in chunks:
-        part = training_pb2.Restore(module_id=module_id, chunk=chunk)
-        if chunk is chunks[0]:
-            # Arrays are aligned in the payload, so it is somewhat larger than their sum.
-            part.state_bytes = sum(map(len, chunks)) + 64 * len(flatten(tree))
-        if chunk is chunks[-1]:
+    # Arrays are aligned in the payload, so it is somewhat larger than their sum.
+    state_bytes = sum(array.nbytes + 64 for _, array in flatten(tree))
+    # One chunk at a time: a replay is large.
+    for chunk, following in pairwise(chain(encode_frame(header, tree, digest=True), (None,))):
+        part = training_pb2.Restore(module_id=module_id, chunk=chunk, state_bytes=state_bytes)
+        state_bytes = 0  # the first command says it
+        if following is None:
             part.MergeFrom(last or training_pb2.Restore())
             part.last = True
         yield part

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,9 @@ from torch import Tensor
 from juggler.learner.data.collate import collate
 from juggler.learner.data.sources import Columns, Sample
 from juggler.learner.data.validation import BatchValidator, Space
+from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.columns import COLUMNS, batch_of_columns
+from juggler.runtime.episodes.finiteness import all_finite, first_not_finite
 from juggler.runtime.modules.columns import MODULE_STATE
 from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.structures import tree_map
@@ -81,6 +83,21 @@ def must_be_sample(sample: Any, known: Collection[str]) -> None:
             raise ValueError(f"there is no module {module_id!r}{nearest(module_id, known)}")
 
 
+def must_be_finite(module_id: str, batches: Sequence[EpisodeBatch]) -> None:
+    """
+    Raises:
+        ValueError: batches of a module hold NaN or infinity, which a replay would keep.
+    """
+    for place, batch in enumerate(batches):
+        if found := None if all_finite(batch) else first_not_finite(batch):
+            of_batch = f" of batch {place}" if len(batches) > 1 else ""
+            raise ValueError(
+                f"{module_id}: {found.column} in row {found.row}{of_batch} at step {found.step} "
+                f"are {found.value}: only finite numbers can be learned from, in steps that are "
+                "not live, too"
+            )
+
+
 def must_have_column(sample: Sample, error: KeyError, algorithm: str) -> None:
     """Raises:
     ValueError: the key that was not found is a column of batches of episodes, and a module's part
@@ -103,6 +120,7 @@ def _checked(
 ) -> Columns:
     arrays = {name: tree_map(_on_host, columns[name]) for name in columns if name in COLUMNS}
     episodes = validator.checked(batch_of_columns(arrays, module_id, remembers=remembers))
+    must_be_finite(module_id, [episodes])
     own = {name: columns[name] for name in columns if name not in COLUMNS}
     for name, column in own.items():
         own[name] = tree_map(partial(_as_tensor, where=f"{module_id}: column {name!r}"), column)

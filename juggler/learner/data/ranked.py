@@ -40,6 +40,9 @@ class Ranked(DataSource):
     def learned(self, priorities: Mapping[str, Tensor] | None) -> None:
         self._source.learned(priorities)
 
+    def why_alone(self) -> str:
+        return self._source.why_alone()
+
     def taken_in(self) -> int:
         return self._source.taken_in()
 

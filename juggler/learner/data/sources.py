@@ -67,6 +67,11 @@ class DataSource(Protocol):
         of its rows, if the algorithm has such."""
         return
 
+    def why_alone(self) -> str:
+        """Why it cannot be the source of one of several learners, which have to be given as many
+        samples each; "": it can."""
+        return ""
+
     def taken_in(self) -> int:
         """How many samples it has kept for later steps, even if the step made on their arrival
         failed."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from juggler.learner.core.learner_core import Aux, Grads, LearnerCore
+from juggler.learner.data.sources import DataSource
 from juggler.learner.group.peers import Peers
 from juggler.learner.group.reduction import mean_over_learners
 from juggler.learner.group.state_sync import state_hash, take_over_newest
@@ -28,6 +29,12 @@ class GroupMember(ABC):
     updates: int
     """Made so far."""
 
+    progresses: Callable[[], None] = staticmethod(lambda: None)
+    """Called after each part of an update: one that has many takes long, and does not hang."""
+
+    _data: DataSource
+    """What it learns from, and when."""
+
     _peers: Peers | None = None
 
     @property
@@ -46,10 +53,11 @@ class GroupMember(ABC):
             self.core.nothing(self.state)
         except ValueError as error:
             return str(error)
-        return ""
+        return self._data.why_alone()
 
     def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
         """As `Seam`."""
+        self.progresses()
         if self._peers is not None:
             nothing = self.core.nothing(self.state)
             grads, aux = mean_over_learners(grads, aux, nothing, self._peers.sum)
@@ -72,14 +80,15 @@ class GroupMember(ABC):
 
         Raises:
             PeerLost: somebody is gone; this learner is as it was, or has taken over a state.
-            ValueError: the core cannot be one of a group.
+            ValueError: it cannot be one of a group, as `why_alone` says.
         """
         self.forget()
         self.leave()
         if peers is None:
             found, rank = state_hash(self), 0
+        elif why := self.why_alone():
+            raise ValueError(why)
         else:
-            self.core.nothing(self.state)  # raises where that cannot be
             take_over_newest(self, peers)
             found, rank = peers.wait_for_all(lambda: state_hash(self)), peers.rank
         self._peers = peers

@@ -313,7 +313,7 @@ class HostedModule:
         )
         metrics = fetch_metrics(updated).get(_OWN, {})
         if metrics.get("skipped") == 1.0:
-            self.learner.forget()  # or the same samples would be used again
+            self.learner.forget()  # or samples that are not saved would be used again
             raise ValueError(
                 "the loss or its gradients were not finite, so this update changed nothing. "
                 "Lower lr, or check the episodes"

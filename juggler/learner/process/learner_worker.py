@@ -173,9 +173,11 @@ class LearnerWorker:
             self._server.ring_access(self._ring, self._attachment),
             self._attachment.progresses,
         )
+        learner = self._learner_for(command)
+        learner.progresses = self._attachment.progresses
         module = HostedModule(
             command,
-            self._learner_for(command),
+            learner,
             membership,
             self.publisher,
             StateHandover(self._received_states.pop(module_id, None)),

@@ -199,6 +199,24 @@ class EpisodeBatch:
         done = (self.terminated | self.truncated).ravel()  # [N T]
         if np.count_nonzero(done) != np.count_nonzero(done[firsts + lengths - 1]):
             raise WireError("an episode ends within a segment, or in a step that is not live")
+        self._check_neighbours(t, firsts, done)
+
+    def _check_neighbours(self, t: int, firsts: NDArray[np.int64], done: NDArray[np.bool_]) -> None:
+        """Check that a segment, whose first step is one of [S] among all [N T], ends its episode or
+        goes on in the one that follows at once: returns flow from it to that one."""
+        order = firsts.argsort()  # [S]
+        one, other = order[:-1], order[1:]  # [S - 1] both
+        nexts = firsts[one] + self.segment_lengths[one]  # [S - 1]
+        runs_on = (nexts == firsts[other]) & (nexts % t > 0) & ~done[nexts - 1]  # [S - 1]
+        one, other = one[runs_on], other[runs_on]  # [J] both
+        offsets = self.segment_offsets[one] + self.segment_lengths[one]  # [J]
+        goes_on = self.segment_episodes[one] == self.segment_episodes[other]  # [J]
+        if not (goes_on & (self.segment_offsets[other] == offsets)).all():
+            raise WireError(
+                "a segment ends in mid-row without an end of its episode, and another episode "
+                "follows at once: mark its last step as truncated, with the final observation, or "
+                "give the other episode a row of its own"
+            )
 
     def episodes(self) -> Iterator[Episode]:
         """Views of the batch's segments, in no particular order."""

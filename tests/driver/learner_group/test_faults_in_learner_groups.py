@@ -40,17 +40,24 @@ def test_a_module_that_cannot_update_tells_its_handle_alone(
 ) -> None:
     before = group.get_weights()
     other_shape = make_batch(observation_size=5)
+    largest = np.finfo(np.float32).max
+    overflows = make_batch(rewards=np.full((3, 6), largest), ends=0.0)
     not_finite = make_batch(rewards=np.full((3, 6), np.nan, np.float32))
     handles = [
         group.update_from_episodes({"main": [make_batch(), other_shape]}, async_update=True),
         group.update_from_episodes(
-            {"short": [not_finite], "epochs": [make_batch()]}, async_update=True
+            {"short": [overflows], "epochs": [make_batch()]}, async_update=True
         ),
+        group.update_from_episodes({"short": [not_finite]}, async_update=True),
     ]
     with pytest.raises(juggler.UpdateFailed, match=r"'main': .*do not fit the space"):
         handles[0].result(PATIENCE)
-    with pytest.raises(juggler.UpdateFailed, match=r"'short': .* not finite") as failed:
+    with pytest.raises(juggler.UpdateFailed, match=r"'short': .*gradients were not fin") as failed:
         handles[1].result(PATIENCE)
+    with pytest.raises(
+        juggler.UpdateFailed, match=r"'short': .*rewards in row 0 at step 0 are nan"
+    ):
+        handles[2].result(PATIENCE)
     assert set(failed.value.failures) == {"short"}
     assert failed.value.results["epochs"].live_steps == make_batch().live_steps
     after = group.get_weights()

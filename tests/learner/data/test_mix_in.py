@@ -66,14 +66,17 @@ def test_rows_come_out_of_a_table_as_they_went_in(make_batch: MakeBatch, reset_r
     columns = collate(batches)
     assert len(columns["final_rows"]) > 2
     rows = rows_of_episodes(columns)
-    same(episodes_of_rows(resized(rows, Size(9, 9, 12))), columns)
+    same(episodes_of_rows(resized(rows, Size(9, 9, 12), size_of(rows))), columns)
 
 
 def test_rows_of_several_sizes_are_joined_as_batches_are(make_batch: MakeBatch) -> None:
     batches = [make_batch(3, 9, seed=1), make_batch(2, 5, seed=2), make_batch(4, 7, ends=0.0)]
     rows = [rows_of_episodes(collate([batch])) for batch in batches]
     size = size_of(rows[0]).covering(size_of(rows[1])).covering(size_of(rows[2]))
-    same(episodes_of_rows(joined([resized(each, size) for each in rows])), collate(batches))
+    same(
+        episodes_of_rows(joined([resized(each, size, size_of(each)) for each in rows])),
+        collate(batches),
+    )
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.75])

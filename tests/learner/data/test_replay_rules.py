@@ -242,7 +242,7 @@ def test_no_drawn_row_of_episodes_is_of_two_and_each_is_as_it_arrived(
                 tree_map(
                     partial(torch.testing.assert_close, rtol=0, atol=0),
                     row,
-                    resized(source, size_of(row)),
+                    resized(source, size_of(row), size_of(source)),
                 )
             replay.learned({"default": found["last_observations"][:, 0] + 1})
 

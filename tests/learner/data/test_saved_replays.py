@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,6 +74,25 @@ def test_a_saved_table_that_is_larger_than_this_one_is_refused() -> None:
     list(replay.add(numbered(0, 50)))
     with pytest.raises(ValueError, match="replay_memory as they were, or save_replay = false"):
         make(capacity=20).restore(replay.state(), CPU)
+
+
+@pytest.mark.parametrize("rows", [7, 40])
+def test_a_restore_copies_rows_once_and_does_not_ask_for_memory_that_they_had(
+    monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """A learner has the state of its checkpoint beside the table that it restores."""
+    one, other = make(capacity=40, seed=3), make(capacity=40, seed=4)
+    list(one.add(numbered(0, rows)))
+    state = one.state()
+    monkeypatch.setattr("juggler.learner.data.replay.room.usable_memory", lambda: 10)
+    monkeypatch.setattr("juggler.learner.data.replay.table._BYTES_AT_ONCE", 50)
+    other.restore(state, CPU)
+    columns = flatten(state["modules"]["default"]["table"]["columns"])
+    held = [weakref.ref(column) for _, column in columns]
+    assert held
+    del columns, state
+    assert not any(column() is not None for column in held), "the table holds none of them"
+    assert drawn(one.add(numbered(50, 5))) == drawn(other.add(numbered(50, 5)))
 
 
 def without(tree: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:

@@ -11,13 +11,16 @@ import pytest
 import torch
 
 from juggler.learner.data.collate import collate
+from juggler.learner.data.ranked import Ranked
 from juggler.learner.data.replay.episode_rows import episodes_of_rows, rows_of_episodes
 from juggler.learner.data.replay.episode_table import EpisodeTable
+from juggler.learner.data.replay.mix_in import MixInReplay
 from juggler.learner.data.replay.replay import Replay
 from juggler.learner.data.replay.rules import Rules
 from juggler.learner.data.replay.selection import Drawn, Selection
 from juggler.learner.data.replay.slot_trees import LeastTree
 from juggler.learner.data.replay.table import Table
+from juggler.learner.data.sources import Queue
 from juggler.runtime.wire.structures import tree_map
 
 CPU = torch.device("cpu")
@@ -351,10 +354,15 @@ def test_what_the_table_gives_oldest_first_and_once_is_what_a_queue_gives(make_b
     assert told["replay_rows_drawn"] == 5 * 20
 
 
-def test_members_of_a_group_cannot_run_out_of_rows_alone() -> None:
-    replay = Replay(dict, capacity=9, size=2, ratio=1.0, max_times_sampled=1)
-    with pytest.raises(ValueError, match="max_times_sampled = 1 with 2 learners"):
-        next(replay.add({"default": numbered(0, 4)}, lambda x: 2 * x))
+def test_a_replay_whose_rows_may_run_out_says_so_whatever_is_around_it() -> None:
+    def replay(most: int) -> Replay:
+        return Replay(dict, capacity=9, size=2, ratio=1.0, max_times_sampled=most)
+
+    why = replay(1).why_alone()
+    assert why.startswith("max_times_sampled = 1 with several learners: they would run out")
+    assert Ranked(replay(1)).why_alone() == why
+    assert MixInReplay(replay(1), share=0.5, capacity=9).why_alone() == why
+    assert Ranked(replay(0)).why_alone() == Queue().why_alone() == ""
 
 
 @pytest.mark.parametrize(

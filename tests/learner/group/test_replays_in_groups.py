@@ -96,6 +96,15 @@ def test_learners_that_go_on_from_one_table_mix_different_old_rows_in(
     )
 
 
+def test_a_learner_whose_replay_may_run_out_joins_no_others(make_batch: MakeBatch) -> None:
+    group = [dqn(max_times_sampled=1, replay_ratio=1.0, replay_batch_size=4) for _ in range(2)]
+    assert all(each.why_alone() for each in group)
+    with pytest.raises(ValueError, match="max_times_sampled = 1 with several learners"):
+        join(group)
+    group[0].join(None)
+    assert group[0].update_from_episodes([make_batch()])
+
+
 def test_the_first_of_a_group_goes_on_with_the_draws_that_it_would_have_made() -> None:
     """Also with the half of a number that is left from a draw: the next draw begins with it."""
     own, apart, other = (np.random.default_rng(0) for _ in range(3))

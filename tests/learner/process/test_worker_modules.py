@@ -65,6 +65,9 @@ def test_a_learner_says_of_each_module_whether_it_can_be_trained_with_others(
     assert world.ready["default"].why_alone == ""
     told = world.ready["many"].why_alone
     assert told.endswith("has no `nothing`: it cannot train in a group of learners")
+    world.add("queue", algorithm="dqn", max_times_sampled=1, replay_ratio=1.0)
+    told = world.ready["queue"].why_alone
+    assert told.startswith("max_times_sampled = 1 with several learners: they would run out of st")
     assert world.ready["many"].meeting_point, "it does not say so for want of one"
     world.close()
 
@@ -197,3 +200,23 @@ def test_weights_of_another_network_are_refused_and_keys_are_named_where_they_he
     assert said.startswith(f"{source}: weights ")
     assert "of another network" in said
     assert ("name them in from_parameters" in said) == selectable
+
+
+@pytest.mark.parametrize(
+    ("steps", "config"),
+    [
+        (9, {"algorithm": "dqn", "replay_begin": 0, "replay_batch_size": 2, "replay_ratio": 2.0}),
+        (6, {"algorithm": "ppo", "epochs": 3, "minibatches": 2}),
+    ],
+)
+def test_a_learner_makes_progress_with_each_part_of_an_update(
+    tmp_path: Path, make_batch: MakeBatch, steps: int, config: dict[str, Any]
+) -> None:
+    """An update of many parts may take longer than `hang_seconds`."""
+    world = World(tmp_path, make_batch, **config)
+    assert world.send(1, BEGIN.update) == ("", "")
+    before = world.driver.progressed
+    done = world.update(1)
+    assert not done.peer_lost
+    assert world.driver.progressed - before >= steps
+    world.close()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.episode_columns import column_with, columns
+from support.episode_columns import FIRST_HALF, SECOND_HALF, column_with, columns
 
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.errors import WireError
@@ -179,6 +179,22 @@ def test_segments_that_do_not_cover_each_live_step_once_are_refused(
 
 def test_an_episode_that_ends_within_a_segment_is_refused() -> None:
     assert "ends within a segment" in _refusal(**column_with("terminated", (0, 0), True))
+
+
+@pytest.mark.parametrize(("name", "value"), [("segment_episodes", 16), ("segment_offsets", 0)])
+def test_an_episode_that_breaks_off_before_another_in_its_row_is_refused(
+    name: str, value: int
+) -> None:
+    """Returns would flow from one to the other."""
+    said = _refusal(**column_with(name, (SECOND_HALF,), value))
+    assert "in mid-row without an end of its episode, and another episode follows at once" in said
+
+
+def test_an_episode_may_break_off_at_the_end_of_a_row_or_before_a_step_that_is_not_live() -> None:
+    live = column_with("live", (3, 1), False)
+    lengths = column_with("segment_lengths", (FIRST_HALF,), 1)
+    episodes = column_with("segment_episodes", (SECOND_HALF,), 16)
+    EpisodeBatch.from_tree(columns(**live, **lengths, **episodes))
 
 
 def test_the_greatest_start_and_length_do_not_overflow() -> None:

@@ -64,6 +64,9 @@ class OffPolicyConfig(KeptConfig):
         of_replay = ("gamma", "replay_ratio", "priority_exponent", "importance_exponent")
         return [key for key in super().numbers_of_losses() if key not in of_replay]
 
+    def keys_of_kept_steps(self) -> list[str]:
+        return ["gamma", "n_step"] if self.save_replay else []  # each has the sum of n rewards
+
     def metric_names(self) -> list[str]:
         rows = [f"replay_rows{of}" for of in ("", "_drawn", "_waiting", "_unused")]
         pace = ("replay_steps_missing", "samples_per_insert", "updates_per_step")

@@ -17,8 +17,8 @@ class KeptConfig(LearnerConfig):
 
     replay_memory: float | None = None
     """Largest size of the kept steps of each learner, in gigabytes, if replay_capacity steps take
-    more; none: no limit. What a step takes is estimated from the first ones. What does not fit into
-    a host's memory is told when a run starts."""
+    more; none: no limit. What a step takes is estimated from the first ones, and may be twice as
+    much later. What does not fit into a host's memory is told when a run starts."""
 
     replay_directory: str = ""
     """Directory in which each learner keeps steps on disk, in a file without a name that ends with

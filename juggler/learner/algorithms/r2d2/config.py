@@ -49,6 +49,9 @@ class R2d2Config(EpsilonGreedyConfig):
     """Steps that only warm up the module's memory, where a row continues an episode: older weights
     made the state that came with the row. Nothing is learned from these steps."""
 
+    def keys_of_kept_steps(self) -> list[str]:
+        return []  # rows are kept as they came
+
     def validate(self) -> None:
         super().validate()
         self.check_at_least("burn_in", 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -91,16 +91,28 @@ def size_of(rows: Mapping[str, Any]) -> Size:
     return Size(rows[c.LIVE].shape[1], finals.shape[1], segments.shape[1])
 
 
-def resized(rows: Mapping[str, Any], size: Size) -> dict[str, Any]:
+def entry_columns(before: Size, size: Size) -> Collection[str]:
+    """Names of columns that get wider when rows have room for more truncated episodes or segments,
+    and for no more steps."""
+    finals = c.FINALS if size.finals > before.finals else ()
+    return finals + (c.SEGMENTS if size.segments > before.segments else ())
+
+
+def resized(rows: Mapping[str, Any], size: Size, before: Size) -> dict[str, Any]:
     """The same rows with room for more. Steps that are added are as `collate` pads rows: not live,
-    with the row's last observation and action."""
-    before = size_of(rows)
+    with the row's last observation and action.
+
+    Args:
+        rows: all their columns; or some, if there are no more steps.
+        size: what they get room for.
+        before: what they have room for.
+    """
     if before == size:
         return dict(rows)
     fills = {
-        c.OBSERVATIONS: rows[c.LAST_OBSERVATIONS],
+        c.OBSERVATIONS: rows.get(c.LAST_OBSERVATIONS),
         c.CRITIC_OBSERVATIONS: rows.get(c.LAST_CRITIC_OBSERVATIONS),
-        c.ACTIONS: tree_map(lambda x: x[:, -1], rows[c.ACTIONS]),
+        c.ACTIONS: tree_map(lambda x: x[:, -1], rows.get(c.ACTIONS, {})),
     }  # [N, ...] each
     steps, finals, segments = (new - old for new, old in zip(size, before, strict=True))
     found: dict[str, Any] = {}

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.learner.data.replay.episode_rows import Size, resized, size_of
+from juggler.learner.data.replay.episode_rows import Size, entry_columns, resized, size_of
+from juggler.learner.data.replay.memory_columns import MemoryColumns, runs_of
 from juggler.learner.data.replay.table import Leaving, Table
 
 _AT_ONCE = 64  # rows that are copied together
+_NONE = np.zeros(0, np.intp)
 
 
 class EpisodeTable(Table):
@@ -38,29 +40,66 @@ class EpisodeTable(Table):
         size = self._size.covering(size_of(rows))
         if size == self._size:
             return None
-        too_many = self.size - max(1, self._all_steps // size.steps)
+        if size.steps == self._size.steps:
+            self._widen(size)
+            return None
+        gone, too_many = _NONE, self.size - self._capacity_for(size)
         if too_many > 0:
-            self._leave(leaving(too_many) if leaving else self.oldest_first()[:too_many])
-        return self._begin_again(size)
+            gone = leaving(too_many) if leaving else self.oldest_first()[:too_many]
+        return self._begin_again(size, gone)
 
     def put_in_order(self) -> NDArray[np.intp]:
         """Have the rows one behind the other as they came, as in a new table -> the slots [n] in
         which they were."""
-        return self._begin_again(self._size)
+        return self._begin_again(self._size, _NONE)
 
-    def _begin_again(self, size: Size) -> NDArray[np.intp]:
-        """Have room for so much in each row -> the slots [n] of the rows, which are in slots
-        0..n-1 from now on."""
-        kept, came, before = self.oldest_first(), self._came, self._columns  # [n]
+    def _widen(self, size: Size) -> None:
+        """Have room for more entries in each row, which stay where they are: the columns of these
+        entries alone are made anew, since the others may be nearly all of the memory."""
+        if self._columns is not None:
+            slots = self.oldest_first()  # [n]
+            entries = self._columns.only(entry_columns(self._size, size))
+            made = self._made_anew(entries, size, slots, slots, self.capacity)
+            self._columns = self._columns.replaced(made)
+        self._size = size
+
+    def _begin_again(self, size: Size, gone: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Have room for so much in each row, without those in slots [g] -> the slots [n] of the
+        others, which are in slots 0..n-1 from now on."""
+        kept = self.oldest_first()  # [n + g]
+        kept, came, columns = kept[~np.isin(kept, gone)], self._came, self._columns
+        if columns is not None:  # if there is no room for others, all rows stay
+            places, capacity = np.arange(len(kept)), self._capacity_for(size)
+            columns = self._made_anew(columns, size, kept, places, capacity)
+        self._leave(gone)
         self._begin(size)
-        self._came = came  # what was drawn before is in no slot any more
-        if before is not None:  # a table on disk may be larger than the memory
-            for first in range(0, len(kept), _AT_ONCE):
-                self.put(before.take(kept[first : first + _AT_ONCE]))
+        self._columns = columns
+        self.size = self.used = len(kept)
+        self._next = self.used % self.capacity
+        self._came = came + len(kept)  # what was drawn before is in no slot any more
+        self.generations[: self.used] = np.arange(came + 1, self._came + 1)
         return kept
 
+    def _made_anew(
+        self,
+        columns: MemoryColumns,
+        size: Size,
+        slots: NDArray[np.intp],
+        places: NDArray[np.intp],
+        capacity: int,
+    ) -> MemoryColumns:
+        """Such columns with room for so much in each row, and with the rows of slots [n] in
+        `places` [n]."""
+        like = resized(columns.take(slots[:0]), size, self._size)
+        made = MemoryColumns(like, capacity, self._directory)
+        for first in range(0, len(slots), _AT_ONCE):  # on disk, they may be more than the memory
+            part = slice(first, first + _AT_ONCE)
+            rows = resized(columns.take(slots[part]), size, self._size)
+            made.write(places[part], runs_of(places[part]), made.checked(rows))
+        return made
+
     def put(self, rows: dict[str, Any], leaving: Leaving | None = None) -> NDArray[np.intp]:
-        return super().put(resized(rows, self._size), leaving)
+        return super().put(resized(rows, self._size, size_of(rows)), leaving)
 
     def prepare(self, state: dict[str, Any]) -> int:
         if state["columns"]:
@@ -69,6 +108,9 @@ class EpisodeTable(Table):
 
     def _begin(self, size: Size) -> None:
         """An empty table whose rows have room for so much."""
-        capacity, left = max(1, self._all_steps // max(1, size.steps)), self.left
-        super().__init__(capacity, row_steps=size.steps, directory=self._directory)
+        left = self.left
+        super().__init__(self._capacity_for(size), row_steps=size.steps, directory=self._directory)
         self._size, self.left = size, left
+
+    def _capacity_for(self, size: Size) -> int:
+        return max(1, self._all_steps // max(1, size.steps))

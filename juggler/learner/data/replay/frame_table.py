@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from juggler.runtime.wire.structures import tree_leaves, tree_map
 from juggler.runtime.wire.trees import Path, Tree
 
 _NONE = np.zeros(0, np.intp)
+_AT_ONCE = 4096  # frames that are copied together
 #: What rows observe: before each step [n, 1, ...], and after the last [n, ...].
 _OBSERVED = (c.OBSERVATIONS, c.LAST_OBSERVATIONS)
 
@@ -51,7 +53,7 @@ class FrameTable(Table):
         stacks = np.concatenate(numbers, 1)[-self.capacity :]  # [n, 2 k]
         if not self._stacks.shape[1]:
             self._stacks = np.zeros((self.capacity, stacks.shape[1]), np.int64)
-        kept = self._frames.keep(frames, stacks)  # [n, 2 k]
+        kept = self._frames.keep(frames, stacks, any_leaf(rows).device)  # [n, 2 k]
         slots = super().put(rest, leaving)
         self._stacks[slots] = kept
         return slots
@@ -88,8 +90,7 @@ class FrameTable(Table):
         stacks, frames = state["stacks"], tree_map(torch.from_numpy, state[FRAMES])
         live = np.flatnonzero(self.generations[: self.used])  # [size]
         self._stacks = np.zeros((self.capacity, stacks.shape[1]), np.int64)
-        on_device = tree_map(lambda x: x.to(device), frames)
-        self._stacks[live] = self._frames.keep(on_device, stacks[live])
+        self._stacks[live] = self._frames.keep(frames, stacks[live], device)
 
     def _leave(self, slots: NDArray[np.intp]) -> None:
         super()._leave(slots)
@@ -111,16 +112,23 @@ class _Frames:
         self._free: NDArray[np.intp] = _NONE  # those of them that no stack holds
         self.clear()
 
-    def keep(self, frames: Any, stacks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Keep those of the frames [P, ...] that stacks [n, w] name -> their slots [n, w]."""
+    def keep(
+        self, frames: Any, stacks: NDArray[np.int64], device: torch.device
+    ) -> NDArray[np.int64]:
+        """Keep, on a device, those of the frames [P, ...] that stacks [n, w] name -> their slots
+        [n, w]. They are copied a part at a time: those of a checkpoint may be most of the memory.
+        """
         held = np.bincount(stacks.ravel(), minlength=len(any_leaf({FRAMES: frames})))  # [P]
         wanted = held.nonzero()[0]  # [f]
         slots = self._taken(len(wanted))  # [f]
-        at_wanted = torch.from_numpy(wanted)
-        rows = {FRAMES: tree_map(lambda x: x.index_select(0, at_wanted.to(x.device)), frames)}
-        if self._columns is None:
-            self._columns = MemoryColumns(rows, len(self._holds), self._directory)
-        self._columns.write(slots, runs_of(slots), self._columns.checked(rows))
+        for first in range(0, len(wanted), _AT_ONCE):
+            part = slice(first, first + _AT_ONCE)
+            rows = {
+                FRAMES: tree_map(partial(_chosen, torch.from_numpy(wanted[part]), device), frames)
+            }
+            if self._columns is None:
+                self._columns = MemoryColumns(rows, len(self._holds), self._directory)
+            self._columns.write(slots[part], runs_of(slots[part]), self._columns.checked(rows))
         self._holds[slots] = held[wanted]
         places = np.zeros(len(held), np.int64)  # [P]
         places[wanted] = slots
@@ -165,3 +173,8 @@ class _Frames:
         self._holds = holds
         if self._columns is not None:
             self._columns.grow(slots)
+
+
+def _chosen(index: torch.Tensor, device: torch.device, frames: torch.Tensor) -> torch.Tensor:
+    """Some of the frames [P, ...], on a device."""
+    return frames.index_select(0, index.to(frames.device)).to(device)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from itertools import pairwise
 from math import prod
 from typing import Any, Protocol
@@ -33,7 +34,8 @@ class MemoryColumns:
     """
 
     def __init__(self, like: Mapping[str, Any], capacity: int, directory: str = "") -> None:
-        self._like = tree_map(lambda x: x[:0], like)  # [0, ...] each
+        self._like: dict[str, Any] = tree_map(lambda _: None, like)  # it holds none of the rows
+        self._names = [path[0] for path, _ in tree_leaves(like)]  # of each column
         self._flat = all(isinstance(x, Tensor) for x in like.values())
         tensors = self._tensors(like)
         self.device = tensors[0].device
@@ -74,6 +76,23 @@ class MemoryColumns:
     def first(self, count: int) -> dict[str, Any]:
         """The first slots as arrays [count, ...] on the host, by name."""
         return self._named([column.first(count) for column in self._columns])
+
+    def only(self, names: Collection[str]) -> MemoryColumns:
+        """The columns of these names: the same memory."""
+        found = copy(self)
+        found._like = {name: like for name, like in self._like.items() if name in names}
+        pairs = [each for each in zip(self._names, self._columns, strict=True) if each[0] in names]
+        found._names, found._columns = [name for name, _ in pairs], [each for _, each in pairs]
+        return found
+
+    def replaced(self, others: MemoryColumns) -> MemoryColumns:
+        """These columns, with others in the place of those of the same names."""
+        found, rest = copy(self), iter(others._columns)
+        found._columns = [
+            next(rest) if name in others._like else column
+            for name, column in zip(self._names, self._columns, strict=True)
+        ]
+        return found
 
     def grow(self, capacity: int) -> None:
         """Have more slots."""

@@ -90,6 +90,9 @@ class MixInReplay(DataSource):
         rows = [rows_of_episodes(columns) for columns in sample.values()]
         return self._source.expect(sample) + sum(map(self._room.taken_by, rows))
 
+    def why_alone(self) -> str:
+        return self._source.why_alone()
+
     def taken_in(self) -> int:
         return self._source.taken_in()
 
@@ -166,8 +169,10 @@ class MixInReplay(DataSource):
         if not len(slots):
             return dict(columns)
         new, old = rows_of_episodes(columns), kept.table.rows(slots)
-        size = size_of(new).covering(size_of(old))
-        return episodes_of_rows(joined([resized(new, size), resized(old, size)]))
+        sizes = size_of(new), size_of(old)
+        size = sizes[0].covering(sizes[1])
+        parts = [resized(rows, size, had) for rows, had in zip((new, old), sizes, strict=True)]
+        return episodes_of_rows(joined(parts))
 
 
 class _Kept:

@@ -133,12 +133,6 @@ class Replay(DataSource):
                 device = any_leaf(columns).device
                 told = sums(torch.tensor(told, dtype=torch.float64, device=device)).tolist()
             arrived, live, learners, filled = told
-            if learners > 1 and self._rules.max_times_sampled:
-                raise ValueError(
-                    f"max_times_sampled = {self._rules.max_times_sampled} with {learners:.0f} "
-                    "learners: they would run out of steps at different times, and make every step "
-                    "of the optimizer together; set it to 0, or num_learners = 1"
-                )
             if count:  # not before the others have answered: whoever loses them keeps nothing
                 kept.selection.put(rows)
                 self._taken_in += self._saved
@@ -163,6 +157,15 @@ class Replay(DataSource):
             if self._rules.priority_exponent:
                 values = given.detach().cpu().double().numpy()  # [B]
                 kept.stale_priorities += kept.selection.prioritize(kept.drawn, values)
+
+    def why_alone(self) -> str:
+        if not (most := self._rules.max_times_sampled):
+            return ""
+        return (
+            f"max_times_sampled = {most} with several learners: they would run out of steps at "
+            "different times, but have to make every step of the optimizer together; set it to 0, "
+            "or num_learners to 1"
+        )
 
     def taken_in(self) -> int:
         return self._taken_in

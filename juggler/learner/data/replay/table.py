@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from juggler.runtime.wire.trees import Tree
 Leaving = Callable[[int], NDArray[np.intp]]
 
 _NONE = np.zeros(0, np.intp)
+_BYTES_AT_ONCE = 2**26  # of rows that are restored together
 
 
 class Table:
@@ -174,20 +176,26 @@ class Table:
         return used - len(free)
 
     def restore(self, state: dict[str, Any], device: torch.device) -> None:
-        """Hold the rows of a saved state, on a device.
+        """Hold the rows of a saved state, on a device. They are copied once, a part at a time, and
+        there is to be memory for them: it has been asked for when the first rows came.
 
         Raises:
             ValueError: as `prepare`.
         """
         size, used = self.prepare(state), len(state["generations"])
-        columns: dict[str, Any] = tree_map(lambda x: torch.from_numpy(x.copy()), state["columns"])
+        columns = state["columns"]
         self.clear()
         self._columns = None
-        if columns:
-            Table.put(self, tree_map(lambda x: x.to(device), columns))
+        came, following = state["counts"].tolist()
+        each = sum(x.nbytes for _, x in tree_leaves(columns)) // max(1, used)  # bytes of a row
+        at_once = max(1, _BYTES_AT_ONCE // max(1, each))
+        for first in range(0, used, at_once):
+            part = partial(_rows_of, slice(first, first + at_once), device)
+            self._came = came  # so that memory is not asked for once more
+            Table.put(self, tree_map(part, columns))
         self.generations[:used] = state["generations"]
         self._free, self.size = state["free"].astype(np.intp), size
-        self._came, self._next = state["counts"].tolist()
+        self._came, self._next = came, following
 
     def _slots_for(self, count: int, leaving: Leaving) -> NDArray[np.intp]:
         """Slots [count] for new rows; those whose rows leave are still in use."""
@@ -225,3 +233,8 @@ class Table:
         if is_new and not self._directory:
             must_fit(self.capacity * self.row_steps, bytes_of_step(rows), any_leaf(rows).device)
         return MemoryColumns(rows, self.capacity, self._directory)
+
+
+def _rows_of(part: slice, device: torch.device, column: NDArray[Any]) -> torch.Tensor:
+    """Rows of a column of a checkpoint, which torch may write to."""
+    return torch.from_numpy(column[part].copy()).to(device)

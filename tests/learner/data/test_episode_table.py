@@ -1,0 +1,80 @@
+"""A table of rows of episodes whose rows get room for more: what is made anew, and what stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from juggler.learner.data.collate import collate
+from juggler.learner.data.replay import memory_columns
+from juggler.learner.data.replay.episode_rows import living_rows, resized, size_of
+from juggler.learner.data.replay.episode_table import EpisodeTable
+from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.modules import columns as c
+from juggler.runtime.wire.structures import tree_map
+
+MakeBatch = Callable[..., EpisodeBatch]
+
+
+def rows_of(make_batch: MakeBatch, seed: int, **keys: Any) -> dict[str, Any]:
+    return living_rows(collate([make_batch(3, seed=seed, **keys)]))
+
+
+def put(table: EpisodeTable, rows: dict[str, Any]) -> np.ndarray:
+    assert table.make_room(rows) is None or not table.size
+    return table.put(rows)
+
+
+def same(found: Any, rows: Any) -> None:
+    alike = resized(rows, size_of(found), size_of(rows))
+    tree_map(partial(torch.testing.assert_close, rtol=0, atol=0), found, alike)
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_more_ends_in_a_row_make_only_columns_of_ends_anew_and_all_rows_stay_where_they_are(
+    make_batch: MakeBatch, tmp_path: Path, on_disk: bool
+) -> None:
+    table = EpisodeTable(600, directory=str(tmp_path) if on_disk else "")
+    first = rows_of(make_batch, 0, ends=0.0)
+    slots = put(table, first)
+    drawn = table.generations[slots].copy()
+    before = dict(zip(table._columns._names, table._columns._columns, strict=True))
+    more = rows_of(make_batch, 1, ends=0.9, reset_rows=False)
+    assert size_of(more).finals > 1 < size_of(more).segments
+    later = put(table, more)
+    same(table.rows(slots), first)
+    same(table.rows(later), more)
+    assert (table.generations[slots] == drawn).all(), "priorities of drawn rows still count"
+    after = dict(zip(table._columns._names, table._columns._columns, strict=True))
+    anew = {name for name in after if after[name] is not before[name]}
+    assert anew == {*c.FINALS[1:3], *c.SEGMENTS[1:]}
+
+
+@pytest.mark.parametrize("steps", [6, 9])
+def test_rows_stay_if_there_is_no_room_on_disk_for_wider_ones(
+    make_batch: MakeBatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    table = EpisodeTable(6 * 3, directory=str(tmp_path))
+    first = rows_of(make_batch, 0, ends=0.0)
+    slots = put(table, first)
+
+    def full(*_: Any) -> Any:
+        raise memory_columns.no_room_on_disk(str(tmp_path), 1e9, "full")
+
+    left: list[int] = []
+    table.left = lambda slots: left.extend(slots.tolist())
+    with monkeypatch.context() as patch:
+        patch.setattr(memory_columns, "_on_disk", full)
+        wider = rows_of(make_batch, 1, steps=steps, ends=0.9, reset_rows=False)
+        with pytest.raises(ValueError, match="there is no room"):
+            table.make_room(wider)
+    assert (table.size, left) == (3, [])
+    same(table.rows(slots), first)
+    again = rows_of(make_batch, 2, ends=0.0)
+    same(table.rows(put(table, again)), again)
