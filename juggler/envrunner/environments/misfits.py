@@ -24,9 +24,10 @@ def must_return(call: str, found: str) -> str:
 def misfit(space: gymnasium.Space[Any], observation: Any, what: str = "observation") -> str:
     """Explain why an observation, or what else there is of it, is not of the space; "" if no reason
     is found."""
-    if isinstance(observation, np.ndarray) and observation.shape == space.shape:
-        if observation.dtype == space.dtype:  # of most
-            return ""
+    if isinstance(observation, np.ndarray) and (
+        (observation.shape, observation.dtype) == (space.shape, space.dtype)  # as of most
+    ):
+        return ""
     if observation is None:
         return f"its {what} is None, where its {what}_space says {space}"
     try:
