@@ -327,7 +327,7 @@ def seconds_to_end(world: GatewayWorld, rows: int, kind: str) -> float:
 
 @pytest.mark.parametrize("kind", ["truncated", "both", "paused"])
 def test_four_times_the_environments_that_end_together_are_four_times_the_work(kind: str) -> None:
-    with GatewayWorld(rows=1 << 14, steps=4, max_batch=1 << 14) as world:
+    with GatewayWorld(rows=1 << 16, steps=4, max_batch=1 << 16) as world:
         world.ask()
         seconds_to_end(world, 2048, kind)  # the first time of all
         some = min(seconds_to_end(world, 2048, kind) for _ in range(3))
