@@ -180,9 +180,9 @@ def read_infos(
 
 def _is_float32(array: NDArray[Any]) -> NDArray[np.bool_]:
     """Where there is a finite number [...] in float32, in which policies compute."""
-    if array.dtype.itemsize <= 4:
-        return np.isfinite(array)
-    return np.abs(array) <= np.finfo(np.float32).max
+    is_wide = array.dtype.itemsize > 4
+    good = np.abs(array) <= np.finfo(np.float32).max if is_wide else np.isfinite(array)
+    return np.asarray(good)
 
 
 def _first(good: NDArray[np.bool_]) -> int:

@@ -48,10 +48,12 @@ class AcceptedVector(ReportsFailures, VectorWrapper):
         return (observations, infos) if self.device is None else on_host((observations, infos))
 
     def step(self, actions: Any) -> Any:
-        takes_these = self.device is None or holds_tensors(actions)
-        results = super().step(actions if takes_these else on_device(actions, self.device))
+        device = self.device
+        if device is not None and holds_tensors(actions):
+            device = None  # they are where they belong
+        results = super().step(actions if device is None else on_device(actions, device))
         self._check("step", *results[:-1])
-        return results if takes_these else on_host(results)
+        return results if device is None else on_host(results)
 
     def _check(self, call: str, *results: Any) -> None:
         if why := self._form.misfit(*results):
