@@ -49,16 +49,15 @@ class EpisodeLog:
         begin = 0
         for steps in arrivals:
             count = len(steps.final_rows)
-            finals = self._layout.tree([steps.final_raw], count) if count else None  # [K, ...]
+            finals: Tree = self._layout.tree([steps.final_raw], count) if count else {}  # [K, ...]
             paused, terminated = set(steps.paused), set(steps.terminated)
             ended, final_of = set(steps.ended), {row: k for k, row in enumerate(steps.final_rows)}
             for row, place in enumerate(steps.slots.tolist()):
                 if place in self._acted:
                     self._under_way.step(place, *self._acted.pop(place), steps.rewards[row])
                 if row in ended:
-                    last = None
-                    if finals is not None and row in final_of:
-                        last = row_of(finals, final_of[row])
+                    # Those of terminated episodes were not checked.
+                    last = None if row in terminated else row_of(finals, final_of[row])
                     self._under_way.end(place, last, terminated=row in terminated)
                 if row not in paused:
                     self._shown[place] = row_of(shown, begin + row)

@@ -237,7 +237,8 @@ class GatewayServer:
                 text = f"the first message of a stream must be a hello, not {kind or 'empty'}"
                 raise SessionError(Code.EXPECTED_HELLO, text)
             self._take_in()  # before a new session may get the places of one that is gone
-            return self._manager.hello(stream, message.hello)
+            self._manager.hello(stream, message.hello)
+            return self._local.resumed(stream.session)
         if session.stream is not stream:
             return None  # another stream has resumed the session
         match kind:

@@ -47,6 +47,13 @@ class LocalInference:
         session.alone.acted[recording.environment] = 0 if ended else 1
         player.record(recording)
 
+    def resumed(self, session: Session) -> None:
+        """Tell a simulator of weights that came while it was away. What went to its broken stream
+        may be lost, so it is told again."""
+        if session.has_policy is not None:
+            session.wants_news = True
+            self._announce(session)
+
     def policy(self, session: Session) -> None:
         """
         Raises:
@@ -85,7 +92,8 @@ class LocalInference:
                 self._give_policy(player, session)
         if player.version != self._told:
             self._told = player.version
-            self._announce(newest)
+            for session in self._manager.sessions.by_id.values():
+                self._announce(session)
 
     def _give_policy(self, player: Player, session: Session) -> None:
         stream = session.stream
@@ -94,17 +102,17 @@ class LocalInference:
         if player.publisher.failure:
             text = f"the policy cannot be handed out: {player.publisher.failure}"
             return self._manager.fail(session, SessionError(Code.NOT_EXPORTED, text))
-        session.wants_news = True
+        session.has_policy, session.wants_news = player.version, True
         for chunk in player.publisher.chunks(player.version):
             stream.send(chunk.SerializeToString())
 
-    def _announce(self, newest: pb.PolicyVersion) -> None:
-        news = pb.ToSimulator(new_policy=pb.NewPolicy(policy="default", version=newest))
-        message = news.SerializeToString()
-        for session in self._manager.sessions.by_id.values():
-            if session.wants_news and session.stream is not None:
-                session.wants_news = False
-                session.stream.send(message)
+    def _announce(self, session: Session) -> None:
+        newest = self._player.version
+        if session.stream is None or not session.wants_news or session.has_policy == newest:
+            return
+        session.wants_news = False
+        news = pb.NewPolicy(policy="default", version=_message(newest))
+        session.stream.send(pb.ToSimulator(new_policy=news).SerializeToString())
 
     @property
     def _player(self) -> Player:

@@ -140,7 +140,8 @@ class Player:
         for steps in arrivals:
             if steps.truncated:
                 finals = self.layout.tree([steps.final_raw], len(steps.final_rows))
-                finals = take(finals, [steps.final_rows.index(row) for row in steps.truncated])
+                places = {row: place for place, row in enumerate(steps.final_rows)}
+                finals = take(finals, [places[row] for row in steps.truncated])
                 found = self._checks.first_bad(finals, masks=False)
                 if found is not None:
                     return steps, _said(found[1], steps, steps.truncated[found[0]])

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from gymnasium import Space, spaces
+from gymnasium import Space
 from numpy.typing import NDArray
 
 from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
@@ -15,7 +15,7 @@ from juggler.gateway.sessions import Code, Session, SessionError
 from juggler.runtime.connectors.leaves import at
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.dtypes import dtype_to_number
-from juggler.runtime.wire.structures import space_leaves
+from juggler.runtime.wire.structures import bounds_of_choices, space_leaves
 from juggler.runtime.wire.trees import Path, Skeleton, Tree, flatten, path_name
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
@@ -60,7 +60,7 @@ class Layout:
         Raises:
             SessionError: an array is missing, unknown, or not what the space says.
         """
-        found: list[bytes] = [b""] * len(self.leaves)
+        found: list[bytes | None] = [None] * len(self.leaves)
         if len(tensors) != len(self.leaves):
             named = ", ".join(path_name(leaf.path) for leaf in self.leaves[:20])
             raise SessionError(
@@ -68,7 +68,7 @@ class Layout:
             )
         for tensor in tensors:
             place = self._places.get(tuple(tensor.path))
-            if place is None or found[place]:
+            if place is None or found[place] is not None:
                 kind = "unknown" if place is None else "sent twice"
                 raise SessionError(
                     Code.WRONG_SHAPE, f"{what} at {path_name(tuple(tensor.path))}: {kind}"
@@ -89,7 +89,7 @@ class Layout:
                     f"{list(expected)} takes {rows * leaf.row_bytes}",
                 )
             found[place] = data
-        return found
+        return [data for data in found if data is not None]
 
     def tree(self, raws: Sequence[list[bytes]], rows: int) -> Tree:
         """The arrays [rows, ...] of several batches, one behind the other, in memory of its own."""
@@ -117,9 +117,9 @@ class ValueChecks:
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
         self._counted = [
-            (path, *_range(leaf))
+            (path, *bounds)
             for path, leaf in space_leaves(observation_space)
-            if isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete))
+            if (bounds := bounds_of_choices(leaf))[0] is not None and ACTION_MASK not in path[:1]
         ]
         self._legal = LegalActions.of(observation_space, action_space, "a session")
 
@@ -128,12 +128,12 @@ class ValueChecks:
 
         Args:
             observations: a tree of arrays.
-            masks: whether each mask must allow an action.
+            masks: whether each action mask must allow an action.
         """
         for path, array in flatten(observations):
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                row = _first(np.isfinite(array))
-                return row, _not_finite(f"the observation{_at(path)}")
+            if array.dtype.kind == "f" and not (within := _is_float32(array)).all():
+                row = _first(within)
+                return row, _not_float32(f"the observation{_at(path)}", array[row])
         for path, low, high in self._counted:
             array = at(observations, path)
             within = (array >= low) & (array <= high)  # [rows, ...]
@@ -141,13 +141,13 @@ class ValueChecks:
                 value = array[_first(within)]
                 text = f"the observation{_at(path)} is {value}, which its space does not have"
                 return _first(within), SessionError(Code.WRONG_SHAPE, text)
-        if self._legal is None or not masks:
+        if self._legal is None:
             return None
         given = at(observations, (ACTION_MASK,))
         if found := find_non_binary(given):
             (row, *_), what = found
             return row, SessionError(Code.NO_LEGAL_ACTION, what)
-        for _, legal in self._legal.has_legal_action(given):
+        for _, legal in self._legal.has_legal_action(given) if masks else ():
             if not legal.all():
                 text = "its action mask allows no action: end the episode instead"
                 return _first(legal), SessionError(Code.NO_LEGAL_ACTION, text)
@@ -178,10 +178,11 @@ def read_infos(
     return np.array(given, np.float64).reshape(count, names)
 
 
-def _range(space: Any) -> tuple[Any, Any]:
-    """The least and the greatest value."""
-    count = space.n if isinstance(space, spaces.Discrete) else space.nvec
-    return space.start, space.start + count - 1
+def _is_float32(array: NDArray[Any]) -> NDArray[np.bool_]:
+    """Where there is a finite number [...] in float32, in which policies compute."""
+    is_wide = array.dtype.itemsize > 4
+    good = np.abs(array) <= np.finfo(np.float32).max if is_wide else np.isfinite(array)
+    return np.asarray(good)
 
 
 def _first(good: NDArray[np.bool_]) -> int:
@@ -189,8 +190,10 @@ def _first(good: NDArray[np.bool_]) -> int:
     return int(good.reshape(len(good), -1).all(1).argmin())
 
 
-def _not_finite(what: str) -> SessionError:
+def _not_float32(what: str, row: NDArray[Any]) -> SessionError:
     text = f"{what} is NaN or infinite: the simulator must give finite numbers"
+    if np.isfinite(row).all():
+        text = f"{what} is beyond float32, in which policies compute: scale it"
     return SessionError(Code.NOT_FINITE, text)
 
 

@@ -229,7 +229,7 @@ class SessionManager:
         """
         for name in ("observation_space", "action_space"):
             our, its = getattr(ours, name), getattr(given, name)
-            if our == its or space_to_message(read_space(given, name)) == our:
+            if our == its or space_to_message(space := read_space(given, name)) == our:
                 continue
             first = "that of the run's first simulator is"
             rule = "all simulators of a run must have the same"
@@ -238,7 +238,8 @@ class SessionManager:
                 rule = "all agents of a module must have the same"
             raise SessionError(
                 Code.WRONG_SPACES,
-                f"{whose(given)}this {name} is {_one_line(its)}; {first} {_one_line(our)}: {rule}",
+                f"{whose(given)}this {name} is {_one_line(space)}; {first} "
+                f"{_one_line(read_space(ours, name))}: {rule}",
             )
 
     def end(self, stream: GatewayStream, error: SessionError, arrivals: list[Batch]) -> None:
@@ -310,5 +311,6 @@ class SessionManager:
         return taken
 
 
-def _one_line(message: Any) -> str:
-    return " ".join(str(message).split())[:200]
+def _one_line(space: Space[Any]) -> str:
+    # NumPy leaves out most of many bounds; the text of a message would have them all.
+    return " ".join(str(space).split())[:200]

@@ -128,7 +128,8 @@ class Session:
         environments: N.
         info_names: of the K numbers of a step.
         batches_in_flight: the most batches of steps, or recordings, without an answer.
-        wants_news: it has the newest policy, and is to be told of the next one.
+        has_policy: the version of the policy that it got last; None: it has asked for none.
+        wants_news: it is to be told of the next version.
         last_seq: the highest that has arrived.
         stream: its connection; None: its simulator has vanished.
         lost_at: when it vanished, in seconds of `time.monotonic`.
@@ -151,6 +152,7 @@ class Session:
         remote = hello.mode == pb.REMOTE_INFERENCE
         # Episodes end at any time, so there may be many recordings of one environment.
         self.batches_in_flight = BATCHES_IN_FLIGHT * (1 if remote else hello.environments)
+        self.has_policy: Version | None = None
         self.wants_news = False
         self.real_time = hello.real_time
         self.last_seq = 0

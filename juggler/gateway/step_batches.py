@@ -163,7 +163,8 @@ def _read_rows(
     truncated = _flagged(rows.truncated, count, "truncated")
     paused = _flagged(rows.paused, count, "paused")
     if terminated or truncated or paused:
-        truncated = [at for at in truncated if at not in set(terminated)]
+        before = set(terminated)
+        truncated = [at for at in truncated if at not in before]
         _check_ends(agent, environments, [*terminated, *truncated], paused)
     if not math.isfinite(sum(rewards)):
         bad = next((i for i, each in enumerate(rewards) if not math.isfinite(each)), 0)
@@ -235,8 +236,9 @@ def _check_ends(
         if not agent.acted[environments[at]]:
             text = f"{agent.at(environments[at])} ended an episode before it had an action"
             raise SessionError(Code.OUT_OF_ORDER, text)
+    over = set(ended)
     for at in paused:
-        if at not in ended:
+        if at not in over:
             text = f"{agent.at(environments[at])} is paused where no episode ended: it cannot be"
             raise SessionError(Code.OUT_OF_ORDER, text)
 

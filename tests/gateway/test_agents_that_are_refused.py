@@ -80,7 +80,7 @@ def asks_for(policy: str) -> pb.Hello:
         (
             hello_of(*NAMES, space=spaces.Discrete(3)),
             "WRONG_SPACES",
-            "agent 'row': this observation_space is discrete",
+            "agent 'row': this observation_space is Discrete(",
         ),
         (
             hello_of("column_1", "column_2", space=spaces.Discrete(3)),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gateway_world import GatewayWorld, eventually
+from support.gateway_world import GatewayWorld, RawSimulator, eventually, steps_of
 from support.playing import Played, in_threads, play, play_together
 
 from juggler.gateway.episode_log import EpisodeLog
@@ -66,6 +66,23 @@ def test_the_episodes_of_a_session_with_many_environments_are_recorded() -> None
         whole = [each for each in played if each.terminated or each.truncated]
         eventually(lambda: len(found) >= len(whole))
         assert_are(found, whole)
+
+
+def test_a_last_observation_that_is_ignored_is_not_recorded_either() -> None:
+    with GatewayWorld(rows=2, steps=4) as world:
+        found = log_of(world)
+        world.ask(10)
+        finals = steps_of(1, ((float("nan"), 0, 0), (7, 7, 7))).agents[0].observations
+        shown = ((1, 1, 1), (2, 2, 2))
+        with RawSimulator(world.address) as simulator:
+            simulator.greet(environments=2)
+            simulator.step(steps_of(1, shown))
+            ends: dict[str, Any] = {"terminated": [True, False], "truncated": [True, True]}
+            last = {"final_rows": [0, 1], "final_observations": finals}
+            simulator.step(steps_of(2, shown, **ends, **last))
+        first, second = found
+        assert first.observations.tolist() == [[1, 1, 1]] * 2
+        assert second.observations.tolist() == [[2, 2, 2], [7, 7, 7]]
 
 
 def test_what_others_did_is_recorded() -> None:

@@ -61,7 +61,7 @@ def spaces_of(observations: Any, actions: Any = TWO_WAYS) -> list[pb.Agent]:
         (
             {"agents": spaces_of(THREE, spaces.Discrete(3))},
             "WRONG_SPACES",
-            "this action_space is discrete",
+            "this action_space is Discrete(3); that of the run's first simulator is Discrete(2)",
         ),
         ({"agents": [pb.Agent()]}, "WRONG_SPACES", "observation_space"),
         ({"resume_token": "no such"}, "UNKNOWN_SESSION", "Begin a new one"),

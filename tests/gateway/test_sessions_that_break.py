@@ -12,6 +12,7 @@ from support.gateway_world import GatewayWorld, RawSimulator, eventually, steps_
 
 from juggler.client import GatewayError
 from juggler.gateway import environments
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 
@@ -49,6 +50,53 @@ def test_an_answer_that_was_due_comes_on_the_new_stream() -> None:
             if second == first:  # it was on its way when the same batch arrived again
                 second = simulator.hear()
             assert second.actions.seq == 2
+
+
+class SmallPolicy:
+    """Stands for a `Publisher` whose policy is one byte."""
+
+    ready, failure = True, ""
+
+    def begin(self, done: object) -> None:
+        pass
+
+    def chunks(self, version: Version) -> list[pb.ToSimulator]:
+        return [pb.ToSimulator(policy=pb.PolicyChunk(size=1, data=b"x"))]
+
+
+def test_weights_that_came_while_a_stream_was_broken_are_announced_on_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def is_gone() -> bool:
+        (session,) = world._server._manager.sessions.by_id.values()
+        return session.stream is None
+
+    with GatewayWorld() as world:
+        world.use(1.0, Version(1, 1))
+        monkeypatch.setattr(world.player, "publisher", SmallPolicy())
+        local: dict[str, Any] = {"mode": pb.LOCAL_INFERENCE}
+        eventually(lambda: world.count("sessions") == 0)
+        with RawSimulator(world.address) as simulator:
+            local["resume_token"] = simulator.greet(**local).welcome.resume_token
+            simulator.send(policy=pb.PolicyRequest())
+            assert simulator.hear().policy.data == b"x"
+        eventually(is_gone)
+        world.use(2.0, Version(1, 2))
+        for _ in range(2):  # the first announcement may have been lost with its stream
+            with RawSimulator(world.address) as simulator:
+                assert simulator.greet(**local).welcome.resumed
+                assert simulator.hear().new_policy.version.update == 2
+            eventually(is_gone)
+        with RawSimulator(world.address) as simulator:
+            simulator.greet(**local)
+            assert simulator.hear().new_policy.version.update == 2
+            simulator.send(policy=pb.PolicyRequest())
+            assert simulator.hear().policy.data == b"x"
+        eventually(is_gone)
+        with RawSimulator(world.address) as simulator:
+            simulator.greet(**local)
+            world.use(3.0, Version(1, 3))
+            assert simulator.hear().new_policy.version.update == 3
 
 
 def test_the_client_goes_on_over_another_connection_by_itself() -> None:

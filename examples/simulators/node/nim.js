@@ -76,7 +76,11 @@ function credentials() {
 const metadata = new grpc.Metadata({ waitForReady: true });
 if (process.env.JUGGLER_TOKEN) metadata.set('authorization', `Bearer ${process.env.JUGGLER_TOKEN}`);
 
-const client = new Simulator(address, credentials(), { 'grpc.max_reconnect_backoff_ms': 1000 });
+const client = new Simulator(address, credentials(), {
+  'grpc.max_reconnect_backoff_ms': 1000,
+  'grpc.max_receive_message_length': 64 << 20, // as large as a gateway's messages may be
+  'grpc.keepalive_time_ms': 20_000, // so that a dead connection is noticed
+});
 client.waitForReady(Date.now() + PATIENCE, (error) => { // the run may still be starting
   if (!error) return;
   console.error(`no gateway answers at ${address}; do both sides use TLS, or neither?`);

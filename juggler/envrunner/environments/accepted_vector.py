@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gymnasium
@@ -11,12 +11,14 @@ import torch
 from gymnasium.vector import VectorEnv, VectorWrapper
 from torch import Tensor
 
-from juggler.envrunner.failures import ReportsFailures
-from juggler.runtime.wire.structures import to_tree, tree_leaves
+from juggler.envrunner.failures import EnvironmentFailed, ReportsFailures
+from juggler.runtime.wire.structures import space_leaves, to_tree, tree_leaves
+from juggler.runtime.wire.trees import path_name
 
 
 class AcceptedVector(ReportsFailures, VectorWrapper):
-    """Reports failures, and gives arrays whatever the environments compute in.
+    """Reports failures and results that are not those of N environments, and gives arrays whatever
+    the environments compute in.
 
     Environments that are computed on a device take tensors and give tensors. A step with arrays
     copies them in both directions. A step with tensors is the environments' own: everything stays
@@ -34,19 +36,96 @@ class AcceptedVector(ReportsFailures, VectorWrapper):
         super().__init__(env)
         self.where = where
         self.device: torch.device | None = None
+        self._form = _Form(env.single_observation_space, env.num_envs)
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         options = arguments.get("options")
         if self.device is not None and options:
             arguments["options"] = on_device(options, self.device)
         observations, infos = super().reset(**arguments)
+        self._check("reset", observations)
         self.device = device_of(self.env.single_observation_space, observations)
         return (observations, infos) if self.device is None else on_host((observations, infos))
 
     def step(self, actions: Any) -> Any:
-        if self.device is None or holds_tensors(actions):
-            return super().step(actions)
-        return on_host(super().step(on_device(actions, self.device)))
+        device = self.device
+        if device is not None and holds_tensors(actions):
+            device = None  # they are where they belong
+        results = super().step(actions if device is None else on_device(actions, device))
+        self._check("step", *results[:-1])
+        return results if device is None else on_host(results)
+
+    def _check(self, call: str, *results: Any) -> None:
+        if why := self._form.misfit(*results):
+            raise EnvironmentFailed(self.where, call, why)
+
+
+class _Form:
+    """What the results of N environments must look like.
+
+    They are written into arrays [N, ...], where NumPy would repeat a single row for all of them,
+    and cut numbers off.
+
+    Args:
+        space: of one environment's observations.
+        rows: N.
+    """
+
+    def __init__(self, space: gymnasium.Space[Any], rows: int) -> None:
+        self._space, self._rows = space, rows
+        self._fitted: dict[int, list[Any]] = {}  # what results of the last call fitted, by number
+
+    def misfit(self, observations: Any, *results: Any) -> str:
+        """Explain what the results of a call lack; "" if nothing.
+
+        Args:
+            observations: a structure of the space, [N, ...].
+            results: of a step: rewards [N], terminated [N], and truncated [N].
+        """
+        try:
+            leaves = [leaf for _, leaf in tree_leaves(to_tree(self._space, observations))]
+        except Exception as error:
+            return self._other_parts(f"{type(error).__name__}: {error}")
+        arrays = [
+            each if hasattr(each, "shape") else np.asarray(each) for each in (*leaves, *results)
+        ]
+        form = [(each.dtype, each.shape) for each in arrays]
+        if form == self._fitted.get(len(results)):  # in all calls but the first
+            return ""
+        observed = list(self._observed())
+        if len(leaves) != len(observed):
+            return self._other_parts(f"{len(leaves)} arrays")
+        ends = [(name, (self._rows,), np.dtype(np.bool_)) for name in ("terminated", "truncated")]
+        due = [*observed, ("rewards", (self._rows,), np.dtype(np.float32)), *ends]
+        for (name, shape, dtype), (its_dtype, its_shape) in zip(due, form, strict=False):
+            if tuple(its_shape) != shape or not _becomes(its_dtype, dtype):
+                return (
+                    f"its {name} are {its_dtype} of shape {list(its_shape)}: a vector of "
+                    f"{self._rows} must give {dtype} of shape {list(shape)}"
+                )
+        self._fitted[len(results)] = form
+        return ""
+
+    def _observed(self) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
+        """Name, shape and dtype of each leaf of the observations."""
+        for path, leaf in space_leaves(self._space):
+            at = f" at {path_name(path)}" if path else ""
+            shape: tuple[int, ...] = leaf.shape or ()
+            yield f"observations{at}", (self._rows, *shape), np.dtype(leaf.dtype)
+
+    def _other_parts(self, found: str) -> str:
+        return f"its observations have other parts than {self._space}: {found}"
+
+
+def _becomes(given: Any, due: np.dtype[Any]) -> bool:
+    """Whether numbers of a dtype of NumPy or torch become those of another without a loss of kind.
+    Flags may be 0 and 1."""
+    if isinstance(given, torch.dtype):
+        # NumPy does not have all of torch's floating-point numbers.
+        whole = torch.float32 if given.is_floating_point else given
+        given = torch.empty(0, dtype=whole).numpy().dtype
+    flags = due == np.bool_ and given.kind in "iu"
+    return flags or np.can_cast(given, due, "same_kind")
 
 
 def tensors_on(env: VectorEnv[Any, Any, Any]) -> torch.device | None:

@@ -18,7 +18,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 from gymnasium.vector.utils import batch_space
 
-from juggler.envrunner.environments.step_infos import add_told
+from juggler.envrunner.environments.misfits import misfit, must_return
+from juggler.envrunner.environments.step_infos import NoInfo, add_told, mask_in
 from juggler.envrunner.environments.step_memory import (
     StepMemory,
     StepPipe,
@@ -60,9 +61,30 @@ class EnvironmentFunction:
 
 
 class _ReportingEnv(ReportsFailures, gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Checks what Gymnasium's worker would write into shared memory with any shape and dtype."""
+
     def __init__(self, env: Env, where: str) -> None:
         super().__init__(env)
         self.where = where
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = super().reset(**arguments)
+        self._check("reset", observation, info)
+        return observation, info
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        observation, *_, info = result
+        self._check("step", observation, info)
+        return result
+
+    def _check(self, call: str, observation: Any, info: Any) -> None:
+        try:
+            mask_in(info)
+        except NoInfo as error:
+            raise EnvironmentFailed(self.where, call, must_return(call, str(error))) from None
+        if why := misfit(self.observation_space, observation):
+            raise EnvironmentFailed(self.where, call, why)
 
 
 class MadeFirst:

@@ -11,17 +11,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, iterate
 from numpy.typing import NDArray
 
+from juggler.envrunner.environments.misfits import misfit, must_return
 from juggler.envrunner.environments.step_infos import NoInfo, add_final, mask_in
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.info_numbers import keep_numbers
 from juggler.runtime.modules.columns import ACTION_MASK
-from juggler.runtime.wire.structures import space_leaves, to_tree, tree_map
-from juggler.runtime.wire.trees import flatten, path_name
 
-_RETURNED = {
-    "reset": "(observation, info)",
-    "step": "(observation, reward, terminated, truncated, info)",
-}
 #: What NumPy says of something else than a number, and of an array in place of True or False.
 _NO_NUMBER = ("array element", "float", "truth value")
 
@@ -126,8 +121,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
         raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
         is_other = any(word in str(error) for word in ("unpack", "iterable"))
         if (raised_here and is_other) or isinstance(error, NoInfo):
-            why = f"it must return {_RETURNED[call]}, as Gymnasium has it ({error})"
-            return EnvironmentFailed(self.name_of(index), call, why)
+            return EnvironmentFailed(self.name_of(index), call, must_return(call, str(error)))
         if raised_here and call == "step" and any(words in str(error) for words in _NO_NUMBER):
             why = (
                 "it must return a number as the reward, and True or False as terminated and "
@@ -139,22 +133,3 @@ class EnvironmentsInTurn(SyncVectorEnv):
     def name_of(self, index: int) -> str:
         """Name one environment in errors."""
         return f"environment {index} ({self._name})"
-
-
-def misfit(space: gymnasium.Space[Any], observation: Any, what: str = "observation") -> str:
-    """Explain why an observation, or what else there is of it, is not of the space; "" if no reason
-    is found."""
-    if observation is None:
-        return f"its {what} is None, where its {what}_space says {space}"
-    try:
-        arrays = dict(flatten(tree_map(np.asarray, to_tree(space, observation))))
-    except Exception as error:
-        return f"its {what} has other parts than {space}: {type(error).__name__}: {error}"
-    for path, leaf in space_leaves(space):
-        array, dtype = arrays[path], np.dtype(leaf.dtype)
-        if array.shape != leaf.shape or not np.can_cast(array.dtype, dtype, "same_kind"):
-            part = f" at {path_name(path)}" if path else ""
-            is_none = array.dtype == object and array.ndim == 0 and array.item() is None
-            found = "None" if is_none else f"{array.dtype} of shape {list(array.shape)}"
-            return f"its {what}{part} is {found}, where its {what}_space says {leaf}"
-    return ""

@@ -10,8 +10,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from juggler.envrunner.environments.action_masks import flat_mask, mask_space
-from juggler.envrunner.environments.environments_in_turn import misfit
 from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
+from juggler.envrunner.environments.misfits import misfit
 from juggler.envrunner.multi_agent.turns import AgentGroup
 from juggler.runtime.connectors.leaves import OBSERVATION, at, holds_masks
 from juggler.runtime.modules.columns import ACTION_MASK

@@ -21,7 +21,10 @@ from support.forkservers import end_forkserver
 from support.scripted_environments import Failing, Scripted
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
+from juggler.envrunner.environments.environment_processes import (
+    EnvironmentFunction,
+    EnvironmentProcesses,
+)
 from juggler.envrunner.failures import EnvironmentFailed
 
 
@@ -148,6 +151,58 @@ def test_an_observation_of_the_wrong_shape_is_reported_with_a_traceback() -> Non
 class WrongShape(Scripted):
     def observation(self):
         return np.zeros(5, np.float32)
+
+
+class Pixels(Scripted):
+    """Shows pixels [2, 3] first, and what it is told to after a step."""
+
+    def __init__(self, shown: Any, info: Any = None) -> None:
+        super().__init__()
+        self.observation_space = gymnasium.spaces.Box(0, 255, (2, 3), np.uint8)
+        self.shown, self.info = shown, {} if info is None else info
+
+    def observation(self):
+        return np.asarray(self.shown) if self.steps else np.zeros((2, 3), np.uint8)
+
+    def step(self, action):
+        return (*super().step(action)[:4], self.info)
+
+
+def step_in_a_process(**returned: Any) -> Any:
+    make = EnvironmentFunction(Pixels, returned, "environment 0 (pixels)", separate=True)
+    env = processes_of(make)
+    try:
+        env.reset(seed=[1])
+        return env.step(np.zeros(1, int))[0].tolist()
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        (np.full((2, 3), 0.7), r"float64 of shape \[2, 3\]"),
+        (np.full((2, 3), 300), r"int64 of shape \[2, 3\]"),
+        (np.zeros((3, 2), np.uint8), r"uint8 of shape \[3, 2\]"),
+        (np.zeros(6, np.uint8), r"uint8 of shape \[6\]"),
+        (np.zeros(1, np.uint8), r"uint8 of shape \[1\]"),
+    ],
+)
+def test_an_observation_is_not_squeezed_into_the_shape_and_dtype_of_its_space(shown, words) -> None:
+    expected = rf"0 \(pixels\) failed in step: its observation is {words}, where its obs.* says Box"
+    with pytest.raises(EnvironmentFailed, match=expected):
+        step_in_a_process(shown=shown)
+
+
+def test_an_observation_of_its_space_arrives_as_it_is() -> None:
+    shown = [[0, 1, 2], [253, 254, 255]]
+    assert step_in_a_process(shown=np.array(shown, np.uint8)) == [shown]
+
+
+def test_an_info_that_is_no_dict_is_told_as_what_a_step_returns() -> None:
+    words = r"0 \(pixels\) failed in step: it must return .*\(its info is of type list\)"
+    with pytest.raises(EnvironmentFailed, match=words):
+        step_in_a_process(shown=np.zeros((2, 3), np.uint8), info=[])
 
 
 RUNNER = """

@@ -1,0 +1,44 @@
+"""What environments return that is not what Gymnasium and their spaces say. No torch here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from juggler.runtime.wire.structures import space_leaves, to_tree, tree_map
+from juggler.runtime.wire.trees import flatten, path_name
+
+_RETURNED = {
+    "reset": "(observation, info)",
+    "step": "(observation, reward, terminated, truncated, info)",
+}
+
+
+def must_return(call: str, found: str) -> str:
+    """Explain what "reset" or "step" must return, where something else was found."""
+    return f"it must return {_RETURNED[call]}, as Gymnasium has it ({found})"
+
+
+def misfit(space: gymnasium.Space[Any], observation: Any, what: str = "observation") -> str:
+    """Explain why an observation, or what else there is of it, is not of the space; "" if no reason
+    is found."""
+    if isinstance(observation, np.ndarray) and (
+        (observation.shape, observation.dtype) == (space.shape, space.dtype)  # as of most
+    ):
+        return ""
+    if observation is None:
+        return f"its {what} is None, where its {what}_space says {space}"
+    try:
+        arrays = dict(flatten(tree_map(np.asarray, to_tree(space, observation))))
+    except Exception as error:
+        return f"its {what} has other parts than {space}: {type(error).__name__}: {error}"
+    for path, leaf in space_leaves(space):
+        array, dtype = arrays[path], np.dtype(leaf.dtype)
+        if array.shape != leaf.shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+            part = f" at {path_name(path)}" if path else ""
+            is_none = array.dtype == object and array.ndim == 0 and array.item() is None
+            found = "None" if is_none else f"{array.dtype} of shape {list(array.shape)}"
+            return f"its {what}{part} is {found}, where its {what}_space says {leaf}"
+    return ""

@@ -1,0 +1,41 @@
+"""What a gateway does with a message of many environments, while all others wait."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from support.gateway_world import GatewayWorld, RawSimulator, steps_of
+
+
+def seconds_to_end(world: GatewayWorld, rows: int, kind: str) -> float:
+    """Processor time of a message in which the episodes of that many environments end."""
+    shown, all_of_them = np.zeros((rows, 3), np.float32), [True] * rows
+    given: dict[str, Any] = {
+        "truncated": {
+            "truncated": all_of_them,
+            "final_rows": range(rows),
+            "final_observations": steps_of(1, shown).agents[0].observations,
+        },
+        "both": {"truncated": all_of_them, "terminated": all_of_them},
+        "paused": {"terminated": all_of_them, "paused": all_of_them},
+    }[kind]
+    with RawSimulator(world.address) as simulator:
+        simulator.greet(environments=rows)
+        assert simulator.step(steps_of(1, shown)).actions.seq == 1
+        message = steps_of(2, shown, rewards=[0.0] * rows, **given)
+        began = time.process_time()
+        assert simulator.step(message).actions.seq == 2
+        return time.process_time() - began
+
+
+@pytest.mark.parametrize("kind", ["truncated", "both", "paused"])
+def test_four_times_the_environments_that_end_together_are_four_times_the_work(kind: str) -> None:
+    with GatewayWorld(rows=1 << 16, steps=4, max_batch=1 << 16) as world:
+        world.ask()
+        seconds_to_end(world, 2048, kind)  # the first time of all
+        some = min(seconds_to_end(world, 2048, kind) for _ in range(3))
+        more = min(seconds_to_end(world, 8192, kind) for _ in range(2))
+    assert more < 8 * some
