@@ -8,7 +8,12 @@ from difflib import get_close_matches
 from typing import Any
 
 from juggler.driver.agents_config import OWN_KEYS, WAITED_FOR, AgentsConfig
-from juggler.driver.config_checks import Checked, must_go_together, runners_without_room
+from juggler.driver.config_checks import (
+    Checked,
+    must_go_together,
+    runners_without_room,
+    without_effect,
+)
 from juggler.driver.config_keys import converted, unknown_key
 from juggler.driver.core.staleness import StalenessBudget
 from juggler.driver.driver_config import ConfigError as ConfigError
@@ -199,6 +204,7 @@ class RunConfig:
                 f"max_staleness = {stale} with synchronous = true has no effect: each update "
                 "learns from the steps sampled just before it"
             )
+        doubts += without_effect(self)
         if RANDOM not in self.others:
             doubts += [
                 f"module {each!r} learns like any other: did you mean {RANDOM!r}, which draws "

@@ -63,13 +63,36 @@ def runners_without_room(
     ]
 
 
+def without_effect(config: Checked) -> list[str]:
+    """Keys that make no difference beside others, in words."""
+    found = []
+    driver = config.driver
+    episodes = driver.evaluation_episodes
+    if episodes != type(driver).evaluation_episodes and not driver.evaluation_seconds:
+        found.append(
+            f"evaluation_episodes = {episodes} has no effect: there are no evaluations; set "
+            "evaluation_seconds, or leave evaluation_episodes out"
+        )
+    if driver.synchronous:
+        found += [
+            f"modules.{module_id}: {WAITED_FOR} = false with synchronous = true has no effect: "
+            f"each turn waits for all modules; leave {WAITED_FOR} out, or set synchronous = false"
+            for module_id, table in config.agents.modules.items()
+            if not table.get(WAITED_FOR, True)
+        ]
+    return found
+
+
 def must_go_together(config: Checked) -> None:
     """
     Raises:
         ConfigError: two keys contradict each other; names both.
     """
-    if config.driver.synchronous:
-        _check_synchronous(config)
+    if config.driver.synchronous and (interval := config.learner.weights_interval) != 1:
+        raise ConfigError(
+            f"weights_interval = {interval} with synchronous = true: each turn acts with the "
+            "weights that the last one made; set weights_interval = 1, or synchronous = false"
+        )
     for name in ("intrinsic", "imitation"):
         if table := getattr(config.learner, name):
             _check_rewards(config, f"{name} = {table!r}")
@@ -102,24 +125,6 @@ def must_go_together(config: Checked) -> None:
         raise ConfigError(
             f"{key} with env = {runner.env!r}: its environments have one agent; leave out {key}"
         )
-
-
-def _check_synchronous(config: Checked) -> None:
-    """
-    Raises:
-        ConfigError: a key is for runs in which nobody waits.
-    """
-    if (interval := config.learner.weights_interval) != 1:
-        raise ConfigError(
-            f"weights_interval = {interval} with synchronous = true: each round acts with the "
-            "weights that the last one made; set weights_interval = 1, or synchronous = false"
-        )
-    for module_id, table in config.agents.modules.items():
-        if not table.get(WAITED_FOR, True):
-            raise ConfigError(
-                f"modules.{module_id}: {WAITED_FOR} = false with synchronous = true: each round "
-                f"waits for all modules; leave out {WAITED_FOR}, or set synchronous = false"
-            )
 
 
 def _check_rewards(config: Checked, given: str) -> None:

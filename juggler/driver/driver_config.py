@@ -179,7 +179,7 @@ class DriverConfig:
             )
         if not self.evaluation_seconds >= 0:
             raise ConfigError(f"evaluation_seconds = {self.evaluation_seconds}: must be at least 0")
-        for key in ("evaluation_episodes", "num_evaluators", "evaluation_video"):
+        for key in ("num_evaluators", "evaluation_video"):
             value, default = getattr(self, key), getattr(DriverConfig, key)
             if value != default and not self.evaluation_seconds:
                 raise ConfigError(

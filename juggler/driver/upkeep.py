@@ -133,7 +133,9 @@ class Upkeep:
         parts = self._parts
         line = metrics_line(parts)
         parts.callbacks.metrics(line)
-        if self._lines.append(line):  # into a new directory: nobody finds the run there yet
+        renewed = self._lines.append(line)
+        parts.checkpointing.suspended = self._lines.taken
+        if renewed:  # into a new directory: nobody finds the run there yet
             self._announce()
             if not parts.config.driver.synchronous and not parts.end.reached:
                 parts.checkpointing.begin()

@@ -211,10 +211,6 @@ def test_what_acts_needs_no_algorithm() -> None:
             {"synchronous": True, "modules": {"a": {"weights_interval": 2}}},
             "modules.a: weights_interval = 2 with synchronous = true",
         ),
-        (
-            {"synchronous": True, "modules": {"a": {"waited_for": False}}},
-            "modules.a: waited_for = false with synchronous = true: each round waits for all",
-        ),
     ],
 )
 def test_a_wrong_table_is_one_sentence_that_names_it(values: dict[str, Any], words: str) -> None:

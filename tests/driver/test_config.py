@@ -293,7 +293,7 @@ def test_an_interval_between_checkpoints_of_the_other_mode_is_refused(synchronou
     RunConfig.from_flat({"synchronous": synchronous, own[0]: own[1]})
 
 
-@pytest.mark.parametrize("key", ["evaluation_episodes", "num_evaluators", "evaluation_video"])
+@pytest.mark.parametrize("key", ["num_evaluators", "evaluation_video"])
 def test_keys_of_evaluations_are_refused_where_there_are_none(key: str) -> None:
     assert _error({key: 2}) == f"{key} = 2: there are no evaluations; set evaluation_seconds"
     assert _error({key: 2, "stop_return": 1.0}), "nor are they for confirming that it is solved"

@@ -31,6 +31,17 @@ def test_runners_that_would_always_wait_for_requests_are_doubted() -> None:
     assert RunConfig.from_flat({**sizes, "num_env_runners": 4, "num_learners": 2}).doubts() == []
 
 
+def test_keys_without_effect_are_doubted_and_not_refused_since_older_runs_have_them() -> None:
+    (doubt,) = RunConfig.from_flat({"evaluation_episodes": 20}).doubts()
+    assert doubt.startswith("evaluation_episodes = 20 has no effect: there are no evaluations")
+    evaluated = {"evaluation_episodes": 20, "evaluation_seconds": 1.0}
+    assert RunConfig.from_flat(evaluated).doubts() == []
+    agents = {"agents": {"*": "a"}, "modules": {"a": {"waited_for": False}}}
+    assert RunConfig.from_flat(agents).doubts() == []
+    (doubt,) = RunConfig.from_flat({**agents, "synchronous": True}).doubts()
+    assert doubt.startswith("modules.a: waited_for = false with synchronous = true has no effect")
+
+
 def test_more_old_steps_than_are_kept_are_doubted() -> None:
     share = {"replay_share": 0.5, "batch_size": 512}
     assert RunConfig.from_flat({**share, "replay_capacity": 512}).doubts() == []

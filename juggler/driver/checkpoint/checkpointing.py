@@ -25,6 +25,9 @@ class Checkpointing:
     Args:
         update: that the run begins with; its checkpoint is there.
         needed: tells which modules a checkpoint has although their training has ended.
+
+    Attributes:
+        suspended: whether there are no checkpoints, because another run has the directory.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Checkpointing:
         self._snapshots = snapshots
         self._last = update
         self._asked: dict[str, str] = {}  # by module id, the learner that sends its state
+        self.suspended = False
 
     @property
     def waits_for(self) -> list[str]:
@@ -52,13 +56,13 @@ class Checkpointing:
         return [each.module_id for each in self._core.in_checkpoints() if not each.members]
 
     def begin(self, aside: str = "") -> bool:
-        """Ask for the state of every module as it is. False where a module has nobody to ask, or
-        another one is on its way.
+        """Ask for the state of every module as it is. False where a module has nobody to ask,
+        another one is on its way, or checkpoints are suspended.
 
         Args:
             aside: the directory of the run where it is to lie; "": among the checkpoints.
         """
-        return self._ask(None, aside)
+        return not self.suspended and self._ask(None, aside)
 
     def holds_up(self, update: int) -> bool:
         """Between two turns of a synchronous run: whether the next one has to wait. Begins the
@@ -72,7 +76,7 @@ class Checkpointing:
             return True
         # Each round makes one update of every module.
         rounds = max(module.weights_version.update for module in modules)
-        if rounds % self._every or update == self._last:
+        if self.suspended or rounds % self._every or update == self._last:
             return False
         self._last = update
         self._commands.begin_anew(update)

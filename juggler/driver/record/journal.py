@@ -97,3 +97,8 @@ class LineWriter:
             self._progress.message(f"metrics are written in {path} again", "info")
         self._problem = problem
         return renewed
+
+    @property
+    def taken(self) -> bool:
+        """Whether another run has the directory now."""
+        return self._directory.taken

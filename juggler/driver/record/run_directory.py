@@ -105,11 +105,14 @@ class RunDirectory:
 
     Attributes:
         path: absolute, since a script may change its working directory while a run goes on.
+        taken: whether another run has the directory now, as `renew` has found. Then nothing of this
+            run may be written there.
     """
 
     def __init__(self, path: Path, metrics: BinaryIO, config: bytes, tracks: bool) -> None:
         self.path = path.absolute()
         self.checkpoints = self.path / DIRECTORY
+        self.taken = False
         self._config = config
         self._metrics = metrics
         self._end = metrics.seek(0, os.SEEK_END)  # of the last whole line
@@ -196,14 +199,18 @@ class RunDirectory:
                 f"cannot read the run directory {self.path}: {error}"
             ) from error
         lost = f"the run directory {self.path} was deleted or moved, and"
+        others = RunDirectoryError(
+            f"{lost} another run has taken it: metrics and checkpoints of this run are lost"
+        )
+        if self.taken and file.exists():  # even if that run has ended
+            raise others
         try:
             (self.path / DIRECTORY).mkdir(parents=True, exist_ok=True)
             with contextlib.ExitStack() as until_it_is_ours:
                 metrics = until_it_is_ours.enter_context(file.open("a+b", buffering=0))
-                if not lock(metrics):  # what is there is another run's
-                    raise RunDirectoryError(
-                        f"{lost} another process is writing in it now: metrics of this run are lost"
-                    )
+                self.taken = not lock(metrics)
+                if self.taken:
+                    raise others
                 write_synced(self.path / CONFIG_FILE, self._config)
                 until_it_is_ours.pop_all()
         except OSError as error:
@@ -244,8 +251,10 @@ class RunDirectory:
         """Write `summary.json`, whole or not at all.
 
         Raises:
-            RunDirectoryError: the disk refuses.
+            RunDirectoryError: the disk refuses, or another run has the directory.
         """
+        if self.taken:
+            raise RunDirectoryError(f"there is no summary: another run has taken {self.path}")
         temporary = self.path / f".{SUMMARY_FILE}.tmp"
         try:
             write_synced(temporary, json.dumps(to_json(summary), indent=2).encode() + b"\n")

@@ -74,10 +74,15 @@ def test_a_directory_that_another_run_has_taken_stays_as_that_run_has_it(tmp_pat
             assert _lines(path) == [_line(7)]
             assert tomllib.loads((path / "config.toml").read_text()) == {"lr": 2.0}
             told = (
-                f"error: the run directory {path} was deleted or moved, and another process is "
-                "writing in it now: metrics of this run are lost\n"
+                f"error: the run directory {path} was deleted or moved, and another run has taken "
+                "it: metrics and checkpoints of this run are lost\n"
             )
             assert shown.getvalue() == told, "once"
+            with pytest.raises(RunDirectoryError, match="there is no summary: another run has"):
+                run.write_summary({})
+        assert not lines.append(_line(3500)), "nor does it take what that run has left"
+        assert lines.taken
+        assert not (path / "summary.json").exists()
         shutil.rmtree(path)
         assert lines.append(_line(4000)), "the run goes on, and has its directory again"
     assert _lines(path) == [_line(4000)]
