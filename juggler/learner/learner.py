@@ -249,9 +249,7 @@ class Learner(LearnerState):
         passes = given_passes(passes)
         if async_update:
             return self._in_flight.begin(self.update_from_episodes, episodes, **passes)
-        for module_id, batches in _by_module(episodes).items():
-            must_be_finite(module_id, batches)
-        return self.step(self.sample_from_episodes(episodes), **passes)
+        return self.step(self._sample(episodes, checked=True), **passes)
 
     def check_serves(self, kind: str) -> None:
         """Raises:
@@ -270,20 +268,30 @@ class Learner(LearnerState):
         """Episodes as a sample for `step`. Its copy to the device may still be under way.
 
         Learners of a group do this together, once for each update."""
+        return self._sample(episodes)
+
+    def _sample(self, episodes: Given, *, checked: bool = False) -> Sample:
         self.wait()
         started = time.perf_counter()
-        prepared = self.prepared(self.collated(episodes))
+        prepared = self.prepared(self.collated(episodes, checked=checked))
         self.collate_seconds += time.perf_counter() - started
         return prepared
 
-    def collated(self, episodes: Given) -> Sample:
+    def collated(self, episodes: Given, *, checked: bool = False) -> Sample:
         """Episodes as a sample on the host, before any pipeline; in page-locked memory for a GPU.
-        This may be called in any thread, beside updates."""
+        This may be called in any thread, beside updates.
+
+        Args:
+            episodes: as in `update_from_episodes`.
+            checked: whether numbers that are not finite are a ValueError. EnvRunners look at
+                theirs.
+        """
+        found = self.preprocess_episodes(_by_module(episodes))
+        if checked:
+            for module_id, batches in found.items():
+                must_be_finite(module_id, batches)
         pin_memory = self.device.type == "cuda"
-        return {
-            module_id: collate(batches, pin_memory=pin_memory)
-            for module_id, batches in self.preprocess_episodes(_by_module(episodes)).items()
-        }
+        return {key: collate(batches, pin_memory=pin_memory) for key, batches in found.items()}
 
     def prepared(self, sample: Sample) -> Sample:
         """The sample for `step`: one from `collated`, on the device, after the pipelines.

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.core.metrics import fetch_metrics
-from juggler.learner.learner import Learner
+from juggler.learner.learner import Episodes, Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 MakeBatch = Callable[..., EpisodeBatch]
@@ -60,3 +60,22 @@ def test_a_number_that_is_not_finite_is_named_before_a_replay_keeps_it(
         metrics = fetch_metrics(learner.update_from_episodes([make_batch(3, 6, seed=seed)]))
         assert metrics["default"]["skipped"] == 0.0
     learner.close()
+
+
+def test_a_hook_that_mends_episodes_comes_before_anybody_looks_at_them(
+    make_batch: MakeBatch,
+) -> None:
+    class Mends(Learner):
+        def preprocess_episodes(self, episodes: Episodes) -> Episodes:
+            return {key: [_mended(each) for each in own] for key, own in episodes.items()}
+
+    bad = with_one(make_batch(3, 6, ends=0.0), "rewards", (1, 2), np.nan)
+    one = Mends(build_learner({"algorithm": "impala"}, None, VECTOR, TWO, {}).core)
+    other = Learner(one.core)
+    metrics = [fetch_metrics(one.update_from_episodes([bad]))]
+    metrics.append(fetch_metrics(other.update_from_episodes([_mended(bad)])))
+    assert metrics[0] == metrics[1]
+
+
+def _mended(batch: EpisodeBatch) -> EpisodeBatch:
+    return replace(batch, rewards=np.nan_to_num(batch.rewards))

@@ -103,8 +103,8 @@ class Population(LearnerCore[PopulationState]):
             )
         if own_samples and not isinstance(core.data_source(), Queue | CircularBuffer):
             raise ValueError(
-                f"own_samples with {core.name}, which draws the same kept steps for all members: "
-                "leave own_samples out"
+                f"own_samples with {core.name}, whose source of data may keep steps and draw them "
+                "for all members: leave own_samples out"
             )
         (self.size,) = sizes
         self.name = f"population of {core.name}"

@@ -62,8 +62,13 @@ class Meeting:
         self._key = hashlib.sha256("\0".join(secret).encode()).digest()
         self.token = self._derived("token")
 
-    def address(self, number: int) -> str:
-        """
+    def address(self, number: int, *, make: bool = False) -> str:
+        """The address of a name.
+
+        Args:
+            number: of the name.
+            make: whether to make the directory, where there is none.
+
         Raises:
             OSError: there is no directory in which to meet.
         """
@@ -71,7 +76,7 @@ class Meeting:
         with suppress(EndpointError):  # of which the streams to learners say something
             if shared := shared_address(name):
                 return shared
-        return users_address(name)
+        return users_address(name, make=make)
 
     def _derived(self, what: str) -> str:
         return hmac.new(self._key, what.encode(), "sha256").hexdigest()[:32]
@@ -99,7 +104,7 @@ class Meeting:
         raise why or TimeoutError("all processes that hand on weights hang")
 
     def _at(self, number: int, stand: bool) -> Relayed | WeightsRelay | None:
-        address = self.address(number)
+        address = self.address(number, make=stand)
         for _ in range(_TRIES):
             try:
                 found = connect(memory_path(address), self.token, MOST_ASKED * ASK_SECONDS)

@@ -69,20 +69,26 @@ def shared_address(name: str) -> str:
     return _address(directory, name) if directory else ""
 
 
-def users_address(name: str) -> str:
+def users_address(name: str, *, make: bool) -> str:
     """The address of a socket in a directory of this user alone, where all its processes meet that
     have the same place for temporary files.
 
+    Args:
+        name: of the socket.
+        make: whether to make the directory, for a socket in it. Else nobody may be there.
+
     Raises:
-        OSError: there is no such directory, or it is somebody else's.
+        OSError: there can be no such directory, or it is somebody else's.
     """
     path = os.path.join(tempfile.gettempdir(), f"juggler-{os.geteuid()}")
-    with suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-    found = os.lstat(path)
-    others = found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if others or not stat.S_ISDIR(found.st_mode):
-        raise PermissionError(f"{path} is not a directory in which only this user may write")
+    if make:
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+    if make or os.path.lexists(path):
+        found = os.lstat(path)
+        others = found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if others or not stat.S_ISDIR(found.st_mode):
+            raise PermissionError(f"{path} is not a directory in which only this user may write")
     return _address(path, name)
 
 

@@ -210,7 +210,7 @@ def test_a_member_whose_gradient_is_not_finite_is_skipped_alone(make_batch: Make
 
 def test_members_that_draw_from_one_replay_have_no_samples_of_their_own() -> None:
     core = build_learner({"algorithm": "dqn"}, None, VECTOR, TWO, {}).core
-    with pytest.raises(ValueError, match="own_samples with dqn, which draws the same kept steps"):
+    with pytest.raises(ValueError, match="own_samples with dqn, whose source of data"):
         Population(core, size=2, own_samples=True)  # type: ignore[arg-type]
 
 

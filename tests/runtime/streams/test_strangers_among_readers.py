@@ -95,7 +95,7 @@ def test_a_name_that_another_user_has_is_passed_over(
     meeting: Meeting, join: Join, publish: Callable[..., Version], server: Learner
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
-        stranger.bind(memory_path(meeting.address(0)))
+        stranger.bind(memory_path(meeting.address(0, make=True)))
         os.seteuid(NOBODY)
         stranger.listen()  # who does this is known to those that connect
         os.seteuid(0)
@@ -108,7 +108,7 @@ def test_a_name_that_another_user_has_is_passed_over(
 
 def test_one_who_does_not_know_the_secret_relays_to_nobody(meeting: Meeting) -> None:
     impostor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    impostor.bind(memory_path(meeting.address(0)))
+    impostor.bind(memory_path(meeting.address(0, make=True)))
     impostor.listen()
     held: list[socket.socket] = []
 
@@ -132,7 +132,7 @@ def test_one_who_does_not_know_the_secret_relays_to_nobody(meeting: Meeting) -> 
 def test_without_a_name_a_reader_reads_alone_and_says_so_once(
     meeting: Meeting, join: Join, publish: Callable[..., Version], notes: list[str]
 ) -> None:
-    silent = [MemorySocket(meeting.address(number)) for number in range(3)]
+    silent = [MemorySocket(meeting.address(number, make=True)) for number in range(3)]
     try:
         reader = join()
         for _ in range(3):
@@ -147,7 +147,7 @@ def test_without_a_name_a_reader_reads_alone_and_says_so_once(
 def test_memory_that_can_still_change_is_not_taken(
     meeting: Meeting, join: Join, publish: Callable[..., Version], notes: list[str]
 ) -> None:
-    liar = MemorySocket(meeting.address(0))
+    liar = MemorySocket(meeting.address(0, make=True))
     held: list[socket.socket] = []
 
     def taken(connection: socket.socket) -> None:

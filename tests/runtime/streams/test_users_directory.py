@@ -53,6 +53,11 @@ def test_the_directory_and_what_is_in_it_are_the_users_alone(directory: Path) ->
     assert list(directory.iterdir()) == []
 
 
+def test_who_only_looks_for_others_makes_no_directory(directory: Path) -> None:
+    assert Meeting("secret").find(stand=False) is None
+    assert not directory.exists()
+
+
 def _others_may_write(directory: Path) -> None:
     directory.mkdir()
     directory.chmod(0o770)
@@ -81,7 +86,7 @@ def test_what_a_reader_shows_to_who_has_taken_the_name_is_worth_nothing_at_the_n
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meeting = Meeting("secret")
-    path = os.path.basename(memory_path(meeting.address(0)))
+    path = os.path.basename(memory_path(meeting.address(0, make=True)))
     monkeypatch.chdir(directory)  # since a socket's path may be too long
     with (
         ThreadPoolExecutor(1) as threads,
