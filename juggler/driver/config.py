@@ -204,7 +204,7 @@ class RunConfig:
                 f"max_staleness = {stale} with synchronous = true has no effect: each update "
                 "learns from the steps sampled just before it"
             )
-        doubts += without_effect(self)
+        doubts += without_effect(self.driver, self.agents)
         if RANDOM not in self.others:
             doubts += [
                 f"module {each!r} learns like any other: did you mean {RANDOM!r}, which draws "

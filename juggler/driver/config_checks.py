@@ -63,10 +63,9 @@ def runners_without_room(
     ]
 
 
-def without_effect(config: Checked) -> list[str]:
+def without_effect(driver: DriverConfig, agents: AgentsConfig) -> list[str]:
     """Keys that make no difference beside others, in words."""
     found = []
-    driver = config.driver
     episodes = driver.evaluation_episodes
     if episodes != type(driver).evaluation_episodes and not driver.evaluation_seconds:
         found.append(
@@ -77,7 +76,7 @@ def without_effect(config: Checked) -> list[str]:
         found += [
             f"modules.{module_id}: {WAITED_FOR} = false with synchronous = true has no effect: "
             f"each turn waits for all modules; leave {WAITED_FOR} out, or set synchronous = false"
-            for module_id, table in config.agents.modules.items()
+            for module_id, table in agents.modules.items()
             if not table.get(WAITED_FOR, True)
         ]
     return found
