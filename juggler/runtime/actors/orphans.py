@@ -9,7 +9,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 _SYS_PIDFD_OPEN = 434  # on every architecture but Alpha
@@ -17,6 +17,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILLED_SECONDS = 5.0  # until killed processes are gone; the kernel may delay one
 _LOOK_SECONDS = 0.005
+_CLAIM_SECONDS = 0.05  # between the two looks that a child must be found unclaimed in
 
 
 def die_with(pid: int) -> None:
@@ -69,17 +70,18 @@ def take_in_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def kill_children(parent: int, but: Collection[int] = ()) -> None:
+def kill_children(parent: int, but: Callable[[], Collection[int]] | None = None) -> None:
     """Kill the children of a process that adopts orphans, and in the end everything below them.
 
     Args:
         parent: the process.
-        but: children that are to live, with everything below them.
+        but: tells which children are to live, with everything below them. It may learn of a child
+            only some milliseconds after that was forked.
     """
     deadline = time.monotonic() + _KILLED_SECONDS
     nothing = 0  # times in a row; one look may miss a child that is just being adopted
     while nothing < 2 and time.monotonic() < deadline:
-        found = children(parent).difference(but)
+        found = children(parent) if but is None else _unclaimed(parent, but)
         for pid in found:
             with contextlib.suppress(OSError):  # it has ended, or belongs to another user by now
                 os.kill(pid, signal.SIGKILL)
@@ -98,6 +100,16 @@ def children(parent: int) -> set[int]:
             ended = fields[0] in "ZX" and int(fields[17]) <= 1
             if int(fields[1]) == parent and not ended:
                 found.add(int(path.parent.name))
+    return found
+
+
+def _unclaimed(parent: int, but: Callable[[], Collection[int]]) -> set[int]:
+    """Children that nobody claims, even after some time."""
+    # After each look, so that no child is newer than the claims.
+    found = children(parent).difference(but())
+    if found:
+        time.sleep(_CLAIM_SECONDS)
+        found &= children(parent).difference(but())
     return found
 
 

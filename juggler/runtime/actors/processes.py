@@ -110,11 +110,15 @@ def cool_down() -> None:
     """End the forkserver and everything below it, and wait until it is gone.
 
     A start that is under way fails; the next start makes a new forkserver. A forkserver stays that
-    the surrounding program started before Juggler, or has processes of its own below.
+    the surrounding program started before Juggler. One that has processes of that program below
+    stays for them, and everything else below it ends.
     """
     from multiprocessing import forkserver as module
 
-    if not _is_ours() or _of_the_script():
+    if not _is_ours():
+        return
+    if children(forkserver_pid()) & _of_the_script():
+        kill_children(forkserver_pid(), but=_of_the_script)
         return
     # multiprocessing has no public way to do this.
     server: Any = module._forkserver
@@ -176,7 +180,7 @@ def ended(process: ForkServerProcess) -> str:
     try:
         words = _workers.pop(process.pid, None)
         if _is_ours():
-            kill_children(forkserver_pid(), but={*_workers, *_of_the_script()})
+            kill_children(forkserver_pid(), but=lambda: {*_workers, *_of_the_script()})
     finally:
         _start_lock.release()
     if words is None:
@@ -268,10 +272,13 @@ def _is_ours() -> bool:
 
 
 def _of_the_script() -> set[int]:
-    """Processes below the forkserver that the surrounding program started, as for a DataLoader."""
+    """Processes that the surrounding program started with multiprocessing, as for a DataLoader."""
+    found = set()
     # Not `active_children`, which takes exit codes for which other threads wait.
-    started = list(multiprocessing.process._children)  # type: ignore[attr-defined]
-    return {each.pid for each in started} & children(forkserver_pid()) - _workers.keys()
+    for each in list(multiprocessing.process._children):  # type: ignore[attr-defined]
+        with contextlib.suppress(ValueError):  # another thread closes it
+            found.add(each.pid)
+    return found - _workers.keys()
 
 
 def _ends(pid: int, seconds: float) -> bool:

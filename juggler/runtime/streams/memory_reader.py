@@ -118,7 +118,9 @@ class Reader:
             raise WireError(f"the memory in slot {slot} is still being read")
         mapped = self._mapped.get(slot)
         if mapped is None:
-            raise WireError(f"no memory was offered in slot {slot}")
+            raise WireError(
+                f"there is no memory in slot {slot}: {self.why_not or 'none was offered'}"
+            )
         if size > len(mapped):
             raise WireError(f"{size} bytes do not fit slot {slot}, which has {len(mapped)}")
         self._leased.add(slot)

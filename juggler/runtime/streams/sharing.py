@@ -140,7 +140,7 @@ class Dialled(Generic[E]):
         return _lease(self.end, slot, size)
 
     def take_frozen(self) -> Memory | None:
-        """The memory that was leased last, to hand it on; None: its content may still change."""
+        """The memory that was leased last, to hand it on; None: it cannot be."""
         end = self.end
         if not isinstance(end, Reader):
             return None

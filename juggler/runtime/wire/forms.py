@@ -15,8 +15,10 @@ from juggler.runtime.wire.v1.tensors_pb2 import TreeInfo
 
 _ZEROS = memoryview(bytes(ALIGNMENT))
 # Who relays lays out what came from a network, which may be larger than any model's tree.
-_MOST_FORMS, _LARGEST_KEPT = 1024, 32 << 10  # forms; bytes of the information on one's tree
+_MOST_FORMS = 1024
+_MOST_KEPT, _LARGEST_KEPT = 8 << 20, 1 << 20  # bytes of the information on trees: all, and one's
 _forms: dict[tuple[Any, ...], Form] = {}  # by marks
+_kept = 0  # bytes of the information on their trees
 _ROOT, _BEGIN, _END = object(), object(), object()  # no key of a tree equals these
 
 
@@ -43,10 +45,7 @@ def lay_out(tree: Tree) -> tuple[Form, list[Piece]]:
     form = _forms.get(key)
     if form is None:
         form = _form(tree)
-        if len(form.known.tree) <= _LARGEST_KEPT:
-            if len(_forms) >= _MOST_FORMS:
-                _forms.clear()
-            _forms[key] = form
+        _keep(key, form)
     if form.whole:
         return form, [*arrays]
     pieces: list[Piece] = []
@@ -61,6 +60,18 @@ def lay_out(tree: Tree) -> tuple[Form, list[Piece]]:
             array = np.ascontiguousarray(array)
         pieces.append(array if plain else bytes_of(array))
     return form, pieces
+
+
+def _keep(key: tuple[Any, ...], form: Form) -> None:
+    global _kept
+    size = len(form.known.tree)
+    if size > _LARGEST_KEPT:
+        return
+    if len(_forms) >= _MOST_FORMS or _kept + size > _MOST_KEPT:
+        _forms.clear()
+        _kept = 0
+    _forms[key] = form
+    _kept += size
 
 
 def _look_at(branch: Mapping[Any, Any], marks: list[Any], arrays: list[NDArray[Any]]) -> None:

@@ -148,7 +148,7 @@ def _nonsense(peer: Peer) -> str:
 @pytest.mark.parametrize(
     ("lie", "reason"),
     [
-        (_nothing_there, "no memory was offered in slot 3"),
+        (_nothing_there, "there is no memory in slot 3: none was offered"),
         (_too_large, "do not fit slot 0"),
         (_still_read, "still being read"),
         (_replaced_while_read, "still being read"),
@@ -184,7 +184,7 @@ def test_a_writer_that_offers_on_and_on_does_not_hold_up_the_thread() -> None:
 def test_a_stream_that_shares_no_memory_cannot_name_any(learner: LearnerEnd) -> None:
     peer = Peer(learner.address)
     try:
-        assert "no memory was offered" in (said := peer.shared(0)) or "not shared" in said
+        assert "there is no memory" in (said := peer.shared(0)) or "not shared" in said
     finally:
         peer.close()
 

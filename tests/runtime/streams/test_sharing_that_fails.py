@@ -16,12 +16,13 @@ import pytest
 from support.learner_end import PATIENCE, LearnerEnd, Senders, tree
 from support.sharing import FURTHER, SIZE, begin_to_share, mapped, open_memories, send_each, soon
 
-from juggler.runtime.streams import sharing
+from juggler.runtime.streams import memory_reader, sharing
 from juggler.runtime.streams.memory_reader import Reader
 from juggler.runtime.streams.memory_sockets import MemorySocket, memory_path, token_in
 from juggler.runtime.streams.memory_writer import Writer
 from juggler.runtime.streams.shared_memory import Memory, least_bytes
 from juggler.runtime.streams.sharing import Dialled
+from juggler.runtime.wire.errors import WireError
 
 pytestmark = pytest.mark.usefixtures("everything_is_large")
 
@@ -125,6 +126,20 @@ print(reader.why_not)
 print(writer.place([memoryview(bytes(4096))], 4096))
 """
     assert run_python("-c", program) == "Too many open files\nNone\n"
+
+
+def test_memory_that_cannot_be_mapped_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with closing(Reader(ours)) as reader, theirs:
+        Memory(4096).hand_over(theirs, 0)
+        monkeypatch.setattr(memory_reader, "map_file", full)
+        with pytest.raises(WireError, match="in slot 0: Cannot allocate memory"):
+            reader.lease(0, 4096)
 
 
 def test_a_reader_that_hands_nothing_on_keeps_no_descriptors_for_that() -> None:

@@ -45,6 +45,20 @@ def test_a_large_tree_is_not_remembered() -> None:
 
 def test_the_form_of_a_tree_larger_than_any_models_is_not_kept() -> None:
     before = len(forms._forms)
-    many = {f"array {number} {'x' * 200}": np.zeros(1) for number in range(200)}
+    many = {f"array {number} {'x' * 10_000}": np.zeros(1) for number in range(110)}
     list(encode_frame(HEADER, many))
     assert len(forms._forms) == before
+
+
+def test_the_form_of_a_model_with_many_arrays_is_kept() -> None:
+    many = {
+        f"encoder.layers.{number}.self_attn.in_proj_weight": np.zeros(1) for number in range(1600)
+    }
+    assert forms.lay_out(many)[0] is forms.lay_out(many)[0]
+
+
+def test_however_many_large_trees_are_sent_the_forms_that_are_kept_have_a_limit() -> None:
+    for number in range(20):
+        forms.lay_out({f"{number} {'x' * 900_000}": np.zeros(1)})
+        kept = sum(len(form.known.tree) for form in forms._forms.values())
+        assert kept == forms._kept <= forms._MOST_KEPT

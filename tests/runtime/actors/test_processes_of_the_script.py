@@ -1,0 +1,88 @@
+"""Processes that the surrounding program starts with multiprocessing's forkserver."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from juggler.runtime.actors import processes
+
+
+def test_a_forkserver_that_was_there_before_is_used_and_left_alone() -> None:
+    """A program may have one for its own processes, such as those of a vector of environments."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM_WITH_ITS_OWN)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "0 True\n"
+
+
+PROGRAM_WITH_ITS_OWN = """
+    import multiprocessing, time
+    from juggler.runtime.actors.processes import WorkerProgram, cool_down, ended, start, warm_up
+
+    theirs = multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(60,))
+    theirs.start()
+    warm_up()
+    ours = start(WorkerProgram("time:sleep", 0), "worker")
+    ours.join()
+    ended(ours)
+    cool_down()
+    theirs.join(0.5)
+    print(ours.exitcode, theirs.is_alive())
+    theirs.kill()
+"""
+
+
+def test_processes_of_the_script_below_jugglers_forkserver_outlive_the_workers() -> None:
+    """Such as those of a DataLoader. The forkserver stays for them, and only for them."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM_THAT_USES_OURS)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True True True -9 0\n"
+
+
+PROGRAM_THAT_USES_OURS = """
+    import multiprocessing, time
+    from juggler.runtime.actors import processes
+    from juggler.runtime.actors.processes import WorkerProgram, cool_down, ended, start, warm_up
+
+    warm_up()
+    theirs = multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(60,))
+    theirs.start()
+    ours = start(WorkerProgram("time:sleep", 0), "worker")
+    ours.join()
+    ended(ours)
+    theirs.join(0.5)
+    said = [theirs.is_alive()]
+    left = start(WorkerProgram("time:sleep", 60), "worker")
+    cool_down()
+    left.join(30)
+    said += [theirs.is_alive(), processes.forkserver_pid() > 0, left.exitcode]
+    ended(left)
+    theirs.kill()
+    theirs.join()
+    cool_down()
+    print(*said, processes.forkserver_pid())
+"""
+
+
+def test_a_process_that_another_thread_closes_meanwhile_is_nobodys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed = multiprocessing.Process(target=time.sleep, args=(0,))
+    closed.close()
+    monkeypatch.setattr(multiprocessing.process, "_children", {closed})
+    assert processes._of_the_script() == set()
