@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from support.gateway_world import GatewayWorld, RawSimulator, steps_of
 
+ROWS = 1024
+
 
 def seconds_to_end(world: GatewayWorld, rows: int, kind: str) -> float:
     """Processor time of a message in which the episodes of that many environments end."""
@@ -32,10 +34,12 @@ def seconds_to_end(world: GatewayWorld, rows: int, kind: str) -> float:
 
 
 @pytest.mark.parametrize("kind", ["truncated", "both", "paused"])
-def test_four_times_the_environments_that_end_together_are_four_times_the_work(kind: str) -> None:
+def test_sixteen_times_the_environments_that_end_together_are_no_work_of_their_square(
+    kind: str,
+) -> None:
     with GatewayWorld(rows=1 << 16, steps=4, max_batch=1 << 16) as world:
         world.ask()
-        seconds_to_end(world, 2048, kind)  # the first time of all
-        some = min(seconds_to_end(world, 2048, kind) for _ in range(3))
-        more = min(seconds_to_end(world, 8192, kind) for _ in range(2))
-    assert more < 8 * some
+        seconds_to_end(world, ROWS, kind)  # the first time of all
+        some = min(seconds_to_end(world, ROWS, kind) for _ in range(3))
+        more = min(seconds_to_end(world, 16 * ROWS, kind) for _ in range(3))
+    assert more < 64 * some, "quadratic work takes 256 times as long"

@@ -10,11 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from juggler.envrunner.environments.autoreset import (
-    autoreset_mode,
-    final_observation,
-    has_final_observation,
-)
+from juggler.envrunner.environments.autoreset import autoreset_mode, last_observation
 from juggler.runtime.datasets.dataset import RecordedEpisode
 from juggler.runtime.wire.structures import to_tree, tree_map
 from juggler.runtime.wire.trees import Tree, flatten
@@ -189,12 +185,10 @@ class EpisodeRecorder:
         self, observations: Any, infos: dict[str, Any], row: int, *, terminated: bool
     ) -> Tree | None:
         """The last observation [...] of an episode; None: it has terminated, and the vector does
-        not give it."""
+        not give one that fits."""
         if self._same_step:
-            if terminated and not has_final_observation(infos, row):
-                return None
-            last: Tree = tree_map(np.array, final_observation(self._observed, infos, row))
-            return last
+            last = last_observation(self._observed, infos, row, terminated=terminated)
+            return None if last is None else tree_map(np.array, last)
         return row_of(to_tree(self._observed, observations), row)
 
 

@@ -102,7 +102,8 @@ class RecordedEnvs(VectorEnv[Any, Any, Any]):
         if not self._order:
             self._order = self._generator.permutation(len(self.dataset)).tolist()
         try:
-            return self.dataset.episode(self._order.pop())
+            # Connectors may mend observations, which are checked after them.
+            return self.dataset.episode(self._order.pop(), finite=("actions", "rewards"))
         except DatasetError as error:
             # It would be as damaged for whoever comes in this EnvRunner's place.
             where = f"data set {self.dataset.name!r}"

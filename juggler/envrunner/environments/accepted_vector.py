@@ -51,8 +51,9 @@ class AcceptedVector(ReportsFailures, VectorWrapper):
         device = self.device
         if device is not None and holds_tensors(actions):
             device = None  # they are where they belong
-        results = super().step(actions if device is None else on_device(actions, device))
-        self._check("step", *results[:-1])
+        *given, infos = super().step(actions if device is None else on_device(actions, device))
+        self._check("step", *given)
+        results = *given[:2], *map(_flags, given[2:]), infos
         return results if device is None else on_host(results)
 
     def _check(self, call: str, *results: Any) -> None:
@@ -119,13 +120,18 @@ class _Form:
 
 def _becomes(given: Any, due: np.dtype[Any]) -> bool:
     """Whether numbers of a dtype of NumPy or torch become those of another without a loss of kind.
-    Flags may be 0 and 1."""
+    Flags may be numbers or objects."""
     if isinstance(given, torch.dtype):
         # NumPy does not have all of torch's floating-point numbers.
         whole = torch.float32 if given.is_floating_point else given
         given = torch.empty(0, dtype=whole).numpy().dtype
-    flags = due == np.bool_ and given.kind in "iu"
+    flags = due == np.bool_ and given.kind in "iufO"
     return flags or np.can_cast(given, due, "same_kind")
+
+
+def _flags(given: Any) -> Any:
+    """Flags [N] as bools; those that are bools already are returned as they are."""
+    return given.bool() if isinstance(given, Tensor) else np.asarray(given, np.bool_)
 
 
 def tensors_on(env: VectorEnv[Any, Any, Any]) -> torch.device | None:

@@ -12,11 +12,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from juggler.envrunner.environments.autoreset import (
-    autoreset_mode,
-    final_observation,
-    has_final_observation,
-)
+from juggler.envrunner.environments.autoreset import autoreset_mode, last_observation
 from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.connectors.leaves import OBSERVATION, holds_masks
@@ -46,7 +42,7 @@ class ObservedMasks(VectorWrapper):
     A Dict observation gets the key "action_mask". Any other becomes a Dict with the keys
     "observation" and "action_mask". Every reset must give a mask, and so must every step that does
     not end an episode. The last observation of an episode has the mask that came with it, or else
-    all ones.
+    all ones. Under SAME_STEP autoreset, that of a terminated episode has all ones: nobody reads it.
 
     The mask of a Discrete(n) action has the shape [n]. The mask of a MultiDiscrete action has the
     shape [sum(nvec)], or is a tuple of one mask for each number. The masks of Dict and Tuple
@@ -131,19 +127,20 @@ class ObservedMasks(VectorWrapper):
         """Give the last observations of episodes that are `over` [N] their masks.
 
         Returns an array [N] of observations, with None where no episode ended, or where one has
-        `terminated` [N] and the vector does not give its last observation.
+        `terminated` [N] and the vector does not give a last observation that fits.
         """
         finals = np.full(self.num_envs, None, object)
         final_infos = infos.get("final_info", {})
         given = self._given(final_infos)  # [N]
         for row in np.flatnonzero(over).tolist():
-            if terminated[row] and not has_final_observation(infos, row):
+            ended = bool(terminated[row])
+            plain = last_observation(self._plain_space, infos, row, terminated=ended)
+            if plain is None:
                 continue
             masks: Any = tree_map(lambda mask: np.ones_like(mask[0]), self._masks)
-            if given[row]:
+            if given[row] and not ended:
                 found = self._read(final_infos, np.array([row]), "step")
                 masks = tree_map(lambda mask: mask[0].astype(np.int8), found)
-            plain = final_observation(self._plain_space, infos, row)
             finals[row] = self._with(from_tree(self._plain_space, plain), masks)
         return finals
 

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from juggler.envrunner.environments.misfits import misfit
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.wire.structures import to_tree, tree_map
 from juggler.runtime.wire.trees import Tree
@@ -41,7 +42,7 @@ def final_observation(space: gymnasium.Space[Any], infos: dict[str, Any], row: i
     Raises:
         EnvironmentFailed: the infos do not have it.
     """
-    if not has_final_observation(infos, row):
+    if not _has_final_observation(infos, row):
         raise EnvironmentFailed(
             f"environment {row}",
             "step",
@@ -55,8 +56,23 @@ def final_observation(space: gymnasium.Space[Any], infos: dict[str, Any], row: i
     return to_tree(space, finals[row])
 
 
-def has_final_observation(infos: Mapping[str, Any], row: int) -> bool:
-    """Tell whether the infos of a SAME_STEP vector have the last observation of an environment's
-    episode. They must where it was truncated; where it terminated, some vectors give none."""
+def last_observation(
+    space: gymnasium.Space[Any], infos: dict[str, Any], row: int, *, terminated: bool
+) -> Tree | None:
+    """Return the last observation of an episode that a SAME_STEP vector has reset; None: the
+    episode has terminated, and the vector gives none, or one that is not of the space.
+
+    Raises:
+        EnvironmentFailed: as `final_observation`, for an episode that was truncated.
+    """
+    if terminated:
+        finals = infos.get("final_obs")
+        batched = isinstance(finals, (Mapping, tuple))
+        if finals is None or (not batched and misfit(space, finals[row])):
+            return None
+    return final_observation(space, infos, row)
+
+
+def _has_final_observation(infos: Mapping[str, Any], row: int) -> bool:
     finals = infos.get("final_obs")
     return finals is not None and (isinstance(finals, (Mapping, tuple)) or finals[row] is not None)

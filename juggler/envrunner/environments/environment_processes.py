@@ -18,7 +18,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 from gymnasium.vector.utils import batch_space
 
-from juggler.envrunner.environments.misfits import misfit, must_return
+from juggler.envrunner.environments.misfits import SpaceLeaves, misfit, must_return
 from juggler.envrunner.environments.step_infos import NoInfo, add_told, mask_in
 from juggler.envrunner.environments.step_memory import (
     StepMemory,
@@ -31,6 +31,7 @@ from juggler.runtime.actors.orphans import die_with
 from juggler.runtime.actors.processes import hidden_main, ignore_stop_signals, set_title
 from juggler.runtime.actors.temporary import claim_multiprocessings
 from juggler.runtime.own_frames import traceback_of
+from juggler.runtime.wire.structures import space_leaves
 
 _PATIENCE_SECONDS = 2.0
 
@@ -38,10 +39,22 @@ Env = gymnasium.Env[Any, Any]
 
 
 class EnvironmentFunction:
-    """Makes one environment, in this process or, sent by cloudpickle, in one of its own."""
+    """Makes one environment, in this process or, sent by cloudpickle, in one of its own.
+
+    Args:
+        make: makes it from `arguments`.
+        arguments: keywords.
+        where: its name in errors.
+        separate: when the vector resets environments in processes of their own; None: this one is
+            in the vector's process.
+    """
 
     def __init__(
-        self, make: Callable[..., Env], arguments: dict[str, Any], where: str, separate: bool
+        self,
+        make: Callable[..., Env],
+        arguments: dict[str, Any],
+        where: str,
+        separate: AutoresetMode | None,
     ) -> None:
         self.make = make
         self.arguments = arguments
@@ -57,15 +70,20 @@ class EnvironmentFunction:
         """An environment as this function returns it."""
         # A copy, since vectors write into it and it may belong to the class.
         env.metadata = dict(env.metadata)
-        return _ReportingEnv(env, self.where) if self.separate else env
+        return env if self.separate is None else _ReportingEnv(env, self.where, self.separate)
 
 
 class _ReportingEnv(ReportsFailures, gymnasium.Wrapper[Any, Any, Any, Any]):
     """Checks what Gymnasium's worker would write into shared memory with any shape and dtype."""
 
-    def __init__(self, env: Env, where: str) -> None:
+    def __init__(self, env: Env, where: str, mode: AutoresetMode) -> None:
         super().__init__(env)
         self.where = where
+        self._same_step = mode is AutoresetMode.SAME_STEP
+
+    @functools.cached_property
+    def _leaves(self) -> SpaceLeaves:
+        return space_leaves(self.observation_space)
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         observation, info = super().reset(**arguments)
@@ -74,16 +92,19 @@ class _ReportingEnv(ReportsFailures, gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> Any:
         result = super().step(action)
-        observation, *_, info = result
-        self._check("step", observation, info)
+        observation, _, terminated, _, info = result
+        # The first observation of the next episode takes its place, and nobody learns from it.
+        self._check("step", observation, info, unread=self._same_step and terminated)
         return result
 
-    def _check(self, call: str, observation: Any, info: Any) -> None:
+    def _check(self, call: str, observation: Any, info: Any, *, unread: bool = False) -> None:
         try:
             mask_in(info)
         except NoInfo as error:
             raise EnvironmentFailed(self.where, call, must_return(call, str(error))) from None
-        if why := misfit(self.observation_space, observation):
+        if unread:
+            return
+        if why := misfit(self.observation_space, observation, leaves=self._leaves):
             raise EnvironmentFailed(self.where, call, why)
 
 

@@ -8,7 +8,10 @@ import gymnasium
 import numpy as np
 
 from juggler.runtime.wire.structures import space_leaves, to_tree, tree_map
-from juggler.runtime.wire.trees import flatten, path_name
+from juggler.runtime.wire.trees import Path, flatten, path_name
+
+#: What `space_leaves` returns.
+SpaceLeaves = list[tuple[Path, gymnasium.Space[Any]]]
 
 _RETURNED = {
     "reset": "(observation, info)",
@@ -21,9 +24,21 @@ def must_return(call: str, found: str) -> str:
     return f"it must return {_RETURNED[call]}, as Gymnasium has it ({found})"
 
 
-def misfit(space: gymnasium.Space[Any], observation: Any, what: str = "observation") -> str:
+def misfit(
+    space: gymnasium.Space[Any],
+    observation: Any,
+    what: str = "observation",
+    leaves: SpaceLeaves | None = None,
+) -> str:
     """Explain why an observation, or what else there is of it, is not of the space; "" if no reason
-    is found."""
+    is found.
+
+    Args:
+        space: of the observation.
+        observation: a structure.
+        what: its name in the explanation.
+        leaves: of the space, for a caller that asks often.
+    """
     if isinstance(observation, np.ndarray) and (
         (observation.shape, observation.dtype) == (space.shape, space.dtype)  # as of most
     ):
@@ -34,7 +49,7 @@ def misfit(space: gymnasium.Space[Any], observation: Any, what: str = "observati
         arrays = dict(flatten(tree_map(np.asarray, to_tree(space, observation))))
     except Exception as error:
         return f"its {what} has other parts than {space}: {type(error).__name__}: {error}"
-    for path, leaf in space_leaves(space):
+    for path, leaf in space_leaves(space) if leaves is None else leaves:
         array, dtype = arrays[path], np.dtype(leaf.dtype)
         if array.shape != leaf.shape or not np.can_cast(array.dtype, dtype, "same_kind"):
             part = f" at {path_name(path)}" if path else ""

@@ -227,7 +227,8 @@ def _from_single(
     just_one: bool,
     first: Env | None = None,
 ) -> VectorEnvironment:
-    separate = config.vectorize == "async" and not just_one
+    mode = _AUTORESET[config.autoreset]
+    separate = mode if config.vectorize == "async" and not just_one else None
     others = 0 if just_one else config.envs_per_runner - 1
     makers = [
         EnvironmentFunction(make, config.env_kwargs, f"environment {i} ({name})", separate)
@@ -236,8 +237,7 @@ def _from_single(
     functions: list[Callable[[], Env]] = [*makers]
     if first is not None:
         functions[0] = MadeFirst(makers[0].prepared(first), makers[0])
-    mode = _AUTORESET[config.autoreset]
-    if separate:
+    if separate is not None:
         return EnvironmentProcesses(functions, mode, config.step_deadline_seconds, name)
     return EnvironmentsInTurn(functions, mode, name)
 

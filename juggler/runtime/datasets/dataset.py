@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from juggler.runtime.datasets.finding import DatasetError, find_dataset, read_metadata
 from juggler.runtime.installing import installing
-from juggler.runtime.wire.structures import bounds_of_choices, space_leaves, to_tree
+from juggler.runtime.wire.structures import bounds_of_choices, space_leaves, to_tree, tree_map
 from juggler.runtime.wire.trees import Path as TreePath
 from juggler.runtime.wire.trees import Tree, flatten, path_name, unflatten
 
@@ -83,14 +84,19 @@ class Dataset:
         """The number of its episodes."""
         return int(self._ends[-1])
 
-    def episode(self, index: int) -> RecordedEpisode:
+    def episode(self, index: int, finite: Sequence[str] = ()) -> RecordedEpisode:
         """Read one episode from the disk.
 
+        Args:
+            index: of the episode.
+            finite: "observations", "actions" and "rewards", as far as they must hold no NaN and no
+                infinity. The last observation of the episode may.
+
         Raises:
-            DatasetError: it is damaged, or does not fit the spaces.
+            DatasetError: it is damaged, does not fit the spaces, or is not finite.
         """
         at = int(np.searchsorted(self._ends, index, side="right"))
-        return self._parts[at].episode(index - (int(self._ends[at - 1]) if at else 0))
+        return self._parts[at].episode(index - (int(self._ends[at - 1]) if at else 0), finite)
 
     def must_have_the_spaces_of(self, env: str, vector: VectorEnv[Any, Any, Any]) -> None:
         """
@@ -150,12 +156,8 @@ class _Part:
             raise DatasetError(f"data set {name!r} has {count} episodes: nothing to learn from")
         self.count = count
 
-    def episode(self, index: int) -> RecordedEpisode:
-        """Read one episode from the disk.
-
-        Raises:
-            DatasetError: it is damaged, or does not fit the spaces.
-        """
+    def episode(self, index: int, finite: Sequence[str]) -> RecordedEpisode:
+        """Read one episode from the disk, as `Dataset.episode` does."""
         where = f"episode {index} of the data set in {self.data}"
         try:
             (found,) = self._storage.get_episodes([index])
@@ -181,7 +183,7 @@ class _Part:
             rewards,
             bool(terminated[-1]),
         )
-        _must_be_finite(where, episode)
+        _must_be_finite(where, episode, finite)
         return episode
 
 
@@ -218,22 +220,16 @@ def _checked(
     return unflatten(kept)
 
 
-def _must_be_finite(where: str, episode: RecordedEpisode) -> None:
+def _must_be_finite(where: str, episode: RecordedEpisode, names: Sequence[str]) -> None:
     """
     Raises:
         DatasetError: something that is learned from is NaN or infinite, for which the environment
             or the learning rate would be blamed.
     """
-    columns = {
-        "observations": episode.observations,
-        "actions": episode.actions,
-        "rewards": episode.rewards,
-    }
+    steps = len(episode)  # nothing was done after the last observation
+    columns = {name: tree_map(lambda x: x[:steps], getattr(episode, name)) for name in names}
     for path, array in flatten(columns):
-        # Nobody learns from the last observation of an episode that has terminated.
-        unread = path[0] == "observations" and episode.terminated
-        read = array[:-1] if unread else array
-        if read.dtype.kind == "f" and not np.isfinite(read).all():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise DatasetError(
                 f"{where} holds a number that is not finite, in its {'/'.join(path)}"
             )

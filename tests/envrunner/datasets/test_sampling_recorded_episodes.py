@@ -16,10 +16,11 @@ from support.scripted_modules import Summing
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.datasets.recorded_policy import policy_in
 from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.finiteness import NonFinite
 from juggler.envrunner.sampler import Sampler
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.connectors.connector import ActionConnector
+from juggler.runtime.connectors.connector import ActionConnector, ObservationConnector
 from juggler.runtime.datasets.dataset import Dataset, RecordedEpisode
 from juggler.runtime.episodes.batch import Episode, EpisodeBatch
 from juggler.runtime.modules.building import build_module
@@ -31,12 +32,16 @@ LENGTHS = [1, 4, 7, 12, 2, 5]
 
 
 def sampler_of(
-    place: Path, connectors: dict[str, Any] | None = None, module: Any = None, seed: int = 0
+    place: Path,
+    connectors: dict[str, Any] | None = None,
+    module: Any = None,
+    seed: int = 0,
+    own: dict[str, Any] | None = None,
 ) -> Sampler:
     envs = RecordedEnvs(Dataset(str(place)), ROWS)
     both = envs.single_observation_space, envs.single_action_space
     env_to_module, module_to_env = build_runner_pipelines(
-        ConnectorsConfig.parse(connectors or {}), *both
+        ConnectorsConfig.parse(connectors or {}), *both, own
     )
     seen = env_to_module.module_observation_space, module_to_env.action_space
     built = module(*seen) if module else build_module(None, *seen, {"hidden_sizes": [4]})
@@ -166,6 +171,35 @@ def test_a_damaged_episode_ends_the_run_and_is_named(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailed, match=r"failed in reading: episode 1 of") as raised:
         sampler_of(place)
     assert raised.value.lasting
+
+
+@pytest.mark.parametrize("column", ["actions", "rewards"])
+def test_an_episode_with_actions_or_rewards_that_are_not_finite_is_named(
+    column: str, tmp_path: Path
+) -> None:
+    acted = spaces.Box(-1, 1, (2,), np.float32)
+    episodes = random_episodes([2, 2], VECTOR, acted)
+    getattr(episodes[1], column)[0] = np.nan
+    place = write(tmp_path / "mine", episodes, VECTOR, acted)
+    with pytest.raises(EnvironmentFailed, match=rf"episode 1 of .* not finite, in its {column}"):
+        sampler_of(place)
+
+
+class Mended(ObservationConnector):
+    def __call__(self, observations: Any) -> Any:
+        return np.nan_to_num(observations)
+
+
+def test_observations_that_a_connector_mends_need_not_be_finite(tmp_path: Path) -> None:
+    episodes = random_episodes([3, 3])
+    for episode in episodes:
+        episode.observations[1, 0] = np.nan
+    place = write(tmp_path / "mine", episodes)
+    own = {"own:mended": Mended}
+    mended = sampler_of(place, {"env_to_module": ["own:mended"]}, own=own)
+    assert np.isfinite(mended.sample((0, 0)).batch.observations).all()
+    with pytest.raises(NonFinite, match="observations of environment"):
+        sampler_of(place).sample((0, 0))
 
 
 def test_another_environment_is_told_with_both_spaces(tmp_path: Path) -> None:

@@ -73,7 +73,8 @@ def test_observations_are_not_repeated_for_all_environments_or_cut_off(dtype, gi
         ),
         (1, np.zeros((N, 1)), r"rewards are float64 of shape \[4, 1\]"),
         (2, False, r"terminated are bool of shape \[\]: .* must give bool of shape \[4\]"),
-        (3, np.full(N, 0.3), r"truncated are float64 of shape \[4\]"),
+        (3, np.full((N, 1), 0.0), r"truncated are float64 of shape \[4, 1\]"),
+        (3, np.full(N, "no"), r"truncated are <U2 of shape \[4\]"),
     ],
 )
 def test_a_step_is_not_that_of_one_environment_for_all(place: int, given: Any, words: str) -> None:
@@ -87,6 +88,21 @@ def test_a_step_is_not_that_of_one_environment_for_all(place: int, given: Any, w
 )
 def test_numbers_of_the_same_kind_may_have_another_width(place: int, given: Any) -> None:
     begin(Giving(place, given))
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.float32, np.float64, np.uint8, np.bool_, object, torch.float32, torch.bfloat16]
+)
+@pytest.mark.parametrize("place", [2, 3])
+def test_ends_of_episodes_may_be_numbers_or_objects(place: int, dtype: Any) -> None:
+    ends = [False, True, True, False]
+    if isinstance(dtype, torch.dtype):
+        given: Any = torch.tensor(ends).to(dtype)
+    else:
+        given = np.array(ends).astype(dtype)
+    flags = begin(Giving(place, given))[place]
+    assert flags.dtype in (np.bool_, torch.bool)
+    assert flags.tolist() == ends
 
 
 def test_a_vector_that_gives_something_else_later_is_told_too() -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 from support.forkservers import end_forkserver
-from support.scripted_environments import Failing, Scripted
+from support.scripted_environments import Failing, Script, Scripted
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.environment_processes import (
@@ -156,8 +156,8 @@ class WrongShape(Scripted):
 class Pixels(Scripted):
     """Shows pixels [2, 3] first, and what it is told to after a step."""
 
-    def __init__(self, shown: Any, info: Any = None) -> None:
-        super().__init__()
+    def __init__(self, shown: Any, info: Any = None, script: Script = ()) -> None:
+        super().__init__(script)
         self.observation_space = gymnasium.spaces.Box(0, 255, (2, 3), np.uint8)
         self.shown, self.info = shown, {} if info is None else info
 
@@ -168,9 +168,12 @@ class Pixels(Scripted):
         return (*super().step(action)[:4], self.info)
 
 
-def step_in_a_process(**returned: Any) -> Any:
-    make = EnvironmentFunction(Pixels, returned, "environment 0 (pixels)", separate=True)
-    env = processes_of(make)
+def step_in_a_process(
+    mode: AutoresetMode = AutoresetMode.SAME_STEP, ends: bool = False, **returned: Any
+) -> Any:
+    returned["script"] = ((1 if ends else 3, "terminated"),)
+    make = EnvironmentFunction(Pixels, returned, "environment 0 (pixels)", separate=mode)
+    env = EnvironmentProcesses([make], mode, 30.0, "toy")
     try:
         env.reset(seed=[1])
         return env.step(np.zeros(1, int))[0].tolist()
@@ -197,6 +200,18 @@ def test_an_observation_is_not_squeezed_into_the_shape_and_dtype_of_its_space(sh
 def test_an_observation_of_its_space_arrives_as_it_is() -> None:
     shown = [[0, 1, 2], [253, 254, 255]]
     assert step_in_a_process(shown=np.array(shown, np.uint8)) == [shown]
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_the_last_observation_of_an_episode_that_terminates_is_checked_where_it_is_shown(
+    mode: AutoresetMode,
+) -> None:
+    shown = np.full((2, 3), 0.7)
+    if mode is AutoresetMode.SAME_STEP:
+        assert step_in_a_process(mode, ends=True, shown=shown) == np.zeros((1, 2, 3)).tolist()
+        return
+    with pytest.raises(EnvironmentFailed, match=r"failed in step: its observation is float64"):
+        step_in_a_process(mode, ends=True, shown=shown)
 
 
 def test_an_info_that_is_no_dict_is_told_as_what_a_step_returns() -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from support.datasets import VECTOR, random_episodes, write
 from support.penalties import slow_penalties
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from juggler.learner.algorithms.imitation.demonstrations import Demonstrations
 from juggler.learner.algorithms.imitation.gradient_penalty import gradient_penalties
 from juggler.learner.algorithms.imitation.shown import Normalized, Shown
+from juggler.runtime.datasets.finding import DatasetError
 
 
 def test_every_step_is_shown_as_numbers_and_box_actions_within_their_bounds() -> None:
@@ -66,6 +69,24 @@ class _Largest(TorchDispatchMode):
         if isinstance(found, torch.Tensor):
             self.bytes = max(self.bytes, found.nbytes)
         return found
+
+
+def test_rewards_of_demonstrations_may_be_anything_and_what_is_imitated_must_be_finite(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("minari", reason="needs juggler[datasets]")
+    acted = spaces.Box(-1, 1, (2,), np.float32)
+    episodes = random_episodes([3, 4], VECTOR, acted)
+    episodes[0].rewards[:] = np.nan
+    episodes[0].observations[-1] = np.nan  # nothing was done there
+    place = str(write(tmp_path / "shown", episodes, VECTOR, acted))
+    assert len(Demonstrations.read(place, VECTOR, acted).terminated) == 7
+    for name in ("observations", "actions"):
+        broken = random_episodes([3, 4], VECTOR, acted)
+        getattr(broken[1], name)[2] = np.inf
+        place = str(write(tmp_path / name, broken, VECTOR, acted))
+        with pytest.raises(DatasetError, match=rf"episode 1 of .* not finite, in its {name}$"):
+            Demonstrations.read(place, VECTOR, acted)
 
 
 def test_demonstrations_of_any_number_are_normalized_with_little_memory() -> None:

@@ -34,7 +34,8 @@ class Demonstrations(NamedTuple):
             action_space: likewise.
 
         Raises:
-            DatasetError: there is no such data set, it is damaged, or it has other spaces.
+            DatasetError: there is no such data set, it is damaged, it has other spaces, or
+                observations or actions that are not finite.
         """
         data = Dataset(name)
         for what, own, other in (
@@ -47,7 +48,8 @@ class Demonstrations(NamedTuple):
                     f"imitate them has them in {other}: choose demonstrations of the same "
                     "environment, without connectors.env_to_module that change observations"
                 )
-        episodes = [data.episode(index) for index in range(len(data))]
+        read = ("observations", "actions")
+        episodes = [data.episode(index, finite=read) for index in range(len(data))]
         terminated = np.zeros(sum(map(len, episodes)), np.bool_)  # [M]
         ends = np.cumsum([len(episode) for episode in episodes]) - 1  # [episodes]
         terminated[ends] = [episode.terminated for episode in episodes]
