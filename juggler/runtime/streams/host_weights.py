@@ -104,15 +104,15 @@ class Meeting:
         raise why or TimeoutError("all processes that hand on weights hang")
 
     def _at(self, number: int, stand: bool) -> Relayed | WeightsRelay | None:
-        address = self.address(number, make=stand)
         for _ in range(_TRIES):
+            address = self.address(number, make=stand)
             try:
                 found = connect(memory_path(address), self.token, MOST_ASKED * ASK_SECONDS)
                 return Relayed(found, number)
             except (ConnectionRefusedError, FileNotFoundError):  # nobody listens
                 if not stand:
                     return None
-                with suppress(_Taken):
+                with suppress(_Taken, FileNotFoundError):  # whoever left last took the directory
                     return WeightsRelay(self, address)
             except ConnectionError:
                 pass

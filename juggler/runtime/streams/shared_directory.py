@@ -80,7 +80,7 @@ def users_address(name: str, *, make: bool) -> str:
     Raises:
         OSError: there can be no such directory, or it is somebody else's.
     """
-    path = os.path.join(tempfile.gettempdir(), f"juggler-{os.geteuid()}")
+    path = _users_directory()
     if make:
         with suppress(FileExistsError):
             os.mkdir(path, 0o700)
@@ -90,6 +90,10 @@ def users_address(name: str, *, make: bool) -> str:
         if others or not stat.S_ISDIR(found.st_mode):
             raise PermissionError(f"{path} is not a directory in which only this user may write")
     return _address(path, name)
+
+
+def _users_directory() -> str:
+    return os.path.join(tempfile.gettempdir(), f"juggler-{os.geteuid()}")
 
 
 def _address(directory: str, name: str) -> str:
@@ -163,7 +167,8 @@ def listen(listener: socket.socket, path: str, backlog: int) -> None:
 
 
 def remove(path: str, place: str) -> None:
-    """Remove a socket at which this process listens; `place` is what `dial` says of it.
+    """Remove a socket at which this process listens, and with the last one the user's directory;
+    `place` is what `dial` says of it.
 
     Raises:
         OSError: that is not possible.
@@ -172,6 +177,9 @@ def remove(path: str, place: str) -> None:
     with _alone_in(directory) as held:
         if _place(os.stat(name, dir_fd=held, follow_symlinks=False)) == place:
             os.unlink(name, dir_fd=held)
+        if directory == _users_directory():
+            with suppress(OSError):  # there are others in it
+                os.rmdir(directory)
 
 
 @contextmanager

@@ -12,11 +12,13 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.learner_end import PATIENCE
 from support.weights_readers import names_of
 
+from juggler.runtime.streams import memory_sockets
 from juggler.runtime.streams.host_weights import Meeting, WeightsRelay
 from juggler.runtime.streams.memory_sockets import memory_path
 
@@ -49,8 +51,29 @@ def test_the_directory_and_what_is_in_it_are_the_users_alone(directory: Path) ->
     (made,) = directory.iterdir()
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(made.stat().st_mode) == 0o600
+    other = _relay(Meeting("other"))
     relay.close()
-    assert list(directory.iterdir()) == []
+    assert len(list(directory.iterdir())) == 1
+    other.close()
+    assert not directory.exists()
+
+
+def test_a_relay_makes_the_directory_anew_that_the_last_one_removed_meanwhile(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[Path] = []
+
+    def leaving(*args: Any) -> Any:
+        if not left:
+            directory.rmdir()
+            left.append(directory)
+        return listen(*args)
+
+    listen = memory_sockets.listen
+    monkeypatch.setattr(memory_sockets, "listen", leaving)
+    relay = _relay(Meeting("secret"))
+    assert left
+    relay.close()
 
 
 def test_who_only_looks_for_others_makes_no_directory(directory: Path) -> None:
