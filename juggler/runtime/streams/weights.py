@@ -30,6 +30,8 @@ from juggler.runtime.wire.v1 import episodes_pb2
 
 SUBSCRIBE_METHOD = "/juggler.v1.Weights/Subscribe"
 
+_END_SECONDS = 1.0  # to wait for the thread of a reader that is closed
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -37,6 +39,7 @@ class Weights:
 
     version: Version
     tree: Tree
+
 
 
 class WeightsSubscription:
@@ -97,7 +100,8 @@ class WeightsSubscription:
         self._failure: BaseException | None = None
         self._tls = tls
         self._channel = self._dial()
-        threading.Thread(target=self._run, name="weights", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="weights", daemon=True)
+        self._thread.start()
 
     @property
     def newest(self) -> Weights | None:
@@ -134,6 +138,7 @@ class WeightsSubscription:
         self._channel.close()
         if (relayed := self._relayed) is not None:
             relayed.end()
+        self._thread.join(_END_SECONDS)  # who relays removes its socket
 
     def _dial(self) -> grpc.Channel:
         return dial(self.address, self._tls, one_thread=True)
