@@ -41,7 +41,6 @@ class Weights:
     tree: Tree
 
 
-
 class WeightsSubscription:
     """The envrunner's end: a thread that always holds the newest weights it was sent.
 
