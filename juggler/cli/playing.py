@@ -55,6 +55,8 @@ def warnings_told(command: str) -> Iterator[None]:
 
 def in_words(played: WithReturns) -> str:
     """How many episodes were played, and their returns."""
+    if len(played.returns) == 1:
+        return f"1 episode: return {played.mean:.1f}"
     return (
         f"{len(played.returns)} episodes: return {played.mean:.1f} ± {played.deviation:.1f} "
         f"(least {min(played.returns):.1f}, most {max(played.returns):.1f})"

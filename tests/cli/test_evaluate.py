@@ -24,4 +24,6 @@ def test_one_episode_has_a_return_and_no_interval(
     played = Evaluated(Path("run/checkpoints/1"), returns, [480] * len(returns), [])
     monkeypatch.setattr(evaluating, "evaluate", lambda *_, **__: played)
     assert status_of("evaluate", "run", "--episodes", len(returns)) == 0
-    assert [each for each in capsys.readouterr().out.splitlines() if "interval" in each] == told
+    said = capsys.readouterr().out
+    assert ("1 episode: return " in said) == (len(returns) == 1)
+    assert [each for each in said.splitlines() if "interval" in each] == told

@@ -88,7 +88,7 @@ def test_environments_are_trained_on_and_played(extra: str, alone: Alone) -> Non
     train = ("-m", "juggler", "train", ENVIRONMENTS[extra], *SHORT, "--run-dir")
     install(alone, extra, told=alone.try_to_run(*train, "failed"))
     alone.run(*train, "run")
-    assert "1 episodes: return" in alone.run("-m", "juggler", "evaluate", "run", "--episodes", 1)
+    assert "1 episode: return" in alone.run("-m", "juggler", "evaluate", "run", "--episodes", 1)
 
 
 @pytest.mark.parametrize("extra", GAMES)

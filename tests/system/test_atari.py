@@ -22,7 +22,7 @@ def test_pong_is_trained_from_single_frames(place: Place) -> None:
     assert end["modules"]["default"]["skipped"] == 0
     played = place.run("evaluate", "run", "--episodes", 1)
     assert played.status == 0, played.output
-    assert "1 episodes: return -" in played.output, "nobody wins after four updates"
+    assert "1 episode: return -" in played.output, "nobody wins after four updates"
     place.assert_nothing_is_left()
 
 

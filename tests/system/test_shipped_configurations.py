@@ -29,7 +29,7 @@ def test_breakout_makes_some_updates_and_plays(place: Place) -> None:
     assert end["modules"]["default"]["skipped"] == 0
     played = place.run("evaluate", "run", "--episodes", 1)
     assert played.status == 0, played.output
-    assert "1 episodes: return" in played.output
+    assert "1 episode: return" in played.output
     place.assert_nothing_is_left()
 
 
