@@ -36,7 +36,6 @@ from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.layouts import Limits
 
-PROCESSES = 2  # for all senders or subscribers
 PATIENCE = 30.0  # seconds
 
 
@@ -75,9 +74,10 @@ def _serve(handler: grpc.GenericRpcHandler, local: str = "") -> tuple[grpc.Serve
 
 
 def _start(target: Callable[..., None], address: str, count: int, *rest: object) -> list[Any]:
-    """Processes that share `count` senders or subscribers."""
+    """Processes, one for every two cores, that share `count` senders or subscribers."""
     context = multiprocessing.get_context("spawn")
-    shares = [len(range(n, count, PROCESSES)) for n in range(PROCESSES)]
+    number = max(2, len(os.sched_getaffinity(0)) // 2)
+    shares = [len(range(n, count, number)) for n in range(number)]
     processes = [
         context.Process(target=target, args=(address, share, *rest), daemon=True)
         for share in shares

@@ -90,7 +90,8 @@ class Watched:
     def __call__(self, function: Callable[[Any], Any], inputs: Any, *_: Any, **__: Any) -> Any:
         # Tensors without numbers stand for those of a GPU.
         there = tree_map(lambda x: x.to("meta"), inputs)
-        function(there)  # constants are copied there once
+        for each in (there, inputs):  # a device gets its constants once
+            function(each)
         self.fit.append(self._watched(function, there)[0].is_repeatable)
         first, _ = self._watched(function, inputs)
         second, outputs = self._watched(function, inputs)
