@@ -44,6 +44,11 @@ class DriverConfig:
     """Learner processes that a run begins with; none: one for each of `devices`. It waits for them
     up to worker_timeout_seconds once the first is ready, and then begins with those that are."""
 
+    learner_threads: int = 1
+    """Threads in which each learner computes on a CPU. More of them pay where cores are idle, above
+    all with images and large networks: `juggler tune` tries them. The last bits of a sum depend on
+    how many threads it is spread over."""
+
     max_learners: int = 64
     """Learners that may take part at once: beyond num_learners, they may come and go at any time
     where they dial in (`juggler driver`), and elsewhere by `juggler scale`."""
@@ -132,6 +137,7 @@ class DriverConfig:
     def validate(self) -> None:
         at_least = {
             "num_env_runners": 1,
+            "learner_threads": 1,
             "max_learners": 1,
             "requests_per_runner": 1,
             "updates_in_flight": 1,

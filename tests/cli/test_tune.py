@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from dataclasses import replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,30 @@ def test_the_fewest_processes_that_keep_the_learner_busy_are_advised() -> None:
     assert best(slower, Sizes(2, 4, 32, 2048)) == Sizes(3, 64, 32, 2048)
 
 
+def with_threads(found: Speeds, gain: float, cpu: float) -> Speeds:
+    """The same machine, on which updates by two threads are `gain` times as fast, and take `cpu`
+    times the processor time."""
+    more = [
+        Updating(each.steps, each.seconds / gain, each.cpu * cpu, threads=2)
+        for each in found.updating
+    ]
+    return replace(found, updating=[*found.updating, *more])
+
+
+def test_a_learner_that_is_the_limit_gets_idle_cores() -> None:
+    now = Sizes(1, 64, 32, 2048)
+    slow = speeds(update=1e-2)
+    assert expected(slow, now, synchronous=False).limit == "the learner"
+    assert best(with_threads(slow, 1.8, 1.1), now) == replace(now, threads=2)
+    assert best(with_threads(slow, 1.02, 2.0), now) == now, "a twentieth at least"
+    no_core_is_idle = speeds(update=1e-2, cores=1)
+    assert best(with_threads(no_core_is_idle, 1.8, 1.1), now).threads == 1
+    as_configured = expected(
+        with_threads(slow, 1.8, 1.1), replace(now, threads=2), synchronous=False
+    )
+    assert as_configured.rate > 1.7 * expected(slow, now, synchronous=False).rate
+
+
 def test_sizes_that_are_good_enough_stay() -> None:
     now = Sizes(2, 48, 32, 2048)
     assert best(speeds(), now) == now
@@ -153,7 +178,7 @@ def test_the_file_has_the_sizes_and_what_is_not_as_by_default(tmp_path: Path) ->
     keys = {line.partition(" = ")[0] for line in text.splitlines() if " = " in line}
     assert keys == {
         *("lr", "env", "num_env_runners", "envs_per_runner", "fragment_steps", "batch_size"),
-        "algorithm",
+        *("algorithm", "learner_threads"),
     }, "hang_seconds has its default"
     again = load_config(tmp_path / "tuned.toml")
     assert again.learner.lr == 3e-4

@@ -39,6 +39,7 @@ def learner_setup(config: RunConfig, index: int, *, may_meet: bool) -> LearnerSe
     """
     return LearnerSetup(
         device=config.driver.device_name(index),
+        threads=config.driver.learner_threads,
         updates_in_flight=config.driver.updates_in_flight,
         may_meet=may_meet,
         shared=config.agents.shared,

@@ -22,6 +22,7 @@ KEYS = {
     "envs_per_runner": "environments",
     "fragment_steps": "fragment_steps",
     "batch_size": "batch_size",
+    "learner_threads": "threads",
 }
 
 
@@ -92,6 +93,7 @@ def advice_for(config: RunConfig, given: Collection[str], speeds: Speeds) -> Adv
         config.env_runner.envs_per_runner,
         config.env_runner.fragment_steps,
         config.learner.batch_size,
+        config.driver.learner_threads,
     )
 
     def best_of(batch_sizes: list[int]) -> Expected:

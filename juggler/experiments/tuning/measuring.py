@@ -47,6 +47,7 @@ Tell = Callable[[str], None]
 
 _ENVIRONMENTS = (1, 4, 16, 64, 256)
 _OF_BATCH_SIZE = (0.25, 0.5, 1, 2, 4, 8)
+_THREADS = (1, 2, 4, 8)  # of a learner
 _AT_ONCE = 4  # processes of environments for each core
 _MORE_SECONDS = 30.0  # that environments may take, to be made, too
 _SHORT = 8  # steps of a fragment where the configuration's would take too long
@@ -175,19 +176,31 @@ class Measurements:
         config = self._config
         learner = self._built.learner
         wanted = sorted({max(1, round(config.learner.batch_size * k)) for k in _OF_BATCH_SIZE})
-        each = 0.4 * self._seconds / len(wanted)
+        threads = self._threads()
+        each = 0.4 * self._seconds / len(wanted) / len(threads)
         found: list[Updating] = []
         for steps in wanted:
-            if found and found[-1].seconds * steps / found[-1].steps > 2 * each:
+            slowest = max((each.seconds for each in found[-len(threads) :]), default=0.0)
+            if found and slowest * steps / found[-1].steps > 2 * each:
                 break
             batches = self._batches_of(steps)
             live = sum(batch.live_steps for batch in batches)
             if found and live <= found[-1].steps:
                 continue  # no smaller batch was sampled
             self._does(f"making updates of {live} steps")
-            found.append(self._updated(learner, batches, live, each))
-            self._tell(_told_update(found[-1]))
+            for count in threads:
+                torch.set_num_threads(count)
+                found.append(self._updated(learner, batches, live, each))
+                self._tell(_told_update(found[-1]))
+        torch.set_num_threads(1)
         return found
+
+    def _threads(self) -> list[int]:
+        """Numbers of threads to make updates with: on a GPU they change nothing."""
+        own = self._config.driver.learner_threads
+        if self._built.learner.device.type != "cpu":
+            return [own]
+        return sorted({own, *(count for count in _THREADS if count <= usable_cores())})
 
     def _batches_of(self, steps: int) -> list[EpisodeBatch]:
         """The largest batches that fit into an update of so many steps, as often as it has."""
@@ -219,7 +232,7 @@ class Measurements:
             update()
             walls.append(time.perf_counter() - began)
             cpus.append(time.process_time() - used)
-        return Updating(live, median(walls), median(cpus))
+        return Updating(live, median(walls), median(cpus), torch.get_num_threads())
 
     # -- between them -----------------------------------------------------------------------------
 
@@ -341,4 +354,7 @@ def _many(environments: int) -> str:
 
 def _told_update(found: Updating) -> str:
     rate = found.steps / found.seconds
-    return f"an update of {found.steps} steps: {found.seconds * 1e3:.1f} ms, {rate:,.0f} steps/s"
+    return (
+        f"an update of {found.steps} steps in {found.threads} thread{'s'[: found.threads > 1]}: "
+        f"{found.seconds * 1e3:.1f} ms, {rate:,.0f} steps/s"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
 
@@ -37,11 +37,13 @@ class Updating:
         steps: live steps in it.
         seconds: of wall time.
         cpu: of this process.
+        threads: of the learner.
     """
 
     steps: int
     seconds: float
     cpu: float
+    threads: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Speeds:
         share: of a core that a process which computes gets, since other work takes the rest.
         most_runners: that there is memory for.
         sampling: at several numbers of environments.
-        updating: at several sizes of an update.
+        updating: at several sizes of an update, each with several numbers of threads.
         transport: between two processes of this host.
     """
 
@@ -100,12 +102,14 @@ class Sizes:
         environments: of each.
         fragment_steps: steps of each environment in a batch.
         batch_size: live steps in an update.
+        threads: of the learner.
     """
 
     runners: int
     environments: int
     fragment_steps: int
     batch_size: int
+    threads: int = 1
 
     @property
     def fragment(self) -> int:
@@ -148,8 +152,9 @@ def expected(speeds: Speeds, sizes: Sizes, *, synchronous: bool) -> Expected:
     sampling_cpu = _between(speeds.sampling, n, _environments, lambda each: each.cpu)
     # Updates have whole batches.
     update = max(float(sizes.batch_size), of_batch)
-    updating = _between(speeds.updating, update, _steps, lambda each: each.seconds)
-    updating_cpu = _between(speeds.updating, update, _steps, lambda each: each.cpu)
+    updates = [each for each in speeds.updating if each.threads == sizes.threads]
+    updating = _between(updates, update, _steps, lambda each: each.seconds)
+    updating_cpu = _between(updates, update, _steps, lambda each: each.cpu)
     per_step = {
         "the EnvRunners": (sizes.fragment_steps * sampling + sending / 2)
         / of_batch
@@ -179,8 +184,8 @@ def advised(
     allowed: Callable[[Sizes], bool],
     batch_sizes: Sequence[int],
 ) -> Expected:
-    """The sizes to take: of those that are within a twentieth of the fastest, the fewest processes
-    and environments, and fragments as they are now.
+    """The sizes to take: of those that are within a twentieth of the fastest, the fewest processes,
+    threads and environments, and fragments as they are now.
 
     Args:
         speeds: of the machine.
@@ -191,6 +196,7 @@ def advised(
         batch_sizes: to choose from.
     """
     candidates = [now]
+    threads = sorted({each.threads for each in speeds.updating})
     for batch_size in batch_sizes:
         for sampling in speeds.sampling:
             steps = min(now.fragment_steps, int(_ABOUT * batch_size) // sampling.environments)
@@ -203,7 +209,7 @@ def advised(
                 if runners > 1 and runners * sizes.fragment > room:
                     break
                 if allowed(sizes):
-                    candidates.append(sizes)
+                    candidates += [replace(sizes, threads=count) for count in threads]
     found = [expected(speeds, sizes, synchronous=synchronous) for sizes in candidates]
     fastest = max(each.rate for each in found)
     fast = [each for each in found if each.rate >= 0.95 * fastest]
@@ -213,7 +219,7 @@ def advised(
     def effort(each: Expected) -> tuple[int, int, int]:
         sizes = each.sizes
         other = abs(sizes.fragment_steps - now.fragment_steps)
-        return other, sizes.runners, sizes.runners * sizes.environments
+        return other, sizes.runners + sizes.threads, sizes.runners * sizes.environments
 
     return min(fast, key=effort)
 

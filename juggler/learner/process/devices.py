@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from juggler.runtime.actors.resources import usable_cores
 from juggler.runtime.nearest import all_of, one_of
 
 AUTO = "auto"
@@ -68,3 +69,16 @@ def reserved_bytes(device: str) -> int:
     import torch
 
     return torch.cuda.memory_reserved(device) if device.startswith("cuda") else 0
+
+
+def use_threads(count: int) -> str:
+    """Compute in so many threads on the CPU. Returns why that is slow; "": it is not."""
+    import torch
+
+    torch.set_num_threads(count)
+    if count <= (cores := usable_cores()):
+        return ""
+    return (
+        f"learner_threads = {count}, and this host has {cores:g} cores: the threads wait for each "
+        "other, so updates take longer"
+    )

@@ -18,7 +18,7 @@ from juggler.learner.data.batch_store import HeldBatch
 from juggler.learner.group.membership import Membership
 from juggler.learner.group.ring_server import RingServer
 from juggler.learner.learner import Learner
-from juggler.learner.process.devices import device_for, devices_here, reserved_bytes
+from juggler.learner.process.devices import device_for, devices_here, reserved_bytes, use_threads
 from juggler.learner.process.hosted_module import HostedModule
 from juggler.learner.process.listening import LearnerServer, peer_host
 from juggler.learner.process.program import LEARNER, LearnerProgram
@@ -142,6 +142,8 @@ class LearnerWorker:
     def _setup(self, _: int, command: training_pb2.Setup) -> attach_pb2.Done:
         setup = from_json(command.config, LearnerSetup)
         self._settings = setup
+        if why := use_threads(setup.threads):
+            self._attachment.report(training_pb2.Note(text=why, warning=True))
         self._shared = SharedParts(setup.shared)
         self._unpublished: set[str] = set()  # modules that wait for others which share their parts
         self._outlives_failures = setup.outlives_failures

@@ -18,6 +18,7 @@ class LearnerSetup:
 
     Attributes:
         device: where it computes, as named by `parse_devices`.
+        threads: in which it computes on a CPU.
         updates_in_flight: the most unanswered updates of a module.
         may_meet: whether its modules may be trained together with other learners.
         shared: by pattern of names of parameters, the modules that share what it matches.
@@ -30,6 +31,7 @@ class LearnerSetup:
     device: str
     updates_in_flight: int
     may_meet: bool
+    threads: int = 1
     shared: dict[str, list[str]] = field(default_factory=dict)
     synchronous: bool = False
     outlives_failures: bool = False

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from juggler.learner.process.devices import device_for, parse_devices
+from juggler.learner.process import devices
+from juggler.learner.process.devices import device_for, parse_devices, use_threads
 
 
 @pytest.mark.parametrize(
@@ -47,3 +49,17 @@ def test_a_gpu_that_a_host_has_not_got_is_told_with_what_to_do() -> None:
         "devices = 'cuda:0': this host has cpu: name cpu, or leave devices out; for a GPU, install "
         "a PyTorch that finds it"
     )
+
+
+def test_more_threads_than_cores_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "usable_cores", lambda: 2.5)
+    before = torch.get_num_threads()
+    try:
+        assert use_threads(2) == ""
+        assert torch.get_num_threads() == 2
+        assert use_threads(3) == (
+            "learner_threads = 3, and this host has 2.5 cores: the threads wait for each other, so "
+            "updates take longer"
+        )
+    finally:
+        torch.set_num_threads(before)
