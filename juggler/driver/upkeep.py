@@ -11,6 +11,7 @@ from juggler.driver.core.ledger import Counters
 from juggler.driver.parts import RunParts
 from juggler.driver.record.goals import ReturnGoals
 from juggler.driver.record.journal import LineWriter
+from juggler.driver.workers.idle_cores import IdleCores, Used
 from juggler.driver.workers.standstill import EndlessEpisodes, Standstill, waits_for
 from juggler.envrunner.agent_returns import has_metrics_by_agent
 from juggler.runtime.nearest import listed
@@ -68,6 +69,7 @@ class Upkeep:
         self._bound = bound
         self._announce = announce
         self._endless = EndlessEpisodes(parts.config.env_runner)
+        self._idle_cores = IdleCores(parts.config.driver.learner_threads)
         self._intervals = Intervals({})
         self._checkpoint_due = False
         self._told_what_it_waits_for = False
@@ -146,8 +148,9 @@ class Upkeep:
         stale = [text for each in parts.stale_runners.values() for text in each.look()]
         for text in (*stale, *self._endless.look(parts)):
             parts.progress.message(text, "warning")
-        if text := self.standstill.slow_groups():
-            parts.progress.message(text, "info")
+        for text in (self.standstill.slow_groups(), self._idle_cores.look(Used.by(parts))):
+            if text:
+                parts.progress.message(text, "info")
         return line
 
     def _look_for_standstill(self) -> None:
