@@ -103,6 +103,7 @@ RUN_KEYS: Final = {
     "num_eval_episodes": "evaluation_episodes",
     "num_gpus": "devices",
     "num_gpus_per_learner": "devices",
+    "num_cpus_per_learner": "learner_threads",
     "num_iterations": _STEPS,
     "num_minibatches": "minibatches",
     "num_rollout_workers": "num_env_runners",
