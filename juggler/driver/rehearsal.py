@@ -152,7 +152,7 @@ def _made(
         return [_group_of(recorded)], {}, recorded
     if has_several_agents(runner, env_factory):
         seen = config.critics_see
-        envs = make_multi_agent_envs(runner, env_factory, 0, just_one=True, critics_see=seen)
+        envs = make_multi_agent_envs(runner, env_factory, just_one=True, critics_see=seen)
         return list(envs.groups), envs.critic_spaces, envs
     env = make_vector_env(runner, env_factory, just_one=True)
     return [_group_of(env)], {}, env
