@@ -15,9 +15,11 @@ from juggler.envrunner.setup import RANDOM
 from juggler.runtime.checkpoints.frozen import is_frozen
 from juggler.runtime.nearest import nearest
 
-#: What a checkpoint's counters call the league, and the digests of its copies.
+#: What a checkpoint's counters call the league, the digests of its copies, and by player the
+#: generation of the first weights after its last reset.
 LEAGUE: Final = "league"
 COPIES: Final = "copies"
+RESETS: Final = "resets"
 
 
 def players_of(

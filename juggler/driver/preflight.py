@@ -42,7 +42,8 @@ Layout: TypeAlias = tuple[tuple[int, ...], np.dtype[Any]]
 _LOOK_SECONDS = 0.2
 _ABORT_SECONDS = 2.0  # for an aborted process to write its stack
 _STACK_BYTES = 1 << 16
-_THIS_ONE = "juggler/driver/rehearsal.py"  # what called it interests nobody
+#: What called these interests nobody.
+_OF_REHEARSALS = "juggler/driver/rehearsal.py", "juggler/driver/trial_"
 _STACK_OF_MAIN = "(most recent call first):\n"  # that of the main thread is the last one
 _STACK_OF_C = "C stack trace ("  # below those of Python, from 3.14 on
 
@@ -322,5 +323,5 @@ def _where_it_was(written: str) -> str:
     """
     of_python = written.partition(_STACK_OF_C)[0]
     main = of_python.rpartition(_STACK_OF_MAIN)[2].partition("\n\n")[0].splitlines()
-    calls = list(takewhile(lambda line: _THIS_ONE not in line, main))
+    calls = list(takewhile(lambda line: not any(each in line for each in _OF_REHEARSALS), main))
     return "\n".join(["It was here, in the call of the first line:", *calls]) if calls else ""

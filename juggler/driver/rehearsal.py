@@ -5,8 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,16 +14,14 @@ import torch
 from gymnasium import Space
 
 from juggler.driver.agents_found import FoundGroup, to_bytes, with_agents
-from juggler.driver.checkpoint.beginning import beginning_of
-from juggler.driver.checkpoint.frozen_modules import FrozenModule, frozen_modules, must_fit
+from juggler.driver.checkpoint.frozen_modules import frozen_modules, must_fit
 from juggler.driver.config import RunConfig
-from juggler.driver.frozen_policies import frozen_parts
 from juggler.driver.league.builders import give_builder
 from juggler.driver.learner_group.placement import CPU
 from juggler.driver.learners_here import must_fit_together
 from juggler.driver.preflight import DOES, FAILED, FOUND, WARNS, Rehearsal, named_parts
+from juggler.driver.trial_modules import ModuleFailed, begin, build_each, build_frozen, try_updates
 from juggler.driver.trial_steps import try_steps
-from juggler.driver.trial_updates import Built, can_be_tried, rounds_of_batches
 from juggler.driver.trial_weights import groups_before, must_go_on
 from juggler.driver.with_dataset import is_of_another
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
@@ -38,28 +35,14 @@ from juggler.envrunner.multi_agent.game_videos import record_games
 from juggler.envrunner.multi_agent.line_up import line_ups_of
 from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs
-from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.process.beginning import begin_with
 from juggler.learner.process.devices import device_for, devices_here
-from juggler.learner.process.shared_parts import SharedParts
 from juggler.runtime.actors.attachment import describe
-from juggler.runtime.connectors.building import build_runner_pipelines
-from juggler.runtime.episodes.version import DEFAULT_MODULE
-from juggler.runtime.modules.by_name import found, given_or_named
-from juggler.runtime.nearest import listed
+from juggler.runtime.modules.by_name import found
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2
 
 _TRIED_LINE_UPS = 10
-
-
-class _ModuleFailed(Exception):
-    """A module, or its learner, cannot be built."""
-
-    def __init__(self, module_id: str) -> None:
-        super().__init__(module_id)
-        self.module_id = module_id
 
 
 def main(rehearsal: Rehearsal) -> None:
@@ -76,7 +59,7 @@ def main(rehearsal: Rehearsal) -> None:
 
 
 def _failure(error: BaseException) -> attach_pb2.Failure:
-    if not isinstance(error, _ModuleFailed) or error.__cause__ is None:
+    if not isinstance(error, ModuleFailed) or error.__cause__ is None:
         return describe(error)
     failure = describe(error.__cause__)
     failure.message = f"module {error.module_id!r}: {failure.message}"
@@ -109,7 +92,7 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
     if runner.gateway or runner.env.startswith(SCHEME):  # its environments are on other hosts
         if before is not None:
             known = groups_before(config, before)
-            built = _build(config, known, {}, module_factory, own_classes, does)
+            built = build_each(config, known, {}, module_factory, own_classes, does)
             must_go_on(config, built, (), before)
         return []
     if runner.dataset:
@@ -133,11 +116,11 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
     frozen = frozen_modules(config, before.run_dir if before else None)
     must_fit(config, frozen, said)
     group_of = _groups_by_module(config, groups)
-    built = _build(config, group_of, critic_spaces, module_factory, own_classes, does)
+    built = build_each(config, group_of, critic_spaces, module_factory, own_classes, does)
     kept = {module_id: each.learner.kept_bytes for module_id, each in built.items()}
     must_fit_together(config, kept, [device == CPU for device in devices])
     if before is None:
-        _begin(config, built, does)
+        begin(config, built, does)
     else:
         must_go_on(config, built, said, before)
     is_whole = True
@@ -145,8 +128,8 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
         does(f"making a few steps of the environment {runner.env}")
         is_whole = try_steps(config, env, built, warn)
     if is_whole:
-        _try_updates(config, env, built, does, warn)
-    _build_frozen(config, groups, frozen, module_factory, own_classes, does)
+        try_updates(config, env, built, does, warn)
+    build_frozen(config, groups, frozen, module_factory, own_classes, does)
     _try_line_ups(config, groups, own_classes, does)
     if is_whole:
         does(f"closing the environment {runner.env}")
@@ -169,7 +152,7 @@ def _made(
         return [_group_of(recorded)], {}, recorded
     if has_several_agents(runner, env_factory):
         seen = config.critics_see
-        envs = make_multi_agent_envs(runner, env_factory, 0, just_one=True, critics_see=seen)
+        envs = make_multi_agent_envs(runner, env_factory, just_one=True, critics_see=seen)
         return list(envs.groups), envs.critic_spaces, envs
     env = make_vector_env(runner, env_factory, just_one=True)
     return [_group_of(env)], {}, env
@@ -199,111 +182,6 @@ def _groups_by_module(config: RunConfig, groups: Sequence[AgentGroup]) -> dict[s
     return {module_id: played.get(module_id, groups[0]) for module_id in config.module_ids}
 
 
-def _build(
-    config: RunConfig,
-    group_of: Mapping[str, AgentGroup],
-    critic_spaces: Mapping[str, Space[Any]],
-    module_factory: Any,
-    own_classes: Mapping[str, type[Any]],
-    does: Callable[[str], None],
-) -> dict[str, Built]:
-    """Build each of these modules and its learner once.
-
-    Args:
-        group_of: by id of a module, agents that it plays.
-    """
-    shared = SharedParts(config.agents.shared)
-    several = bool(config.played_by)
-    built: dict[str, Built] = {}
-    for module_id, group in group_of.items():
-        which = f"module {module_id!r}" if several else "the module"
-        does(f"building {which} and its learner")
-        of_module = config.of(module_id)
-        factory = given_or_named(of_module.module.module, module_factory, own_classes)
-        with _failures_of(module_id if several else ""):
-            critic_space = critic_spaces.get(of_module.module.critic_sees)
-            built[module_id] = build_one(of_module, group, critic_space, factory, own_classes)
-        shared.add(module_id, built[module_id].learner)
-    return built
-
-
-def _begin(config: RunConfig, built: Mapping[str, Built], does: Callable[[str], None]) -> None:
-    """Give each module the weights from elsewhere that it begins with."""
-    does("looking for weights that modules begin with")
-    beginning = beginning_of(config)
-    if beginning is None:
-        return
-    for module_id, each in built.items():
-        if module_id in beginning.weights:
-            source = beginning.sources[module_id]
-            weights = {DEFAULT_MODULE: beginning.weights[module_id]}
-            with _failures_of(module_id if config.played_by else ""):
-                begin_with(
-                    each.learner,
-                    weights,
-                    source.words,
-                    whole=module_id in beginning.whole,
-                    selectable=source.selectable,
-                )
-
-
-def _try_updates(
-    config: RunConfig,
-    env: VectorEnvironment | MultiAgentEnvs,
-    built: Mapping[str, Built],
-    does: Callable[[str], None],
-    warn: Callable[[str], None],
-) -> None:
-    """Make an update with each of a user's own algorithms."""
-    several = bool(config.played_by)
-    own = {id: each for id, each in built.items() if ":" in each.config.learner.algorithm}
-    if not own or not can_be_tried(config):
-        return
-    if several:
-        does(f"sampling for an update of {listed(own)}")
-    rounds = rounds_of_batches(config, env, built)
-    batches = next(rounds)
-    for module_id, each in own.items():
-        if module_id in batches:
-            which = f" of module {module_id!r}" if several else ""
-            does(f"trying an update{which} with {each.config.learner.algorithm}")
-            more = (again.get(module_id) for again in rounds)
-            with _failures_of(module_id if several else ""):
-                if doubt := each.try_update(batches[module_id], more):
-                    warn(f"module {module_id!r}: {doubt}" if several else doubt)
-
-
-@contextmanager
-def _failures_of(module_id: str) -> Iterator[None]:
-    """Name the module in errors; "": there is only one."""
-    try:
-        yield
-    except Exception as error:
-        if module_id:
-            raise _ModuleFailed(module_id) from error
-        raise
-
-
-def _build_frozen(
-    config: RunConfig,
-    groups: list[AgentGroup],
-    frozen: Mapping[str, FrozenModule],
-    module_factory: Any,
-    own_classes: Mapping[str, type[Any]],
-    does: Callable[[str], None],
-) -> None:
-    """Build every module that is not trained once, with its weights."""
-    for module_id in config.agents.frozen_ids:
-        does(f"building module {module_id!r}, which is not trained")
-        agents = [agent for agent, ids in config.played_by.items() if module_id in ids]
-        (group,) = (group for group in groups if agents[0] in group.agents)
-        try:
-            spaces = group.observation_space, group.action_space
-            frozen_parts(frozen[module_id], *spaces, module_factory, own_classes)
-        except Exception as error:
-            raise _ModuleFailed(module_id) from error
-
-
 def _try_line_ups(
     config: RunConfig,
     groups: list[AgentGroup],
@@ -319,49 +197,6 @@ def _try_line_ups(
     assert line_ups is not None
     for episode in range(_TRIED_LINE_UPS):
         line_ups.draw(line_up_generator(config.driver.seed, 0, episode))
-
-
-def build_one(
-    config: RunConfig,
-    group: AgentGroup,
-    critic_space: Space[Any] | None,
-    module: Any,
-    own_classes: Mapping[str, type[Any]],
-    device: str = "cpu",
-) -> Built:
-    """What stands between an environment of these spaces and the weights of a module.
-
-    Raises:
-        ValueError: a part cannot be built.
-    """
-    connectors = config.connectors.parsed()
-    env_to_module, module_to_env = build_runner_pipelines(
-        connectors, group.observation_space, group.action_space, own_classes
-    )
-    for space in (env_to_module.observation_space, module_to_env.action_space):
-        space_to_message(space)  # EnvRunners will send them to learners
-    if critic_space is not None:
-        space_to_message(critic_space)
-    learner = build_learner(
-        # Compiling takes a minute, and finds no error of the algorithm.
-        replace(config.learner, compile=False),
-        module,
-        env_to_module.observation_space,
-        module_to_env.action_space,
-        config.module.model,
-        distribution=config.module.distribution,
-        critic_space=critic_space,
-        connectors=connectors,
-        own_connectors=own_classes,
-        device=device,
-    )
-    if DEFAULT_MODULE not in (trained := learner.get_params()):
-        raise ValueError(
-            f"algorithm {config.learner.algorithm!r}: its core has the parameters of "
-            f"{listed(list(trained))}, and a run acts with {DEFAULT_MODULE!r}: a Population is for "
-            "scripts, as docs/cores.md shows"
-        )
-    return Built(config, module, env_to_module, module_to_env, learner, critic_space)
 
 
 def _message(space: Space[Any]) -> spaces_pb2.Space | None:

@@ -49,9 +49,7 @@ def build_stage(
             from juggler.envrunner.multi_agent.making import make_multi_agent_envs
             from juggler.envrunner.multi_agent.multi_agent_stage import MultiAgentStage
 
-            envs = make_multi_agent_envs(
-                told.env_runner, env_factory, index, critics_see=told.critics_see
-            )
+            envs = make_multi_agent_envs(told.env_runner, env_factory, critics_see=told.critics_see)
             undo.callback(envs.close)
             stage = MultiAgentStage(told, envs, seed, own_code, frozen)
             step_back()

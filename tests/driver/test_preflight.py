@@ -126,6 +126,7 @@ def test_where_it_was_is_told_in_lines_of_python_alone() -> None:
 
 Current thread 0x00007fd02b872200 [juggler] (most recent call first):
   File "my_env.py", line 4 in __init__
+  File "juggler/driver/trial_modules.py", line 70 in build_one
   File "juggler/driver/rehearsal.py", line 70 in main
 
 Current thread's C stack trace (most recent call first):

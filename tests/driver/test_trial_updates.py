@@ -8,9 +8,9 @@ import pytest
 from support.algorithms import acts_in_choices, keeps_steps, needs_memory
 from support.tag_game import Tag
 
-from juggler.driver import rehearsal, trial_updates
+from juggler.driver import trial_modules, trial_updates
 from juggler.driver.config import RunConfig
-from juggler.driver.rehearsal import build_one
+from juggler.driver.trial_modules import build_one
 from juggler.driver.trial_updates import rounds_of_batches
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.multi_agent.making import make_multi_agent_envs
@@ -56,7 +56,7 @@ def test_a_loss_that_is_not_finite_is_judged_if_its_agent_acts_in_a_further_roun
     built = {id: build_one(config.of(id), group, None, None, {}) for id, group in groups}
 
     def try_updates() -> None:
-        rehearsal._try_updates(config, envs, built, lambda _: None, pytest.fail)
+        trial_modules.try_updates(config, envs, built, lambda _: None, pytest.fail)
 
     if is_judged:
         with pytest.raises(Exception, match="runner") as failed:

@@ -15,7 +15,7 @@ from juggler.driver.checkpoint.restoring import checkpoint_tree
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.preflight import GoesOn, PreflightError, rehearse
 from juggler.driver.record.checkpoints import write
-from juggler.driver.rehearsal import _begin, _ModuleFailed, build_one
+from juggler.driver.trial_modules import ModuleFailed, begin, build_one
 from juggler.driver.trial_updates import Built
 from juggler.driver.trial_weights import must_go_on
 from juggler.envrunner.multi_agent.turns import AgentGroup
@@ -183,10 +183,10 @@ def test_a_module_whose_table_names_weights_of_another_network_is_told_before_a_
         config = config_of("ppo", model=model, **tables)
         built = {"main": build(config, BOX, acts)}
         if fits:
-            _begin(config, built, lambda _: None)
+            begin(config, built, lambda _: None)
             continue
-        with pytest.raises(_ModuleFailed) as failed:
-            _begin(config, built, lambda _: None)
+        with pytest.raises(ModuleFailed) as failed:
+            begin(config, built, lambda _: None)
         said = str(failed.value.__cause__)
         assert said.startswith(f"modules.main: from = '{tmp_path}:old': weights ")
         assert "from_parameters" not in said, "which is for from_checkpoint alone"

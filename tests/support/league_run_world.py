@@ -154,6 +154,16 @@ class Changing(World):
     def told_to(self, worker: Worker, kind: Any) -> list[str]:
         return [each.module_id for _, each in self.asked(worker, kind)]
 
+    def told_in_order(self, learner: Worker) -> list[str]:
+        """What changes the main's weights at a learner, in the order of the commands."""
+        kinds = (training_pb2.Restore, training_pb2.Reset, training_pb2.Group)
+        told = [(number, kind) for kind in kinds for number, _ in self.asked(learner, kind)]
+        return [kind.__name__ for _, kind in sorted(told, key=lambda each: each[0])]
+
+    def restored(self, learner: Worker) -> list[training_pb2.Restore]:
+        """What a learner was sent of states and weights."""
+        return [each for _, each in self.asked(learner, training_pb2.Restore)]
+
     def checkpoint(self, before_the_last: Callable[[], None] = lambda: None) -> Checkpoint:
         """Of the modules whose learners are asked for their states; the first is the last to be
         sent."""
@@ -178,10 +188,12 @@ class Changing(World):
         return read(written.path)
 
 
-def resumed(directory: Path, saved: Checkpoint, **keys: Any) -> Changing:
+def resumed(
+    directory: Path, saved: Checkpoint, kind: type[Changing] = Changing, **keys: Any
+) -> Changing:
     """A run that goes on from a checkpoint. Only the main has its learner yet; `keys` are as of
     `World`."""
-    again = Changing.__new__(Changing)
+    again = kind.__new__(kind)
     again.answered = set()
     World.__init__(again, directory, resume=saved, **keys)
     return again

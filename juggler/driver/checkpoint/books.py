@@ -92,6 +92,7 @@ class _Saved(_Books):
     played: dict[str, _Count] = field(default_factory=dict)  # by modules that are not trained
     league: dict[str, Any] = field(default_factory=dict)  # see `League.to_state`
     copies: dict[str, str] = field(default_factory=dict)  # digests of the league's copies, by id
+    resets: dict[str, _Count] = field(default_factory=dict)  # see `league_players.RESETS`
     values: dict[str, dict[str, float | None]] = field(default_factory=dict)  # see `ChangedValues`
     past: _Past | None = None  # where modules have come and gone
 

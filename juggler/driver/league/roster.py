@@ -42,6 +42,7 @@ class Player:
         steps: it was trained on.
         frozen_at: its steps when it was last copied; -1: never.
         reset_at: its steps when it was last reset.
+        reset_to: what it was last reset to, as `source`.
         phase_games: against others since it was last copied or reset.
         copies: made of it so far.
         life: how often it was reset. What comes of matches of earlier lives does not count.
@@ -59,6 +60,7 @@ class Player:
     steps: int = 0
     frozen_at: int = -1
     reset_at: int = 0
+    reset_to: str = INITIAL
     phase_games: int = 0
     copies: int = 0
     life: int = 0
@@ -210,7 +212,7 @@ class Roster:
         if player.steps <= player.reset_at:
             raise ValueError(f"{player.player_id} has not been trained since it was last reset")
         must_fit(player.player_id, command.source)
-        player.reset_at = player.steps
+        player.reset_at, player.reset_to = player.steps, command.source
         player.phase_games = 0
         player.life += 1
         player.ready = False

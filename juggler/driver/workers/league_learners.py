@@ -12,7 +12,7 @@ from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.league.events import INITIAL
 from juggler.driver.league.roster import Player, Roster
-from juggler.driver.league_players import module_of
+from juggler.driver.league_players import RESETS, module_of
 from juggler.driver.record.progress import Progress
 from juggler.driver.workers.league_weights import LeagueWeights
 from juggler.driver.workers.registry import WorkerRegistry
@@ -63,9 +63,14 @@ class LeagueLearners:
         self._core, self._registry, self._roster = core, registry, roster
         self._trained, self._weights, self._progress = trained, weights, progress
         self._beginning, self._failed = beginning, failed
-        for player in roster.learners() if resume else ():
-            if resume is not None and player.player_id not in resume.module_ids:
-                self._begin_again(player, resume)
+        if resume is not None:
+            resets = resume.counters.get(RESETS, {})
+            for player in roster.learners():
+                player_id = player.player_id
+                if player_id not in resume.module_ids:
+                    self._begin_again(player, resume)
+                elif resume.version_of(player_id)[0] < resets.get(player_id, 0):
+                    self._repeat_reset(player)
 
     def add(self, player_id: str) -> None:
         """Have a player trained, unless it is from the beginning."""
@@ -102,17 +107,17 @@ class LeagueLearners:
             player_id: of the player.
             source: INITIAL, or the id of a player that is ready and does not learn.
         """
-        life = self._roster.players[player_id].life
-        seed = worker_seed(self._seed, player_id, index=life)
-        if source == INITIAL:
-            beginning = self._initial(player_id)
-        else:
-            beginning = self._of_frozen(player_id, source)
-        if beginning is not None:
-            named = {player_id: Source(f"league: {player_id}, reset to {beginning.text}")}
-            beginning = replace(beginning, sources=named)
         self._weights.was_reset(player_id)
-        self._trained.reset(player_id, seed, beginning)
+        self._trained.reset(player_id, *self._new_life(player_id, source))
+
+    def resets(self) -> dict[str, int]:
+        """Of players that learn and were reset, the generation of the first weights after that."""
+        last = {
+            each.player_id: self._trained.learners[each.player_id].last_reset
+            for each in self._roster.learners()
+            if each.player_id in self._trained.learners
+        }
+        return {player_id: reset.generation for player_id, reset in last.items() if reset}
 
     def retire(self, player_id: str) -> None:
         """Have a player trained no more."""
@@ -180,6 +185,19 @@ class LeagueLearners:
                 )
         return ""
 
+    def _new_life(self, player_id: str, source: str) -> tuple[int, Beginning | None]:
+        """The seed of a player that is reset, and where its weights are from; None: new weights."""
+        life = self._roster.players[player_id].life
+        seed = worker_seed(self._seed, player_id, index=life)
+        if source == INITIAL:
+            beginning = self._initial(player_id)
+        else:
+            beginning = self._of_frozen(player_id, source)
+        if beginning is not None:
+            named = {player_id: Source(f"league: {player_id}, reset to {beginning.text}")}
+            beginning = replace(beginning, sources=named)
+        return seed, beginning
+
     def _initial(self, player_id: str) -> Beginning | None:
         """What a player was before any training of this run: what it began with, or the one that it
         is modelled on; None: new weights."""
@@ -224,6 +242,15 @@ class LeagueLearners:
             )
         if beginning is not None:
             self._trained.begin_with(player_id, beginning)
+
+    def _repeat_reset(self, player: Player) -> None:
+        """A player was reset when its state for the checkpoint had been cut, and the league not."""
+        player_id, source = player.player_id, player.reset_to
+        if source != INITIAL and self._module(source) not in self._registry.frozen:
+            text = f"is reset to what it began with: the weights of {source} are lost"
+            self._progress.message(f"league: {player_id} {text}", "warning")
+            source = INITIAL
+        self._trained.reset_first(player_id, *self._new_life(player_id, source))
 
 
 def _shapes(weights: Tree) -> dict[Path, str]:

@@ -12,7 +12,7 @@ from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.league import events
 from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league_players import COPIES, LEAGUE, league_of, module_of
+from juggler.driver.league_players import COPIES, LEAGUE, RESETS, league_of, module_of
 from juggler.driver.record.progress import Progress
 from juggler.driver.workers.command_sender import CommandSender
 from juggler.driver.workers.frozen_parts import FrozenParts
@@ -170,6 +170,7 @@ class LeagueRun:
         return {
             LEAGUE: self.league.to_state(),
             COPIES: {copy_id: digests[copy_id] for copy_id in copies if copy_id in digests},
+            RESETS: self.learners.resets(),
         }
 
     # What the league wants.

@@ -72,7 +72,8 @@ class Learners:
     ) -> None:
         self.steps: dict[str, dict[str, int]] = {}
         self._steps_before: dict[str, dict[str, int]] = {}  # those of processes that are gone
-        # To learners that are not ready yet: weights of this version, and what they are, in words.
+        # To learners that are not ready yet: weights of this version, and what they are, in words;
+        # "": what the run goes on from.
         self._given: dict[Worker, tuple[Version, str]] = {}
         self._lost: tuple[int, float] | None = None  # a generation that cannot update, and when
         self._agreed = (0, 0)  # a generation, and the hash of its state
@@ -125,6 +126,9 @@ class Learners:
 
     def _state_for(self, learner: Worker) -> Checkpoint | None:
         if not self._had_learner:
+            if self._resume is not None:
+                known = self._resume.version_of(self._core.module_id)
+                self._given[learner] = Version(*known), ""
             return self._resume
         state, problems = self._snapshots.newest_good()
         for problem in problems:
@@ -132,17 +136,17 @@ class Learners:
         if state is not None and is_without(state, self._core.module_id):
             state = None
         at_first = self.beginning.text if self.beginning else "new weights"
-        version = Version(0, 0) if state is None else state.version_of(self._core.module_id)
-        given = at_first if state is None else f"update {version[1]}"
-        self._given[learner] = Version(*version), given
+        known = (0, 0) if state is None else state.version_of(self._core.module_id)
+        given = at_first if state is None else f"update {known[1]}"
+        self._given[learner] = Version(*known), given
         return state
 
     def reset_again(self, learner: Worker, ready: training_pb2.ModuleReady) -> Iterator[Message]:
         """What a learner is told before it is ready, if it begins with what the module had before
         its last reset."""
-        reset, (version, _) = self.last_reset, self._given.get(learner, (self._newest, ""))
+        reset, (version, given) = self.last_reset, self._given.get(learner, (self._newest, ""))
         if reset and self.precede_reset(version) and not ready.HasField("handed_over"):
-            self._given[learner] = version, "its last reset"
+            self._given[learner] = version, given and "its last reset"
             yield from reset.commands(self._core.module_id)
 
     def ready(self, learner: Worker, ready: training_pb2.ModuleReady) -> Iterator[UnheardUpdate]:

@@ -137,13 +137,20 @@ class TrainedModules:
             seed: of what `beginning` leaves out.
             beginning: where the weights are from; None: they are new.
         """
-        learners, module = self.learners[module_id], self._core.modules[module_id]
-        learners.last_reset = ModuleReset(module.generation + 1, seed, beginning)
+        module = self._core.modules[module_id]
+        reset = self.reset_first(module_id, seed, beginning)
         for learner in self._registry.learners_of(module_id):
-            for command in learners.last_reset.commands(module_id):
+            for command in reset.commands(module_id):
                 self._commands.send(learner, command)
         for formed in self._core.book(MeetAgain(module.generation, module_id)):
             self._commands.carry_out(formed)
+
+    def reset_first(self, module_id: str, seed: int, beginning: Beginning | None) -> ModuleReset:
+        """Let the learners of a module that come from now on reset it, if what they are given is of
+        this moment or before. The arguments are those of `reset`."""
+        reset = ModuleReset(self._core.modules[module_id].generation + 1, seed, beginning)
+        self.learners[module_id].last_reset = reset
+        return reset
 
     def can_play(self, module_id: str) -> bool:
         """Whether it has learners, with weights that are not from before its last reset, and every

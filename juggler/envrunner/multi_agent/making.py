@@ -31,7 +31,6 @@ MultiAgentFactory = Callable[..., Any]
 def make_multi_agent_envs(
     config: EnvRunnerConfig,
     env_factory: MultiAgentFactory | None = None,
-    index: int = 0,
     *,
     just_one: bool = False,
     critics_see: Collection[str] = (),
@@ -41,7 +40,6 @@ def make_multi_agent_envs(
     Args:
         config: the environments and their number.
         env_factory: makes the environments instead of `config.env`.
-        index: of the EnvRunner, as `make_vector_env` takes it. No environment needs it so far.
         just_one: make only one environment, which is enough to see its agents and spaces.
         critics_see: values of `critic_sees` that turns are to have.
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.rehearsal import build_one
+from juggler.driver.trial_modules import build_one
 from juggler.driver.trial_steps import in_time
 from juggler.driver.trial_updates import Built
 from juggler.envrunner.datasets.recorded_policy import policy_in

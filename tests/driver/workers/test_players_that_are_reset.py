@@ -18,13 +18,6 @@ def world(tmp_path: Path) -> Changing:
     return Changing(tmp_path)
 
 
-def told_in_order(world: Changing, learner: Worker) -> list[str]:
-    """What changes the main's weights at a learner, in the order of the commands."""
-    kinds = (training_pb2.Restore, training_pb2.Reset, training_pb2.Group)
-    told = [(number, kind) for kind in kinds for number, _ in world.asked(learner, kind)]
-    return [kind.__name__ for _, kind in sorted(told, key=lambda each: each[0])]
-
-
 def next_learner(world: Changing) -> Worker:
     """The one that takes the place of a learner that has died."""
     world.leave(world.learner)
@@ -37,7 +30,7 @@ def test_a_player_that_was_reset_plays_again_once_envrunners_get_its_new_weights
 ) -> None:
     before = world.core.weights_version
     world.want(ResetPlayer("main-0"))
-    assert told_in_order(world, world.learner) == ["Group", "Reset", "Group"]
+    assert world.told_in_order(world.learner) == ["Group", "Reset", "Group"]
     assert not world.plays("main-0"), "EnvRunners would play with its old weights"
     world.meet()
     assert world.plays("main-0")
@@ -67,7 +60,7 @@ def test_the_next_learner_resets_a_player_again_that_was_reset_behind_the_checkp
 
     learner = next_learner(world)
     world.get_ready(learner)
-    assert told_in_order(world, learner) == ["Restore", "Reset", "Group"]
+    assert world.told_in_order(learner) == ["Restore", "Reset", "Group"]
     ((_, again),) = world.asked(learner, training_pb2.Reset)
     assert again == reset, "it begins anew with the same weights"
     assert not world.plays("main-0")
@@ -79,9 +72,7 @@ def test_the_next_learner_resets_a_player_again_that_was_reset_behind_the_checkp
     world.checkpoint()
     learner = next_learner(world)
     world.get_ready(learner)
-    assert told_in_order(world, learner) == ["Restore", "Group"], (
-        "the checkpoint is of its new life"
-    )
+    assert world.told_in_order(learner) == ["Restore", "Group"], "the checkpoint is of its new life"
 
 
 @pytest.mark.parametrize("has_met", [False, True])
@@ -98,7 +89,7 @@ def test_a_learner_that_kept_its_weights_while_it_was_lost_is_not_reset_again(
     ready = training_pb2.ModuleReady(module_id="main-0")
     ready.handed_over.generation = generation
     world.reply(learner, command_id, ready)
-    assert told_in_order(world, learner) == ["Group"]
+    assert world.told_in_order(learner) == ["Group"]
 
 
 def test_there_is_no_copy_of_a_life_whose_last_learner_died_before_it_had_sent_it(
