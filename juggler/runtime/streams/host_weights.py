@@ -9,7 +9,7 @@ nothing from it goes on to the next of a few names.
 On a connection go, once both ends have proved what they know, each as one message:
 
     reader → relay   "?" for a version that it has not had, again when none comes
-    relay → reader   for a "?" the version, as a chunk with the descriptor of the sealed memory in
+    relay → reader   for a "?" the version, as a chunk with the descriptor of the frozen memory in
                      which its payload lies; for a second one "there is none"
 """
 
