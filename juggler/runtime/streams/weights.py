@@ -243,8 +243,8 @@ class WeightsSubscription:
             request_serializer=episodes_pb2.Subscription.SerializeToString,
             response_deserializer=None,
         )
-        end = partial(Reader, hands_on=self._meeting is not None)
-        shared = Dialled(self.address, end, self._inline, self._memory)
+        make_end = partial(Reader, hands_on=self._meeting is not None)
+        shared = Dialled(self.address, make_end, self._inline, self._memory)
         reader = FrameReader(
             episodes_pb2.WeightsHeader,
             self._limits,
