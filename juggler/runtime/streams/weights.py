@@ -47,7 +47,7 @@ class Weights:
 
 
 class WeightsSubscription:
-    """The envrunner's end: a thread that always holds the newest weights it was sent.
+    """An EnvRunner's end: a thread that always holds the newest weights it was sent.
 
     Dials again, every `retry_seconds`, when the stream breaks or is not answered; until `close`.
     What else goes wrong in the thread ends it, and is raised at whoever asks for weights.
@@ -199,7 +199,7 @@ class WeightsSubscription:
                 chunk = connection.next_chunk()
                 heard = self._large = True  # small ones are not handed on
                 if chunk is not None and (frame := reader.feed(chunk)) is not None:
-                    self._take(Weights(Version.of(frame.header.version), frame.tree))
+                    self._take(frame)
                     del frame
         except TimeoutError:
             return connection.number + 1
@@ -268,7 +268,7 @@ class WeightsSubscription:
                 if frame is not None:
                     # First, while nobody in this process acts and holds the interpreter.
                     self._hand_on(frame, message, memory)
-                    self._take(Weights(Version.of(frame.header.version), frame.tree))
+                    self._take(frame)
                 del frame, memory
                 if self._relay_connection is not None:
                     call.cancel()
@@ -291,7 +291,8 @@ class WeightsSubscription:
                 self._channel.close()
         self._closed.wait(self._retry_seconds)
 
-    def _take(self, weights: Weights) -> None:
+    def _take(self, frame: WeightsFrame) -> None:
+        weights = Weights(Version.of(frame.header.version), frame.tree)
         with self._condition:
             # A learner that restarted may offer older weights; nobody goes back to them.
             if self._newest is None or weights.version > self._newest.version:
