@@ -73,7 +73,7 @@ class Meeting:
             OSError: there is no directory in which to meet.
         """
         name = self._derived(f"name {number}")
-        with suppress(EndpointError):  # of which the streams to learners say something
+        with suppress(EndpointError):  # the streams to learners tell people
             if shared := shared_address(name):
                 return shared
         return users_address(name, make=make)

@@ -51,12 +51,12 @@ class Reader:
         self.why_not = ""
         self.frozen: Memory | None = None
         self._connection, self._hands_on = connection, hands_on
-        # For the connection's end and what other threads say on it: the number of a file that is
-        # closed may be another one's at once. The collector may call `_release` in a thread that
-        # holds this.
+        # `close` holds it, and `_release` in whatever thread: the connection's descriptor may be
+        # another file's as soon as it is closed. The collector may call `_release` in a thread that
+        # holds it already.
         self._ending = threading.RLock()
         self._mapped: dict[int, mmap.mmap] = {}  # by slot
-        # By slot: never filled again, and not leased yet. None: not to be handed on.
+        # By slot, until it is leased: nobody fills it again. None: it is not to be handed on.
         self._frozen: dict[int, Memory | None] = {}
         self._leased: set[int] = set()
 

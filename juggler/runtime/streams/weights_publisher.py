@@ -96,9 +96,9 @@ class WeightsPublisher:
     """The learner's end: serializes each version of a module's weights once, and streams the newest
     one to every subscriber of that module.
 
-    The first chunk for a subscriber that has waited is sent by the thread of its own stream, all
-    others are in the server's thread. As long as all of them came over Unix sockets there are
-    no digests: between two processes of one host there is only memory, as there is within one.
+    On gRPC's core, the thread of a subscriber's stream sends the first chunk after a wait, and the
+    server's thread sends all others. As long as all subscribers came over Unix sockets, chunks have
+    no digests: their bytes only pass through the memory of this host.
 
     Large weights lie once in memory that all subscribers of this host read.
 

@@ -1,7 +1,7 @@
 """Chunks: the messages in which frames travel on a stream, written and read by hand.
 
-Every kind of chunk has the same fields (`tensors.proto`), so one pair of functions serves all of
-them. The classes that protobuf generates would copy the payload once or twice on each side.
+Every kind of chunk has the same fields (`tensors.proto`), so the same functions serve all of them.
+The classes that protobuf generates would copy the payload once or twice on each side.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Piece: TypeAlias = "memoryview | NDArray[Any]"
 
 
 class Chunk(NamedTuple):
-    """Positions of the parts of a chunk in its message."""
+    """The fields of a chunk. Its share of the payload stays in the message."""
 
     header: bytes | None
     tree: bytes | None
@@ -134,7 +134,7 @@ def with_digest(message: bytes) -> bytes:
 
 
 def read_known(message: bytes, trees: Mapping[bytes, Known], header_bytes: int) -> Chunk | None:
-    """Reads the single chunk of a frame, if `write_chunk` wrote it and it has one of these trees.
+    """Reads the single chunk of a frame, if it was written here and has one of these trees.
 
     Most frames of a stream differ from those before only in header, digest and payload. Reading
     them like this takes a third of the time of `read_chunk`.
