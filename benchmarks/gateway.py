@@ -36,6 +36,7 @@ from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
+from juggler.runtime.wire.varints import write_varint
 
 OBSERVED = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 ACTED = spaces.Discrete(2)
@@ -150,9 +151,9 @@ class Simulators:
             self.calls.append(call)
 
     async def step(self, at: int, seq: int) -> None:
-        batch = b"\x08" + _varint(seq) + b"\x12" + _varint(len(self._rows)) + self._rows
+        batch = b"\x08" + write_varint(seq) + b"\x12" + write_varint(len(self._rows)) + self._rows
         call = self.calls[at]
-        await call.write(b"\x12" + _varint(len(batch)) + batch)
+        await call.write(b"\x12" + write_varint(len(batch)) + batch)
         answer = await call.read()
         if seq == 1 and self._greet:
             assert pb.ToSimulator.FromString(answer).HasField("actions"), answer
@@ -177,15 +178,6 @@ class Simulators:
             call.cancel()
         for channel in self._channels:
             await channel.close()
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 class Server:

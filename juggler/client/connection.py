@@ -134,10 +134,6 @@ class Connection:
             for message in unanswered:
                 self.send(message)
 
-    def break_off(self) -> None:
-        """Lose the connection, as if the network were cut."""
-        self._channel.close()
-
     def close(self) -> None:
         """Say goodbye."""
         self._outgoing.put(pb.FromSimulator(goodbye=pb.Goodbye()))

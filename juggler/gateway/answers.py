@@ -9,6 +9,7 @@ from typing import NamedTuple
 from juggler.gateway.row_layout import Layout
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
+from juggler.runtime.wire.varints import write_varint
 
 #: Fields and wire types of simulator.proto.
 _TO_SIMULATOR_ACTIONS = b"\x12"
@@ -36,9 +37,9 @@ def action_batch(seq: int, parts: Sequence[Part]) -> bytes:
         seq: of the batch of steps.
         parts: the actions of its agents.
     """
-    number = varint(seq)
+    number = write_varint(seq)
     size = 1 + len(number) + sum(part.size for part in parts)
-    head = [_TO_SIMULATOR_ACTIONS, varint(size), _BATCH_SEQ, number]
+    head = [_TO_SIMULATOR_ACTIONS, write_varint(size), _BATCH_SEQ, number]
     return b"".join(chain(head, *(part.pieces for part in parts)))
 
 
@@ -80,21 +81,9 @@ class Answers:
         for leaf in self._leaves:
             shape = (rows, *leaf.shape)
             tensor = pb.NamedTensor(path=leaf.path, dtype=leaf.number, shape=shape)
-            begins = tensor.SerializeToString() + _TENSOR_DATA + varint(rows * leaf.row_bytes)
+            begins = tensor.SerializeToString() + _TENSOR_DATA + write_varint(rows * leaf.row_bytes)
             size = len(begins) + rows * leaf.row_bytes
-            tensors.append(_ACTIONS_ACTIONS + varint(size) + begins)
+            tensors.append(_ACTIONS_ACTIONS + write_varint(size) + begins)
         size = len(head) + sum(map(len, tensors)) + rows * sum(x.row_bytes for x in self._leaves)
-        tensors[0] = _BATCH_AGENTS + varint(size) + head + tensors[0]
-        return len(_BATCH_AGENTS) + len(varint(size)) + size, tensors
-
-
-def varint(number: int) -> bytes:
-    """A number as protobuf writes it."""
-    if number < 128:
-        return bytes((number,))
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+        tensors[0] = _BATCH_AGENTS + write_varint(size) + head + tensors[0]
+        return len(_BATCH_AGENTS) + len(write_varint(size)) + size, tensors

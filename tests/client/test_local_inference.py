@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.gateway_world import THREE, TWO_WAYS, GatewayWorld, TinyMemory, TinyPolicy, eventually
+from support.gateway_world import (
+    THREE,
+    TWO_WAYS,
+    GatewayWorld,
+    TinyMemory,
+    TinyPolicy,
+    break_off,
+    eventually,
+)
 from support.playing import Wandering, assert_recorded, play, play_together
 
 from juggler.client import GatewayError
@@ -130,7 +138,7 @@ def test_what_was_on_its_way_when_a_connection_broke_comes_once(world: GatewayWo
     with world.connect(mode="local") as session:
         for _ in range(10):
             session.step(np.ones(3), 1.0)
-        session._connection.break_off()
+        break_off(session)
         world.ask(100)
         for _ in range(10):
             session.step(np.ones(3), 1.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gateway_world import GatewayWorld, RawSimulator, eventually, steps_of
+from support.gateway_world import GatewayWorld, RawSimulator, break_off, eventually, steps_of
 
 from juggler.client import GatewayError
 from juggler.gateway import environments
@@ -106,7 +106,7 @@ def test_the_client_goes_on_over_another_connection_by_itself() -> None:
             for reward in range(10):
                 session.step(np.full(3, reward), reward)
                 if reward in (3, 6):
-                    session._connection.break_off()
+                    break_off(session)
             session.step(np.zeros(3), 10)
         world.wait_for(1)
         batch, _ = world.batches[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.agents_world import SPACES, THREE_WAYS, AgentsWorld, see
-from support.gateway_world import eventually
+from support.gateway_world import break_off, eventually
 from support.paced_sampling import Scaled
 
 from juggler.client import GatewayError, connect, connect_agents, play_agents
@@ -230,7 +230,7 @@ def test_a_session_goes_on_over_another_connection(make_world: Callable[..., Age
         world.begin()
         world.ask("rows", "columns")
         for t in range(5):
-            session._connection.break_off()
+            break_off(session)
             session.step({"row": see(t, 0), "column": see(t, 0)}, {"row": t, "column": t})
         world.receipts("rows", "columns")
     for module_id in ("rows", "columns"):

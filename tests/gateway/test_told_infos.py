@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 from support.agents_world import AgentsWorld, see
-from support.gateway_world import GatewayWorld, RawSimulator, eventually, steps_of
+from support.gateway_world import GatewayWorld, RawSimulator, break_off, eventually, steps_of
 
 from juggler.client import GatewayError, box, connect, connect_agents, discrete, play
 from juggler.envrunner import info_numbers
@@ -186,7 +186,7 @@ def test_a_session_that_goes_on_has_the_names_that_it_began_with(world: GatewayW
     with world.connect(info_names=["x"]) as session:
         session.step(np.zeros(3))
         session.step(np.zeros(3), infos={"x": 1.0})
-        session._connection.break_off()
+        break_off(session)
         session.step(np.zeros(3), 0.0, True, infos={"x": 5.0})
         assert taken(world) == {"x": [InfoNumber(3.0, 1.0, 5.0)]}
         token = session.welcome.resume_token

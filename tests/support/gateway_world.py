@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 
 from juggler.client import connect
+from juggler.client.connection import AnySession
 from juggler.client.spaces import Values
 from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.gateway import environments, recorder
@@ -280,6 +281,11 @@ def steps_of(seq: int, observations: Any = ((0.0, 0.0, 0.0),), **rows: Any) -> p
     shown = np.asarray(observations, np.float32)
     tensors = Values(space_to_message(THREE)).tensors(shown)
     return pb.StepBatch(seq=seq, agents=[pb.Rows(observations=tensors, **rows)])
+
+
+def break_off(session: AnySession) -> None:
+    """Lose a session's connection, as if the network were cut."""
+    session._connection._channel.close()
 
 
 def eventually(what: Callable[[], Any], seconds: float = PATIENCE) -> Any:

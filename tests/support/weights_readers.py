@@ -94,7 +94,7 @@ def _read(connection: Connection, address: str, secret: tuple[str, ...]) -> None
             continue
         values = weights.tree["default"]["weight"]
         assert values.min() == values.max()
-        relays, follows = reader._relay is not None, reader._relayed is not None
+        relays, follows = reader._relay is not None, reader._relay_connection is not None
         connection.send((weights.version, float(values[0]), relays, follows, notes))
 
 

@@ -81,10 +81,10 @@ class EpisodeRelay:
     def _push(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         if refusal := self._why_refused(context.invocation_metadata()):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
-        yield from _Call(self, requests, context).run()
+        yield from _RelayedStream(self, requests, context).run()
 
 
-class _Call:
+class _RelayedStream:
     """The stream of one EnvRunner, and the one on which its batches go on."""
 
     def __init__(

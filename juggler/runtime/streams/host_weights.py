@@ -9,7 +9,7 @@ nothing from it goes on to the next of a few names.
 On a connection go, once both ends have proved what they know, each as one message:
 
     reader → relay   "?" for a version that it has not had, again when none comes
-    relay → reader   for a "?" the version, as a chunk with the descriptor of the sealed memory in
+    relay → reader   for a "?" the version, as a chunk with the descriptor of the frozen memory in
                      which its payload lies; for a second one "there is none"
 """
 
@@ -45,9 +45,9 @@ WeightsFrame = Frame[episodes_pb2.WeightsHeader]
 #: How often a reader asks again, and after how many times in vain the relay hangs.
 ASK_SECONDS, MOST_ASKED = 1.0, 3
 
-_NAMES = 3  # places that hanging relays may keep
+_NAMES = 3  # to look at in turn: a relay that hangs keeps its own
 _TRIES, _TRY_SECONDS = 20, 0.02  # to connect to a process that has a name and does not listen yet
-_MOST_CHUNK = 128 << 10  # the kernel lets some 200 KiB into such a socket
+_MOST_CHUNK_BYTES = 128 << 10  # the kernel lets some 200 KiB into such a socket
 _ASK, _NOTHING = b"?", b"-"
 
 
@@ -73,7 +73,7 @@ class Meeting:
             OSError: there is no directory in which to meet.
         """
         name = self._derived(f"name {number}")
-        with suppress(EndpointError):  # of which the streams to learners say something
+        with suppress(EndpointError):  # the streams to learners tell people
             if shared := shared_address(name):
                 return shared
         return users_address(name, make=make)
@@ -81,11 +81,11 @@ class Meeting:
     def _derived(self, what: str) -> str:
         return hmac.new(self._key, what.encode(), "sha256").hexdigest()[:32]
 
-    def find(self, stand: bool, first: int = 0) -> Relayed | WeightsRelay | None:
+    def find(self, may_relay: bool, first: int = 0) -> RelayConnection | WeightsRelay | None:
         """Find who relays, or do it.
 
         Args:
-            stand: whether to relay if nobody else does.
+            may_relay: whether to relay if nobody else does.
             first: the first name to look at.
 
         Returns:
@@ -98,21 +98,22 @@ class Meeting:
         why: OSError | None = None
         for number in range(first, _NAMES):
             try:
-                return self._at(number, stand)
+                return self._find_at(number, may_relay)
             except OSError as error:
                 why = error
         raise why or TimeoutError("all processes that hand on weights hang")
 
-    def _at(self, number: int, stand: bool) -> Relayed | WeightsRelay | None:
+    def _find_at(self, number: int, may_relay: bool) -> RelayConnection | WeightsRelay | None:
         for _ in range(_TRIES):
-            address = self.address(number, make=stand)
+            address = self.address(number, make=may_relay)
             try:
                 found = connect(memory_path(address), self.token, MOST_ASKED * ASK_SECONDS)
-                return Relayed(found, number)
+                return RelayConnection(found, number)
             except (ConnectionRefusedError, FileNotFoundError):  # nobody listens
-                if not stand:
+                if not may_relay:
                     return None
-                with suppress(_Taken, FileNotFoundError):  # whoever left last took the directory
+                # Who left last has removed the directory.
+                with suppress(_NameTaken, FileNotFoundError):
                     return WeightsRelay(self, address)
             except ConnectionError:
                 pass
@@ -120,7 +121,7 @@ class Meeting:
         raise TimeoutError("another process has the name, and does not listen")
 
 
-class _Handed:
+class _RelayedVersion:
     """A version as it is handed on.
 
     Args:
@@ -134,10 +135,10 @@ class _Handed:
         self._frame: WeightsFrame | None = frame
         self._chunk, self._memory = chunk, memory
 
-    def to(self, connection: socket.socket) -> None:
+    def send_to(self, connection: socket.socket) -> None:
         """
         Raises:
-            Unable: this process cannot hand it to anybody.
+            CannotRelay: this process cannot hand it to anybody.
             OSError: the reader is gone, or does not read.
         """
         if self._frame is not None:
@@ -145,10 +146,10 @@ class _Handed:
                 if self._memory is None:
                     self._chunk, self._memory = freeze(self._frame.header, self._frame.tree)
             except OSError as error:
-                raise Unable(f"{error.strerror} for a version of weights") from error
+                raise CannotRelay(f"{error.strerror} for a version of weights") from error
             self._frame = None
-        if len(self._chunk) > _MOST_CHUNK:
-            raise Unable("the weights have too many arrays to be handed on")
+        if len(self._chunk) > _MOST_CHUNK_BYTES:
+            raise CannotRelay("the weights have too many arrays to be handed on")
         assert self._memory is not None
         self._memory.hand_over(connection, 0, self._chunk)
 
@@ -157,15 +158,15 @@ class _Handed:
 class _Reader:
     """A reader as its relay knows it: the version it had last, and whether it waits for another."""
 
-    had: _Handed | None = None
+    had: _RelayedVersion | None = None
     waits: bool = False
 
 
-class Unable(Exception):
+class CannotRelay(Exception):
     """Weights cannot be handed on from this process; says why."""
 
 
-class _Taken(OSError):
+class _NameTaken(OSError):
     """Another process has the name."""
 
 
@@ -185,7 +186,7 @@ class WeightsRelay:
         """
         self.why_not = ""
         self._lock = threading.Lock()
-        self._newest: _Handed | None = None
+        self._newest: _RelayedVersion | None = None
         self._readers: dict[socket.socket, _Reader] = {}
         self._selector = selectors.DefaultSelector()
         self._ending, self._end = socket.socketpair()
@@ -194,11 +195,11 @@ class WeightsRelay:
         try:
             self._socket = MemorySocket(address)
         except OSError as error:
-            self._let_go()
+            self._close_all()
             if error.errno == errno.EADDRINUSE:
-                raise _Taken from None
+                raise _NameTaken from None
             raise
-        self._socket.expect(meeting.token, self._taken, once=False)
+        self._socket.expect(meeting.token, self._add_reader, once=False)
         self._thread.start()
 
     def offer(self, frame: WeightsFrame, chunk: bytes, memory: Memory | None) -> None:
@@ -210,7 +211,7 @@ class WeightsRelay:
             memory: what the chunk names, frozen; None: it came inline.
         """
         with self._lock:
-            self._newest = _Handed(frame, chunk, memory)
+            self._newest = _RelayedVersion(frame, chunk, memory)
             for connection, reader in list(self._readers.items()):
                 if reader.waits:
                     self._send_newest(connection, reader)
@@ -220,7 +221,7 @@ class WeightsRelay:
         self._end.close()
         self._thread.join()
 
-    def _taken(self, connection: socket.socket) -> None:
+    def _add_reader(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         with self._lock:
             self._selector.register(connection, selectors.EVENT_READ)
@@ -230,14 +231,14 @@ class WeightsRelay:
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._ending:
-                    self._let_go()
+                    self._close_all()
                     return
                 assert isinstance(key.fileobj, socket.socket)
                 with self._lock:
                     self._hear(key.fileobj)
             if self.why_not:  # at once: nobody may wait for what does not come
                 self._socket.close()
-                self._let_go()
+                self._close_all()
                 return
 
     def _hear(self, connection: socket.socket) -> None:
@@ -246,7 +247,7 @@ class WeightsRelay:
             return
         try:
             if connection.recv(1) != _ASK:
-                self._leave(connection)
+                self._drop(connection)
             elif self._newest is not None and self._newest is not reader.had:
                 self._send_newest(connection, reader)
             else:
@@ -254,25 +255,25 @@ class WeightsRelay:
                     connection.send(_NOTHING)
                 reader.waits = not reader.waits
         except OSError:
-            self._leave(connection)
+            self._drop(connection)
 
     def _send_newest(self, connection: socket.socket, reader: _Reader) -> None:
         assert self._newest is not None
         reader.had, reader.waits = self._newest, False
         try:
-            self._newest.to(connection)
-        except Unable as error:
+            self._newest.send_to(connection)
+        except CannotRelay as error:
             self.why_not = str(error)
-            self._leave(connection)
+            self._drop(connection)
         except OSError:  # it is gone, or does not read; it may come again
-            self._leave(connection)
+            self._drop(connection)
 
-    def _leave(self, connection: socket.socket) -> None:
+    def _drop(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
         del self._readers[connection]
         connection.close()
 
-    def _let_go(self) -> None:
+    def _close_all(self) -> None:
         with self._lock:
             for connection in self._readers:
                 connection.close()
@@ -283,7 +284,7 @@ class WeightsRelay:
         self._end.close()
 
 
-class Relayed:
+class RelayConnection:
     """A reader's connection to the process that relays.
 
     Attributes:
@@ -298,7 +299,7 @@ class Relayed:
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
 
-    def next(self) -> bytes | None:
+    def next_chunk(self) -> bytes | None:
         """The chunk of a version that was not here before; None: there is none yet.
 
         Raises:
@@ -309,7 +310,7 @@ class Relayed:
         for _ in range(MOST_ASKED):
             self._connection.send(_ASK)
             if self._poll.poll(1000 * ASK_SECONDS):
-                return self._take(*receive(self._connection, 2 * _MOST_CHUNK))
+                return self._take(*receive(self._connection, 2 * _MOST_CHUNK_BYTES))
         raise TimeoutError("the process that hands on weights hangs")
 
     def lease(self, slot: int, size: int) -> memoryview:
@@ -319,8 +320,8 @@ class Relayed:
             raise WireError(f"{size} bytes of weights were handed on without their memory")
         return np.ndarray(size, np.uint8, mapped).data.toreadonly()  # [size]
 
-    def end(self) -> None:
-        """End `next`, from another thread."""
+    def interrupt(self) -> None:
+        """End `next_chunk`, from another thread."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 

@@ -37,12 +37,12 @@ class Reader:
 
     Args:
         connection: to the writer.
-        hands_on: whether memory that cannot change is kept to be handed on, with a descriptor.
+        hands_on: whether frozen memory is kept to be handed on, with a descriptor.
 
     Attributes:
         answered: whether it has answered the probe.
         why_not: why nothing is shared any more, for people; "": nothing went wrong.
-        frozen: what was leased last, to hand it on; None: it cannot be.
+        frozen: the memory that was leased last, to hand it on; None: it cannot be.
     """
 
     def __init__(self, connection: socket.socket, hands_on: bool = False) -> None:
@@ -51,12 +51,12 @@ class Reader:
         self.why_not = ""
         self.frozen: Memory | None = None
         self._connection, self._hands_on = connection, hands_on
-        # For the connection's end and what other threads say on it: the number of a file that is
-        # closed may be another one's at once. The collector may call `_release` in a thread that
-        # holds this.
+        # `close` holds it, and `_release` in whatever thread: the connection's descriptor may be
+        # another file's as soon as it is closed. The collector may call `_release` in a thread that
+        # holds it already.
         self._ending = threading.RLock()
         self._mapped: dict[int, mmap.mmap] = {}  # by slot
-        # By slot: never filled again, and not leased yet. None: not to be handed on.
+        # By slot, until it is leased: nobody fills it again. None: it is not to be handed on.
         self._frozen: dict[int, Memory | None] = {}
         self._leased: set[int] = set()
 
@@ -187,7 +187,7 @@ def receive(connection: socket.socket, most: int) -> tuple[bytes, list[int], boo
 
 
 def map_memory(descriptor: int, size: int) -> tuple[mmap.mmap, bool]:
-    """Map memory that was offered, and tell whether its content can change no more.
+    """Map memory that was offered, and tell whether it is frozen.
 
     Raises:
         WireError: nobody should rely on it.
@@ -212,7 +212,7 @@ def _must_last(descriptor: int, size: int) -> bool:
     """Check that these bytes are there, and stay there whatever the writer does.
 
     Returns:
-        Whether their content is fixed, too.
+        Whether the memory is frozen, so that their content is fixed too.
 
     Raises:
         WireError: they may go, and whoever reads them would get a SIGBUS.

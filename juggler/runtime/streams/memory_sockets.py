@@ -43,13 +43,12 @@ _CREDENTIALS = struct.Struct("iII")  # process, user, group
 _open: set[MemorySocket] = set()  # of this process
 
 #: Takes a connection with whoever knew a token; where that raises, the connection is closed.
-Taken = Callable[[socket.socket], None]
+Take = Callable[[socket.socket], None]
 
 
 def memory_path(address: str) -> str:
-    """The path of the socket beside a gRPC server's "unix:path"; "": there is none over TCP. After
-    the end of its process, a path in a shared directory is free again when the next one listens
-    there."""
+    """The path of the socket beside a gRPC server's "unix:path", or of an address in a shared
+    directory; "": there is none over TCP."""
     if path := path_in_shared_directory(address):
         return path
     return f"{address.removeprefix('unix:')}.memory" if address.startswith("unix:") else ""
@@ -61,13 +60,13 @@ class _Expected:
 
     Attributes:
         answer: what it is sent.
-        taken: gets the connection.
+        take: gets the connection.
         once: all of its proofs, which are forgotten with the first connection; empty: it may
             connect again.
     """
 
     answer: bytes
-    taken: Taken
+    take: Take
     once: tuple[bytes, ...]
 
 
@@ -171,12 +170,12 @@ class MemorySocket:
         if shared:
             self._files.append((path, place))
 
-    def expect(self, token: str, taken: Taken, once: bool = True) -> Callable[[], None]:
-        """Give a connection with who knows this token to `taken`, which must not wait.
+    def expect(self, token: str, take: Take, once: bool = True) -> Callable[[], None]:
+        """Give a connection with who knows this token to `take`, which must not wait.
 
         Args:
             token: the token.
-            taken: gets the connection.
+            take: gets the connection.
             once: whether the first one is the only one.
 
         Returns:
@@ -186,12 +185,12 @@ class MemorySocket:
         every = tuple(shown for shown, _ in both)
         with self._lock:
             for shown, answer in both:
-                self._expected.setdefault(shown, _Expected(answer, taken, every if once else ()))
+                self._expected.setdefault(shown, _Expected(answer, take, every if once else ()))
 
         def forget() -> None:
             with self._lock:
                 for shown in every:
-                    if (found := self._expected.get(shown)) is not None and found.taken is taken:
+                    if (found := self._expected.get(shown)) is not None and found.take is take:
                         del self._expected[shown]
 
         return forget
@@ -258,7 +257,7 @@ class MemorySocket:
                 return
             for each in expected.once:
                 self._expected.pop(each, None)
-            if not _is_taken(stranger, expected):
+            if not _give(stranger, expected):
                 stranger.close()
 
     def _send_away(self, selector: selectors.BaseSelector) -> None:
@@ -274,11 +273,12 @@ class MemorySocket:
         return stranger
 
 
-def _is_taken(stranger: socket.socket, expected: _Expected) -> bool:
-    """Give a connection away. Whatever goes wrong ends this connection, and no other one."""
+def _give(stranger: socket.socket, expected: _Expected) -> bool:
+    """Give a connection away, and tell whether it was taken. Whatever goes wrong ends this
+    connection, and no other one."""
     try:
         stranger.send(expected.answer)
-        expected.taken(stranger)
+        expected.take(stranger)
     except OSError:  # it is gone again
         return False
     except Exception:

@@ -157,7 +157,7 @@ def freeze(header: Message, tree: Tree) -> tuple[bytes, Memory]:
     return write_chunk((), 0, header=encoded, tree=form.known.tree, slot=0), memory
 
 
-class SharedFrame:
+class FrozenFrame:
     """A frame for many readers, whose payload lies once in memory that nobody can change."""
 
     def __init__(self, header: Message, tree: Tree) -> None:

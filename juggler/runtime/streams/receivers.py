@@ -40,7 +40,7 @@ from juggler.runtime.streams.pulse import Pulse
 from juggler.runtime.wire.layouts import Limits
 
 _MOST_STREAMS = 1024  # of one process
-# None is of use before it has ended: only how often they end in a minute counts.
+# Nobody counts uses of a receiver, so that it stays down only if it ends too often in a minute.
 _POLICY = RestartPolicy(quarantine_after=sys.maxsize)
 _GATHER_SECONDS = 3600.0
 _START_SECONDS = 60.0
@@ -61,7 +61,7 @@ class ReceiverProgram:
         tls: of this host; None: no TLS.
         insecure: listen beyond loopback even without TLS or without a token.
         log_format: of this process's own messages.
-        pulse_address: "unix:path", at which the learner sees whether it lives.
+        pulse_address: "unix:path", at which the learner sees whether it lives; `Receivers` sets it.
     """
 
     address: str

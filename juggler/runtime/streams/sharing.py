@@ -39,10 +39,12 @@ class Expected(Generic[E]):
         end: of the connection; None: the client has not connected, or cannot.
     """
 
-    def __init__(self, memory: MemorySocket | None, token: str, end: Callable[[socket.socket], E]):
+    def __init__(
+        self, memory: MemorySocket | None, token: str, make_end: Callable[[socket.socket], E]
+    ) -> None:
         self.end: E | None = None
-        self._make: Callable[[socket.socket], E] = end
-        self._forget = memory.expect(token, self._taken) if memory is not None and token else None
+        self._make_end: Callable[[socket.socket], E] = make_end
+        self._forget = memory.expect(token, self._take) if memory is not None and token else None
 
     def lease(self, slot: int, size: int) -> memoryview:
         return _lease(self.end, slot, size)
@@ -53,16 +55,18 @@ class Expected(Generic[E]):
         if self.end is not None:
             self.end.close()
 
-    def _taken(self, connection: socket.socket) -> None:
-        self.end = self._make(connection)
+    def _take(self, connection: socket.socket) -> None:
+        self.end = self._make_end(connection)
 
 
 def expected(
-    memory: MemorySocket | None, context: grpc.ServicerContext, end: Callable[[socket.socket], E]
+    memory: MemorySocket | None,
+    context: grpc.ServicerContext,
+    make_end: Callable[[socket.socket], E],
 ) -> Expected[E]:
     """Expect the client of a call, if it wants to share memory."""
     metadata: CallMetadata = context.invocation_metadata()
-    return Expected(memory, token_in(metadata), end)
+    return Expected(memory, token_in(metadata), make_end)
 
 
 class Dialled(Generic[E]):
@@ -75,19 +79,19 @@ class Dialled(Generic[E]):
     def __init__(
         self,
         address: str,
-        end: Callable[[socket.socket], E],
-        inline: Callable[[str], None] | None = None,
-        memory: str = "",
+        make_end: Callable[[socket.socket], E],
+        inline: Callable[[str], None] | None,
+        memory: str,
     ) -> None:
         """Args:
         address: of the server; over TCP, nothing is shared unless `memory` is given.
-        end: makes the end.
+        make_end: makes the end of a connection.
         inline: called with the reason, for people, if nothing is shared although both ends are
             on one host.
         memory: the address of the server's socket in the shared directory; "": it has none there.
         """
         self.end: E | None = None
-        self._make: Callable[[socket.socket], E] = end
+        self._make_end: Callable[[socket.socket], E] = make_end
         self._inline = inline
         self._least = least_bytes()
         self._path = memory_path(memory or address) if self._least is not None else ""
@@ -109,7 +113,7 @@ class Dialled(Generic[E]):
             self._due = False
             why = ""
             try:
-                self.end = self._make(connect(self._path, self._token, _ANSWER_SECONDS))
+                self.end = self._make_end(connect(self._path, self._token, _ANSWER_SECONDS))
                 if isinstance(self.end, Reader):
                     self.end.wait_for_probe(_PROBE_SECONDS)  # then the next payload can be shared
             except OSError as error:

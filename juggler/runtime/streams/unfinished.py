@@ -10,8 +10,8 @@ import grpc
 from juggler.runtime.actors.resources import total_memory
 from juggler.runtime.wire.errors import WireError
 
-_GRACE_SECONDS = 30.0
-_SLOWEST = 64 << 10  # bytes a second, behind that
+_SLOWEST = 64 << 10  # bytes a second
+_GRACE_SECONDS = 30.0  # that a frame may take beyond its time at this rate
 
 
 class Unfinished:

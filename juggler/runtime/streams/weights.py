@@ -18,7 +18,12 @@ from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.streams.first_answer import FirstAnswer
-from juggler.runtime.streams.host_weights import Meeting, Relayed, WeightsFrame, WeightsRelay
+from juggler.runtime.streams.host_weights import (
+    Meeting,
+    RelayConnection,
+    WeightsFrame,
+    WeightsRelay,
+)
 from juggler.runtime.streams.memory_reader import Reader
 from juggler.runtime.streams.shared_memory import Memory
 from juggler.runtime.streams.sharing import Dialled
@@ -42,7 +47,7 @@ class Weights:
 
 
 class WeightsSubscription:
-    """The envrunner's end: a thread that always holds the newest weights it was sent.
+    """An EnvRunner's end: a thread that always holds the newest weights it was sent.
 
     Dials again, every `retry_seconds`, when the stream breaks or is not answered; until `close`.
     What else goes wrong in the thread ends it, and is raised at whoever asks for weights.
@@ -83,8 +88,8 @@ class WeightsSubscription:
         """
         self.address = address
         self._meeting, self._alone = meeting, alone
-        self._relay: WeightsRelay | None = None  # in this process
-        self._relayed: Relayed | None = None  # by another one
+        self._relay: WeightsRelay | None = None  # if this process relays
+        self._relay_connection: RelayConnection | None = None  # if another one does
         self._large = False  # whether weights have proved to be
         self._inline, self._memory = inline, memory
         self._module_id = module_id
@@ -135,8 +140,8 @@ class WeightsSubscription:
     def close(self) -> None:
         self._closed.set()
         self._channel.close()
-        if (relayed := self._relayed) is not None:
-            relayed.end()
+        if (connection := self._relay_connection) is not None:
+            connection.interrupt()
         self._thread.join(_END_SECONDS)  # who relays removes its socket
 
     def _dial(self) -> grpc.Channel:
@@ -159,53 +164,53 @@ class WeightsSubscription:
     def _receive(self) -> None:
         first = 0
         while not self._closed.is_set():
-            if self._relay is None and self._relayed is None:
+            if self._relay is None and self._relay_connection is None:
                 self._meet(first)
             first = 0
-            if self._relayed is None:
+            if self._relay_connection is None:
                 self._read()  # until it breaks, or another process relays
             else:
-                first = self._follow(self._relayed)
+                first = self._follow(self._relay_connection)
 
     def _meet(self, first: int = 0) -> None:
         """Find who relays, or do it if weights are large."""
         if self._meeting is None:
             return
         try:
-            found = self._meeting.find(stand=self._large, first=first)
+            found = self._meeting.find(may_relay=self._large, first=first)
         except OSError as error:
             self._be_alone(f"{error.strerror or error}")
             return
-        if isinstance(found, Relayed):
-            self._relayed = found
+        if isinstance(found, RelayConnection):
+            self._relay_connection = found
         else:
             self._relay = found
 
-    def _follow(self, relayed: Relayed) -> int:
+    def _follow(self, connection: RelayConnection) -> int:
         """Take what is relayed until that ends.
 
         Returns:
             The first name at which another may relay.
         """
-        reader = FrameReader(episodes_pb2.WeightsHeader, self._limits, lease=relayed.lease)
-        hears = False
+        reader = FrameReader(episodes_pb2.WeightsHeader, self._limits, lease=connection.lease)
+        heard = False
         try:
             while not self._closed.is_set():
-                chunk = relayed.next()
-                hears = self._large = True  # small ones are not handed on
+                chunk = connection.next_chunk()
+                heard = self._large = True  # small ones are not handed on
                 if chunk is not None and (frame := reader.feed(chunk)) is not None:
-                    self._take(Weights(Version.of(frame.header.version), frame.tree))
+                    self._take(frame)
                     del frame
         except TimeoutError:
-            return relayed.number + 1
+            return connection.number + 1
         except WireError as error:
             self._be_alone(f"{error}")
         except OSError:  # the next one takes its place
-            if not hears:
+            if not heard:
                 self._closed.wait(self._retry_seconds)
         finally:
-            self._relayed = None
-            relayed.close()
+            self._relay_connection = None
+            connection.close()
         return 0
 
     def _hand_on(self, frame: WeightsFrame, chunk: bytes, memory: Memory | None) -> None:
@@ -238,8 +243,8 @@ class WeightsSubscription:
             request_serializer=episodes_pb2.Subscription.SerializeToString,
             response_deserializer=None,
         )
-        end = partial(Reader, hands_on=self._meeting is not None)
-        shared = Dialled(self.address, end, self._inline, self._memory)
+        make_end = partial(Reader, hands_on=self._meeting is not None)
+        shared = Dialled(self.address, make_end, self._inline, self._memory)
         reader = FrameReader(
             episodes_pb2.WeightsHeader,
             self._limits,
@@ -263,9 +268,9 @@ class WeightsSubscription:
                 if frame is not None:
                     # First, while nobody in this process acts and holds the interpreter.
                     self._hand_on(frame, message, memory)
-                    self._take(Weights(Version.of(frame.header.version), frame.tree))
+                    self._take(frame)
                 del frame, memory
-                if self._relayed is not None:
+                if self._relay_connection is not None:
                     call.cancel()
                     return
                 shared.hear()
@@ -286,7 +291,8 @@ class WeightsSubscription:
                 self._channel.close()
         self._closed.wait(self._retry_seconds)
 
-    def _take(self, weights: Weights) -> None:
+    def _take(self, frame: WeightsFrame) -> None:
+        weights = Weights(Version.of(frame.header.version), frame.tree)
         with self._condition:
             # A learner that restarted may offer older weights; nobody goes back to them.
             if self._newest is None or weights.version > self._newest.version:

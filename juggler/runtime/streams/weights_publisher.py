@@ -15,7 +15,7 @@ from juggler.runtime.actors.calls import calls
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.streams.memory_sockets import MemorySocket
-from juggler.runtime.streams.memory_writer import SharedFrame, Writer
+from juggler.runtime.streams.memory_writer import FrozenFrame, Writer
 from juggler.runtime.streams.sharing import Expected, expected
 from juggler.runtime.streams.weights import SUBSCRIBE_METHOD
 from juggler.runtime.wire.chunks import with_digest
@@ -38,7 +38,7 @@ class _Offered:
         self._digests = digests
         self._chunks: list[bytes] = []  # that somebody has taken
         self._whole: tuple[Message, Tree] | None = (header, tree)  # until somebody shares it
-        self._shared: SharedFrame | None = None
+        self._frozen: FrozenFrame | None = None
 
     def chunks(self, digests: bool, writer: Writer | None) -> Iterator[bytes]:
         """All of them: in shared memory if that goes, else the same for everybody.
@@ -47,15 +47,15 @@ class _Offered:
             digests: whether those with a payload have digests.
             writer: of whoever asks; None: nothing is shared with it.
         """
-        chunk = None if writer is None else self._shared_frame().chunk(writer)
+        chunk = None if writer is None else self._frozen_frame().chunk(writer)
         return self._inline(digests) if chunk is None else iter((chunk,))
 
-    def _shared_frame(self) -> SharedFrame:
+    def _frozen_frame(self) -> FrozenFrame:
         with self._lock:
-            if self._shared is None:
+            if self._frozen is None:
                 assert self._whole is not None
-                self._shared, self._whole = SharedFrame(*self._whole), None
-            return self._shared
+                self._frozen, self._whole = FrozenFrame(*self._whole), None
+            return self._frozen
 
     def _inline(self, digests: bool) -> Iterator[bytes]:
         for number in itertools.count():
@@ -96,9 +96,9 @@ class WeightsPublisher:
     """The learner's end: serializes each version of a module's weights once, and streams the newest
     one to every subscriber of that module.
 
-    The first chunk for a subscriber that has waited is sent by the thread of its own stream, all
-    others are in the server's thread. As long as all of them came over Unix sockets there are
-    no digests: between two processes of one host there is only memory, as there is within one.
+    On gRPC's core, the thread of a subscriber's stream sends the first chunk after a wait, and the
+    server's thread sends all others. As long as all subscribers came over Unix sockets, chunks have
+    no digests: their bytes only pass through the memory of this host.
 
     Large weights lie once in memory that all subscribers of this host read.
 

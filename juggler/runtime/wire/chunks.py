@@ -1,7 +1,7 @@
 """Chunks: the messages in which frames travel on a stream, written and read by hand.
 
-Every kind of chunk has the same fields (`tensors.proto`), so one pair of functions serves all of
-them. The classes that protobuf generates would copy the payload once or twice on each side.
+Every kind of chunk has the same fields (`tensors.proto`), so the same functions serve all of them.
+The classes that protobuf generates would copy the payload once or twice on each side.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.varints import read_varint, write_varint
 
 #: The payload begins at a multiple of this within its message. CPython also aligns the data of a
 #: bytes object like this, so arrays can be views of the message.
@@ -33,8 +34,6 @@ _VARINT, _FIXED64, _BYTES, _GROUP, _END_GROUP, _FIXED32 = range(6)
 _MAX_DEPTH = 100  # nested groups, as in protobuf's own readers
 _MOST_FIELDS = 1000  # of a chunk, which needs seven; each takes time, however few bytes it has
 
-_SINGLE_BYTES = [bytes([number]) for number in range(128)]
-
 # Fields that fill up a number of bytes; one byte alone is too few for a field.
 _PADDINGS = [
     _PADDING + bytes([size - 2]) + bytes(size - 2) if size else b""
@@ -46,7 +45,7 @@ Piece: TypeAlias = "memoryview | NDArray[Any]"
 
 
 class Chunk(NamedTuple):
-    """Positions of the parts of a chunk in its message."""
+    """The fields of a chunk. Its share of the payload stays in the message."""
 
     header: bytes | None
     tree: bytes | None
@@ -67,7 +66,9 @@ class Known(NamedTuple):
 
     @classmethod
     def of(cls, tree: bytes, size: int) -> Known:
-        return cls(tree, size, _TREE + _varint(len(tree)) + tree, _PAYLOAD + _varint(size))
+        return cls(
+            tree, size, _TREE + write_varint(len(tree)) + tree, _PAYLOAD + write_varint(size)
+        )
 
 
 def digest_of(share: Iterable[Piece]) -> int:
@@ -98,19 +99,19 @@ def write_chunk(
         digest: whether the chunk carries the digest of its share.
         slot: of the shared memory in which the whole payload lies, if it is not in the chunk.
     """
-    fields = b"" if header is None else _HEADER + _varint(len(header)) + header
+    fields = b"" if header is None else _HEADER + write_varint(len(header)) + header
     if digest:  # before the tree, as `read_known` expects it
         fields += _DIGEST + struct.pack("<Q", digest_of(share))
-    fields += b"" if tree is None else _TREE + _varint(len(tree)) + tree
-    fields += _OFFSET + _varint(offset) if offset else b""
+    fields += b"" if tree is None else _TREE + write_varint(len(tree)) + tree
+    fields += _OFFSET + write_varint(offset) if offset else b""
     if slot is not None:
-        return fields + _SLOT + _varint(slot)
-    return _with_payload(fields, _PAYLOAD + _varint(size), share)
+        return fields + _SLOT + write_varint(slot)
+    return _with_payload(fields, _PAYLOAD + write_varint(size), share)
 
 
 def write_whole(header: bytes, known: Known, payload: Sequence[Piece], *, digest: bool) -> bytes:
     """The same as `write_chunk` for a frame with a single chunk, but faster."""
-    fields = _HEADER + _varint(len(header)) + header
+    fields = _HEADER + write_varint(len(header)) + header
     if digest:
         fields += _DIGEST + struct.pack("<Q", digest_of(payload))
     return _with_payload(fields + known.tree_field, known.payload_tag, payload)
@@ -133,7 +134,7 @@ def with_digest(message: bytes) -> bytes:
 
 
 def read_known(message: bytes, trees: Mapping[bytes, Known], header_bytes: int) -> Chunk | None:
-    """Reads the single chunk of a frame, if `write_chunk` wrote it and it has one of these trees.
+    """Reads the single chunk of a frame, if it was written here and has one of these trees.
 
     Most frames of a stream differ from those before only in header, digest and payload. Reading
     them like this takes a third of the time of `read_chunk`.
@@ -154,7 +155,7 @@ def read_known(message: bytes, trees: Mapping[bytes, Known], header_bytes: int) 
         at += 9
     if message[at : at + 1] != _TREE:
         return None
-    length, at = _read_varint(message, at + 1)
+    length, at = read_varint(message, at + 1)
     if length > header_bytes or (known := trees.get(message[at : at + length])) is None:
         return None
     at += length
@@ -188,13 +189,13 @@ def read_chunk(message: bytes, header_bytes: int) -> Chunk:
         fields += 1
         if fields > _MOST_FIELDS:
             raise WireError(f"the chunk has over {_MOST_FIELDS} fields")
-        key, at = _read_varint(message, at)
+        key, at = read_varint(message, at)
         number, wire_type = key >> 3, key & 7
         known = not groups
         if number == 0 or wire_type > _FIXED32:
             raise WireError(f"the chunk is not protobuf: it has a field with the key {key}")
         if wire_type == _BYTES:
-            length, begin = _read_varint(message, at)
+            length, begin = read_varint(message, at)
             at = begin + length
             if known and number == 15:
                 start, size = begin, length
@@ -204,7 +205,7 @@ def read_chunk(message: bytes, header_bytes: int) -> Chunk:
                 if len(content) > header_bytes:
                     raise WireError(f"header or tree information is over {header_bytes} bytes")
         elif wire_type == _VARINT:
-            value, at = _read_varint(message, at)
+            value, at = read_varint(message, at)
             if known and number == 3:
                 offset = value
             elif known and number == 5:
@@ -223,24 +224,3 @@ def read_chunk(message: bytes, header_bytes: int) -> Chunk:
         raise WireError(f"the chunk is truncated: a field goes beyond its {len(message)} bytes")
     header, tree = (bytes(embedded[n]) if n in embedded else None for n in (1, 2))
     return Chunk(header, tree, offset, digest, start, size, slot)
-
-
-def _varint(number: int) -> bytes:
-    if number < 128:
-        return _SINGLE_BYTES[number]
-    encoded = bytearray()
-    while number > 127:
-        encoded.append(number & 127 | 128)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
-
-
-def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    """The number at a position, and the position after it."""
-    number = 0
-    for i, byte in enumerate(message[at : at + 10]):
-        number |= (byte & 127) << 7 * i
-        if byte < 128:
-            return number & 0xFFFFFFFFFFFFFFFF, at + i + 1
-    raise WireError(f"the chunk is truncated or not protobuf: no number at byte {at}")

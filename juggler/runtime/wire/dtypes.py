@@ -1,4 +1,4 @@
-"""NumPy's dtypes and their names on the wire."""
+"""NumPy's dtypes and their numbers on the wire."""
 
 from __future__ import annotations
 

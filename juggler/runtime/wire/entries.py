@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.errors import NotProtobuf, WireError
+from juggler.runtime.wire.varints import read_varint
 
 _SKIPPED = {0: 0, 1: 8, 2: 0, 5: 4}  # bytes after a key, by protobuf's wire type
 
@@ -20,32 +21,16 @@ def check_entries(message: bytes, most: int) -> None:
     if len(message) <= 2 * most:  # every field takes at least two bytes
         return
     at = count = 0
-    with suppress(IndexError, KeyError):  # not a protobuf message
+    with suppress(NotProtobuf, KeyError):  # which its reader finds
         while at < len(message):
             count += 1
             if count > most:
                 raise WireError(f"a message of over {most} entries")
-            key, at = _number(message, at)
+            key, at = read_varint(message, at)
             wire_type = key & 7
             if wire_type in (3, 4):
                 raise WireError("a message with groups")
             at += _SKIPPED[wire_type]
             if wire_type in (0, 2):
-                number, at = _number(message, at)
+                number, at = read_varint(message, at)
                 at += number if wire_type == 2 else 0
-
-
-def _number(message: bytes, at: int) -> tuple[int, int]:
-    """The number at a position, and the position after it."""
-    byte = message[at]
-    if byte < 128:
-        return byte, at + 1
-    number, shift = byte & 127, 7
-    while byte > 127:
-        at += 1
-        byte = message[at]
-        number |= (byte & 127) << shift
-        shift += 7
-        if shift > 70:
-            raise IndexError
-    return number, at + 1

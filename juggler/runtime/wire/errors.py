@@ -8,5 +8,9 @@ class WireError(ValueError):
     """
 
 
+class NotProtobuf(WireError):
+    """Bytes from elsewhere are no message of protobuf's."""
+
+
 class UnsupportedSpace(ValueError):
     """A Gymnasium space is not supported; the message says why, and which spaces are."""

@@ -14,7 +14,7 @@ from juggler.runtime.wire.trees import Tree, leaves
 from juggler.runtime.wire.v1.tensors_pb2 import TreeInfo
 
 _ZEROS = memoryview(bytes(ALIGNMENT))
-# Who relays lays out what came from a network, which may be larger than any model's tree.
+# A relay of weights lays out trees that came from a network, which may be larger than any model's.
 _MOST_FORMS = 1024
 _MOST_KEPT, _LARGEST_KEPT = 8 << 20, 1 << 20  # bytes of the information on trees: all, and one's
 _forms: dict[tuple[Any, ...], Form] = {}  # by marks

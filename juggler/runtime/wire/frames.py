@@ -42,10 +42,9 @@ Place = Callable[[Sequence[Piece], int], int | None]
 #: them. The writer may change them. Raises a WireError if there are none.
 Lease = Callable[[int, int], memoryview]
 
-H = TypeVar("H", bound=Message)
-
-
 _DEFAULT_LIMITS = Limits()
+
+H = TypeVar("H", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)

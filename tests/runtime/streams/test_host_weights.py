@@ -23,7 +23,7 @@ from support.weights_readers import (
 )
 
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.streams.host_weights import Meeting, Relayed, WeightsRelay
+from juggler.runtime.streams.host_weights import Meeting, RelayConnection, WeightsRelay
 from juggler.runtime.wire.frames import Frame, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
 
@@ -88,10 +88,10 @@ def test_versions_that_nobody_has_are_let_go_by_those_who_handed_them_on(
 
 
 def test_a_slow_reader_gets_the_newest_version_and_none_in_between(meeting: Meeting) -> None:
-    relay = meeting.find(stand=True)
+    relay = meeting.find(may_relay=True)
     assert isinstance(relay, WeightsRelay)
-    slow = meeting.find(stand=True)
-    assert isinstance(slow, Relayed)
+    slow = meeting.find(may_relay=True)
+    assert isinstance(slow, RelayConnection)
     try:
         for number in range(1, 30):
             version = Version(1, number)
@@ -99,7 +99,7 @@ def test_a_slow_reader_gets_the_newest_version_and_none_in_between(meeting: Meet
             tree = weights_tree(version, SIZE)
             relay.offer(Frame(header, tree), next(encode_frame(header, tree)), None)
         assert not open_memories(), "nobody has asked"
-        chunk = slow.next()
+        chunk = slow.next_chunk()
         assert chunk is not None
         assert Version(1, 29).message().SerializeToString() in chunk
         assert open_memories() == 2, "the relay's, and the one that is mapped"

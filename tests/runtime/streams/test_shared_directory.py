@@ -23,7 +23,7 @@ from support.weights_readers import Join, ReaderProcess, names_of, readers_at, r
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams import shared_directory
-from juggler.runtime.streams.host_weights import Meeting, Relayed, WeightsRelay
+from juggler.runtime.streams.host_weights import Meeting, RelayConnection, WeightsRelay
 from juggler.runtime.streams.memory_sockets import MemorySocket, connect, memory_path
 from juggler.runtime.streams.shared_directory import learner_socket, shared_address
 
@@ -337,10 +337,10 @@ def test_a_directory_may_have_a_long_path(tmp_path: Path, monkeypatch: pytest.Mo
     long.mkdir(parents=True)
     monkeypatch.setenv("JUGGLER_SHARED_DIR", str(long))
     meeting = Meeting("secret")
-    relay = meeting.find(stand=True)
+    relay = meeting.find(may_relay=True)
     assert isinstance(relay, WeightsRelay)
-    found = meeting.find(stand=True)
-    assert isinstance(found, Relayed)
+    found = meeting.find(may_relay=True)
+    assert isinstance(found, RelayConnection)
     found.close()
     relay.close()
     assert list(long.iterdir()) == []

@@ -195,7 +195,7 @@ def test_a_system_that_passes_no_descriptor_on_is_said(
 def test_an_end_that_is_closed_as_it_connects_is_no_error(learner: LearnerEnd) -> None:
     said: list[str] = []
     taken: list[socket.socket] = []
-    shared = Dialled(learner.address, Writer, said.append)
+    shared = Dialled(learner.address, Writer, said.append, "")
     learner.memory.expect(token_in(shared.in_metadata(())), taken.append)
     assert shared.is_large(SIZE)
 

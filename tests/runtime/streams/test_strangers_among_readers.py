@@ -19,7 +19,7 @@ from support.weights_readers import (
 )
 
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.streams.host_weights import Meeting, Relayed, WeightsRelay
+from juggler.runtime.streams.host_weights import Meeting, RelayConnection, WeightsRelay
 from juggler.runtime.streams.memory_sockets import MemorySocket, memory_path, proofs
 from juggler.runtime.streams.shared_memory import DESCRIPTOR, OFFER
 
@@ -54,7 +54,7 @@ def _hears_as_nobody(path: str, shown: bytes) -> int:
 def test_a_reader_that_cannot_be_watched_leaves_others_theirs(
     meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    relay = meeting.find(stand=True)
+    relay = meeting.find(may_relay=True)
     assert isinstance(relay, WeightsRelay)
 
     def full(*_: Any) -> None:
@@ -63,14 +63,14 @@ def test_a_reader_that_cannot_be_watched_leaves_others_theirs(
     try:
         with monkeypatch.context() as patch:
             patch.setattr(relay._selector, "register", full)
-            refused = meeting.find(stand=False)
-            assert isinstance(refused, Relayed)
+            refused = meeting.find(may_relay=False)
+            assert isinstance(refused, RelayConnection)
             with pytest.raises(ConnectionError):
-                refused.next()
+                refused.next_chunk()
             refused.close()
-        found = meeting.find(stand=False)
-        assert isinstance(found, Relayed)
-        assert found.next() is None
+        found = meeting.find(may_relay=False)
+        assert isinstance(found, RelayConnection)
+        assert found.next_chunk() is None
         found.close()
     finally:
         relay.close()
@@ -78,13 +78,13 @@ def test_a_reader_that_cannot_be_watched_leaves_others_theirs(
 
 @as_root
 def test_another_user_is_handed_nothing(meeting: Meeting) -> None:
-    relay = meeting.find(stand=True)
+    relay = meeting.find(may_relay=True)
     assert isinstance(relay, WeightsRelay)
     try:
         path = memory_path(meeting.address(0))
         assert _hears_as_nobody(path, proofs(meeting.token, path)[0]) == 0
-        found = meeting.find(stand=True)  # its own user is let in
-        assert isinstance(found, Relayed)
+        found = meeting.find(may_relay=True)  # its own user is let in
+        assert isinstance(found, RelayConnection)
         found.close()
     finally:
         relay.close()
@@ -119,7 +119,7 @@ def test_one_who_does_not_know_the_secret_relays_to_nobody(meeting: Meeting) -> 
     echoing = threading.Thread(target=echo)
     echoing.start()
     try:
-        found = meeting.find(stand=True)
+        found = meeting.find(may_relay=True)
         assert isinstance(found, WeightsRelay)
         assert names_of(meeting) == [0, 1]
         found.close()

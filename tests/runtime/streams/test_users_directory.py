@@ -25,7 +25,7 @@ from juggler.runtime.streams.memory_sockets import memory_path
 A_RELAY_THAT_FORKS = """
 import os, signal, sys
 from juggler.runtime.streams.host_weights import Meeting
-relay = Meeting(*sys.argv[1:]).find(stand=True)
+relay = Meeting(*sys.argv[1:]).find(may_relay=True)
 if child := os.fork():
     print(child, flush=True)
 signal.pause()
@@ -41,7 +41,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _relay(meeting: Meeting) -> WeightsRelay:
-    found = meeting.find(stand=True)
+    found = meeting.find(may_relay=True)
     assert isinstance(found, WeightsRelay)
     return found
 
@@ -77,7 +77,7 @@ def test_a_relay_makes_the_directory_anew_that_the_last_one_removed_meanwhile(
 
 
 def test_who_only_looks_for_others_makes_no_directory(directory: Path) -> None:
-    assert Meeting("secret").find(stand=False) is None
+    assert Meeting("secret").find(may_relay=False) is None
     assert not directory.exists()
 
 
@@ -100,9 +100,9 @@ def test_nobody_meets_in_what_is_not_a_directory_of_this_user_alone(
     directory: Path, make: Callable[[Path], None]
 ) -> None:
     make(directory)
-    for stand in True, False:
+    for may_relay in True, False:
         with pytest.raises(PermissionError, match="not a directory in which only this user"):
-            Meeting("secret").find(stand=stand)
+            Meeting("secret").find(may_relay=may_relay)
 
 
 def test_what_a_reader_shows_to_who_has_taken_the_name_is_worth_nothing_at_the_next_relay(
@@ -118,7 +118,7 @@ def test_what_a_reader_shows_to_who_has_taken_the_name_is_worth_nothing_at_the_n
         impostor.bind(path)
         impostor.listen()
         impostor.settimeout(PATIENCE)
-        reader = threads.submit(meeting.find, stand=False)
+        reader = threads.submit(meeting.find, may_relay=False)
         victim, _ = impostor.accept()
         shown = victim.recv(128)
         impostor.close()

@@ -16,7 +16,7 @@ from support.weights_learner import METADATA, PATIENCE, Learner, same, weights_t
 
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.memory_sockets import memory_path
-from juggler.runtime.streams.memory_writer import SharedFrame, Writer
+from juggler.runtime.streams.memory_writer import FrozenFrame, Writer
 from juggler.runtime.streams.weights import WeightsSubscription
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
@@ -89,7 +89,7 @@ def test_a_reader_that_keeps_all_versions_gets_bytes_in_the_end(
 
 
 def test_nobody_can_change_weights_that_are_shared() -> None:
-    with_weights = SharedFrame(episodes_pb2.WeightsHeader(), weights_tree(Version(1, 1), SIZE))
+    with_weights = FrozenFrame(episodes_pb2.WeightsHeader(), weights_tree(Version(1, 1), SIZE))
     memory = with_weights._memory
     assert memory is not None
     with pytest.raises(OSError, match=r"[Nn]ot permitted"):
@@ -186,7 +186,7 @@ def test_a_reader_that_takes_no_descriptor_holds_few_versions(
         monkeypatch.setattr(writer, "_proved", True)
         lent = 0
         for number in range(100):
-            frame = SharedFrame(episodes_pb2.WeightsHeader(), weights_tree(Version(1, number)))
+            frame = FrozenFrame(episodes_pb2.WeightsHeader(), weights_tree(Version(1, number)))
             lent += frame.chunk(writer) is not None
         assert 0 < lent <= 16
         writer.close()
