@@ -41,7 +41,7 @@ from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.process.beginning import begin_with
 from juggler.learner.process.devices import device_for, devices_here
-from juggler.learner.process.shared_parts import SharedParts
+from juggler.learner.process.mirrored_parts import MirroredParts
 from juggler.runtime.actors.attachment import describe
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.episodes.version import DEFAULT_MODULE
@@ -212,7 +212,7 @@ def _build(
     Args:
         group_of: by id of a module, agents that it plays.
     """
-    shared = SharedParts(config.agents.shared)
+    shared = MirroredParts(config.agents.shared)
     several = bool(config.played_by)
     built: dict[str, Built] = {}
     for module_id, group in group_of.items():

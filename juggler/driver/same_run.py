@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from juggler.driver.checkpoint.shared_parts import shared_parts_must_agree
+from juggler.driver.checkpoint.parts_agree import shared_parts_must_agree
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league_players import players_of
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
