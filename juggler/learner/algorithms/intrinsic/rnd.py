@@ -34,8 +34,8 @@ from torch import Tensor
 
 from juggler.learner.algorithms.actor_critic.core import (
     EXTRA_ADVANTAGES,
-    ActorCritic,
     ActorCriticCore,
+    PolicyAndValues,
 )
 from juggler.learner.algorithms.intrinsic.networks import Explorer
 from juggler.learner.algorithms.off_policy.core import OffPolicyCore
@@ -211,7 +211,7 @@ class Rnd(AroundCore):
                 c.TERMINATED: nothing,
                 c.TRUNCATED: nothing,
             },
-            ActorCritic(rewards, stream.values, stream.next_values, stream.live),
+            PolicyAndValues(rewards, stream.values, stream.next_values, stream.live),
             stream.packed(log_ratios),
         )
         advantages = weight * stream.unpacked(estimates.advantages)  # [N, T]
