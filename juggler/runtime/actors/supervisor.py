@@ -110,9 +110,9 @@ class _WorkerSlot:
 class Supervisor:
     """Starts and watches local processes in its own thread; events go to a mailbox."""
 
-    def __init__(self, events: Mailbox[Any], seed: int = 0) -> None:
+    def __init__(self, events: Mailbox[Any]) -> None:
         self._events = events
-        self._jitter = random.Random(seed)
+        self._jitter = random.Random(0)
         self._slots: dict[str, _WorkerSlot] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
