@@ -37,8 +37,8 @@ from juggler.learner.algorithms.actor_critic.core import (
     ActorCriticCore,
     PolicyAndValues,
 )
+from juggler.learner.algorithms.given_rewards import must_take_rewards
 from juggler.learner.algorithms.intrinsic.networks import Explorer
-from juggler.learner.algorithms.off_policy.core import OffPolicyCore
 from juggler.learner.core.around_core import AroundCore, AroundState
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
@@ -69,21 +69,9 @@ class Rnd(AroundCore):
             config: the keys of the table `intrinsic`; none: their defaults.
 
         Raises:
-            ValueError: the algorithm does not explore by rewards, or what it keeps does not tell
-                its steps, or their ends, apart.
+            ValueError: the algorithm cannot learn from such rewards.
         """
-        if not isinstance(inner, GradientCore):
-            raise ValueError(
-                f"intrinsic rewards are for a GradientCore, and {inner.name} "
-                f"({type(inner).__name__}) is none"
-            )
-        if not inner.learns_from_rewards:
-            raise ValueError(
-                f"intrinsic rewards make no difference to {inner.name}, which learns nothing from "
-                "rewards: leave out intrinsic"
-            )
-        if isinstance(inner, OffPolicyCore):
-            inner.must_keep_each_step("intrinsic")
+        must_take_rewards(inner, "intrinsic", "leave out intrinsic")
         super().__init__(inner)
         self.inner: GradientCore = inner
         self.own = config or IntrinsicConfig()
