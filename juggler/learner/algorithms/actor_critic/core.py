@@ -14,7 +14,7 @@ from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.returns import Estimates, next_values
 from juggler.learner.core.sequences import all_seen
 from juggler.learner.core.unrolling import unrolled
-from juggler.learner.optim.optimizers import Schedule
+from juggler.learner.optim.schedules import Schedule
 from juggler.runtime.modules import columns as c
 
 #: A column [N, T] of advantages that a core around this one has estimated, for rewards of its own.
