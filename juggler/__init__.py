@@ -128,10 +128,10 @@ if TYPE_CHECKING:
     from juggler.learner.intrinsic_config import IntrinsicConfig as IntrinsicConfig
     from juggler.learner.learner import Learner as Learner
     from juggler.learner.optim.config import Scheduled as Scheduled
-    from juggler.learner.optim.optimizers import Schedule as Schedule
     from juggler.learner.optim.parameter_group_state import (
         ParameterGroupState as ParameterGroupState,
     )
+    from juggler.learner.optim.schedules import Schedule as Schedule
     from juggler.policies.loading import load_policy as load_policy
     from juggler.policies.policy import Policy as Policy
     from juggler.runtime.checkpoints.checkpoint import CheckpointError as CheckpointError
@@ -283,7 +283,7 @@ _PUBLIC = {
     "SacConfig": "juggler.learner.algorithms.sac.config",
     "Sample": "juggler.learner.core.learner_core",
     "Sampler": "juggler.envrunner.sampler",
-    "Schedule": "juggler.learner.optim.optimizers",
+    "Schedule": "juggler.learner.optim.schedules",
     "Scheduled": "juggler.learner.optim.config",
     "Seam": "juggler.learner.core.learner_core",
     "ShardLost": "juggler.driver.learner_group.results",

@@ -11,7 +11,7 @@ import tyro
 from juggler.cli.arguments import parse, report_errors
 from juggler.cli.playing import Progress, in_words, warnings_told
 from juggler.driver.config import ConfigError
-from juggler.driver.record.candidates import Played
+from juggler.driver.record.episode_returns import Played
 from juggler.envrunner.agent_returns import MOST_WITH_METRICS
 
 

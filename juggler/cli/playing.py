@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from juggler.driver.record.candidates import WithReturns
+from juggler.driver.record.episode_returns import WithReturns
 
 PROGRESS_SECONDS = 5.0
 

@@ -12,7 +12,7 @@ from typing import Any
 from juggler.driver.changed_values import ChangedValues
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.driver_config import ConfigError
-from juggler.driver.record.candidates import WithReturns
+from juggler.driver.record.episode_returns import WithReturns
 from juggler.driver.record.event_file import flat
 from juggler.driver.record.progress import Progress
 from juggler.driver.record.run_directory import to_json

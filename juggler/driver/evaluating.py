@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from juggler.driver.checkpoint.frozen_modules import FrozenModule, frozen_modules
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.record.candidates import WithReturns
+from juggler.driver.record.episode_returns import WithReturns
 from juggler.driver.script_classes import must_be_given_again
 from juggler.driver.with_dataset import must_be_playable
 from juggler.runtime.checkpoints.checkpoint import read_or_warn

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from juggler.driver.checkpoint.shared_parts import shared_parts_must_agree
+from juggler.driver.checkpoint.parts_agree import shared_parts_must_agree
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league_players import players_of
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
@@ -40,56 +40,51 @@ def must_be_of_one_run(config: RunConfig, checkpoint: Checkpoint) -> None:
                 f"modules.{module_id}: a run that is resumed keeps its modules: leave train and "
                 "from as they were"
             )
-    for module_id in config.module_ids:
-        was, now = (each.of(module_id).learner.algorithm for each in (before, config))
-        if now != was:
-            where = f"modules.{module_id}: " if before.agents.agents else ""
+    for where, was, now in _modules(config, before):
+        old, new = (each.learner.algorithm for each in (was, now))
+        if new != old:
             raise ConfigError(
-                f"{where}algorithm = {now!r}: this run is one of {was!r}, and a run that is "
+                f"{where}algorithm = {new!r}: this run is one of {old!r}, and a run that is "
                 "resumed keeps its algorithm"
             )
 
 
-def changed_connectors(config: RunConfig, before: RunConfig) -> list[str]:
-    """Word which pipelines of connectors are not those that a run has learned with.
+def changes(config: RunConfig, before: RunConfig) -> list[str]:
+    """Word where a run goes on with other connectors than it has learned with, or with other keys
+    than those that the steps of its saved replay have been kept with.
 
     Args:
         config: that which the run goes on with.
         before: that of its checkpoint.
     """
-    return [
-        f"{f'modules.{module_id}: ' if before.agents.agents else ''}connectors.{place} had "
-        f"{_named(had)}, and has {_named(has)} now: the weights were learned with the former"
-        + ("; statistics of new connectors begin anew" if has else "")
-        for module_id in config.module_ids
-        for place in PLACES
-        for had, has in [
-            [
-                list(each.of(module_id).connectors.parsed().pipeline(place))
-                for each in (before, config)
-            ]
-        ]
-        if had != has
-    ]
+    connectors, sums = [], []
+    for where, was, now in _modules(config, before):
+        for place in PLACES:
+            had, has = (list(each.connectors.parsed().pipeline(place)) for each in (was, now))
+            if had != has:
+                connectors.append(
+                    f"{where}connectors.{place} had {_named(had)}, and has {_named(has)} now: the "
+                    "weights were learned with the former"
+                    + ("; statistics of new connectors begin anew" if has else "")
+                )
+        for key in now.learner.keys_of_kept_steps():
+            if key not in was.learner.keys_of_kept_steps():
+                continue
+            old, new = (getattr(each.learner, key) for each in (was, now))
+            if old != new:
+                sums.append(
+                    f"{where}{key} was {old}, and is {new} now: steps in the replay of the "
+                    "checkpoint keep the sums of rewards that were made with the former; "
+                    "save_replay = false begins without them"
+                )
+    return connectors + sums
 
 
-def changed_sums(config: RunConfig, before: RunConfig) -> list[str]:
-    """Word which keys are not those that the steps of a saved replay have been kept with.
-
-    Args:
-        config: that which the run goes on with.
-        before: that of its checkpoint.
-    """
-    return [
-        f"{f'modules.{module_id}: ' if before.agents.agents else ''}{key} was "
-        f"{getattr(had, key)}, and is {getattr(has, key)} now: steps in the replay of the "
-        "checkpoint keep the sums of rewards that were made with the former; save_replay = false "
-        "begins without them"
-        for module_id in config.module_ids
-        for had, has in [[each.of(module_id).learner for each in (before, config)]]
-        for key in has.keys_of_kept_steps()
-        if key in had.keys_of_kept_steps() and getattr(had, key) != getattr(has, key)
-    ]
+def _modules(config: RunConfig, before: RunConfig) -> Iterator[tuple[str, RunConfig, RunConfig]]:
+    """Of each module where its keys are, for people, and the configurations it had and has."""
+    for module_id in config.module_ids:
+        where = f"modules.{module_id}: " if before.agents.agents else ""
+        yield where, before.of(module_id), config.of(module_id)
 
 
 def _named(pieces: Sequence[Piece]) -> str:

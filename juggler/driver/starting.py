@@ -40,7 +40,7 @@ from juggler.driver.record.run_directory import (
 )
 from juggler.driver.record.wording import Level
 from juggler.driver.result import Result, goal_reached, goals_behind, nothing_to_do
-from juggler.driver.same_run import changed_connectors, changed_sums, must_be_of_one_run
+from juggler.driver.same_run import changes, must_be_of_one_run
 from juggler.driver.signals import as_exception
 from juggler.driver.with_dataset import with_dataset
 from juggler.runtime.actors.endpoints import EndpointError
@@ -156,8 +156,7 @@ def resume_run(
     config = with_digests(config, frozen)
     beginning, said = None, list[tuple[str, Level]]()
     said += [(text, "warning") for text in goals_behind(checkpoint, before, config)]
-    said += [(text, "warning") for text in changed_connectors(config, before)]
-    said += [(text, "warning") for text in changed_sums(config, before)]
+    said += [(text, "warning") for text in changes(config, before)]
     if config.agents.league:
 
         def warn(text: str) -> None:

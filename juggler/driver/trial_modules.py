@@ -18,7 +18,7 @@ from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.process.beginning import begin_with
-from juggler.learner.process.shared_parts import SharedParts
+from juggler.learner.process.mirrored_parts import MirroredParts
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import given_or_named
@@ -47,7 +47,7 @@ def build_each(
     Args:
         group_of: by id of a module, agents that it plays.
     """
-    shared = SharedParts(config.agents.shared)
+    shared = MirroredParts(config.agents.shared)
     several = bool(config.played_by)
     built: dict[str, Built] = {}
     for module_id, group in group_of.items():

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import read_toml
-from juggler.driver.record.candidates import RETURN_WINDOW
 from juggler.driver.record.checkpoints import write_synced
+from juggler.driver.record.episode_returns import RETURN_WINDOW
 from juggler.driver.record.metrics_file import number as finite
 from juggler.driver.record.metrics_file import read_metrics
 from juggler.driver.record.run_directory import to_toml

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, TypeAlias, Unpack, overload
 
 import torch
-from torch import Tensor
 
 from juggler.learner.config import Passes, given_passes
-from juggler.learner.core.learner_core import (
-    LearnerCore,
-    Metrics,
-    Sample,
-)
+from juggler.learner.core.learner_core import LearnerCore, Metrics, Sample
 from juggler.learner.core.metrics import mean_metrics, with_numbers
 from juggler.learner.core.state import arrays_like, to_device
 from juggler.learner.data.batch_columns import (
@@ -27,12 +22,12 @@ from juggler.learner.data.batch_columns import (
 from juggler.learner.data.collate import collate
 from juggler.learner.data.example import example_sample
 from juggler.learner.learner_state import LearnerState
-from juggler.learner.optim.optimizers import Schedule
+from juggler.learner.optim.schedules import ReplacedSchedules
 from juggler.learner.updates_in_flight import UpdatesInFlight
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline, stacked
 from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
 from juggler.runtime.modules.columns import CONNECTOR_STATES, LIVE, MODULE_STATE
-from juggler.runtime.nearest import nearest, one_of
+from juggler.runtime.nearest import one_of
 from juggler.runtime.wire.trees import Tree
 
 #: Batches of episodes by module id.
@@ -98,8 +93,7 @@ class Learner(LearnerState):
         )
         #: Bytes of this host's memory that the algorithm will keep of samples.
         self.kept_bytes = self._data.expect(to_device(example, self.device))
-        self._values: dict[str, float] = {}  # in the place of schedules
-        self._replaced: dict[str, Callable[[Tensor], Tensor]] = {}  # by these
+        self._schedules = ReplacedSchedules(core.name, core.schedules)
         self.updates = 0
         self.collate_seconds = 0.0  # spent on turning episodes into samples
 
@@ -158,19 +152,9 @@ class Learner(LearnerState):
         Raises:
             ValueError: the core has no such schedule; nothing has changed.
         """
-        if values == self._values:
-            return
-        self.wait()
-        schedules = self.core.schedules
-        for key in values:
-            if key not in schedules:
-                raise ValueError(
-                    f"{self.core.name} has no schedule {key!r}{nearest(key, schedules)}"
-                )
-        schedules.update(self._replaced)
-        self._replaced = {key: schedules[key] for key in values}
-        schedules.update({key: Schedule(value) for key, value in values.items()})
-        self._values = dict(values)
+        if values != self._schedules.values:
+            self.wait()
+            self._schedules.use(values)
 
     @overload
     def update_from_batch(

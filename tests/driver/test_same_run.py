@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.same_run import changed_connectors, changed_sums, must_be_of_one_run
+from juggler.driver.same_run import changes, must_be_of_one_run
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 
 ONE, TWO = {"builder": "self_play"}, {"builder": "none", "options": {"mains": 2}}
@@ -49,8 +49,8 @@ def test_a_run_gets_no_league_and_loses_none(had: dict[str, Any], has: dict[str,
 def test_connectors_that_a_run_has_not_learned_with_are_told_by_module_and_pipeline() -> None:
     plain = config()
     filtered = config(connectors={"env_to_module": ["mean_std_filter"]})
-    assert changed_connectors(plain, plain) == changed_connectors(filtered, filtered) == []
-    (told,) = changed_connectors(filtered, plain)
+    assert changes(plain, plain) == changes(filtered, filtered) == []
+    (told,) = changes(filtered, plain)
     assert told.startswith(
         "connectors.env_to_module had nothing, and has mean_std_filter now: the weights were"
     )
@@ -58,7 +58,7 @@ def test_connectors_that_a_run_has_not_learned_with_are_told_by_module_and_pipel
     clipped = {"connectors": {"learner": [{"use": "clip_rewards", "limit": 5.0}]}}
     before = config(**agents, modules={"main": {}, "other": clipped})
     now = config(**agents, modules={"main": {}, "other": {}})
-    (told,) = changed_connectors(now, before)
+    (told,) = changes(now, before)
     assert told.startswith(
         "modules.other: connectors.learner had clip_rewards with {'limit': 5.0}, and has nothing"
     )
@@ -67,16 +67,16 @@ def test_connectors_that_a_run_has_not_learned_with_are_told_by_module_and_pipel
 @pytest.mark.parametrize("algorithm", ["dqn", "sac", "td3", "iql"])
 def test_sums_that_were_kept_with_another_gamma_or_n_step_are_told(algorithm: str) -> None:
     before = config(algorithm=algorithm, gamma=0.9, n_step=3)
-    assert changed_sums(config(algorithm=algorithm, gamma=0.9, n_step=3, lr=0.1), before) == []
+    assert changes(config(algorithm=algorithm, gamma=0.9, n_step=3, lr=0.1), before) == []
     now = config(algorithm=algorithm, gamma=0.5, n_step=1)
-    of_gamma, of_n_step = changed_sums(now, before)
+    of_gamma, of_n_step = changes(now, before)
     assert of_gamma.startswith("gamma was 0.9, and is 0.5 now: steps in the replay of the check")
     assert of_n_step.startswith("n_step was 3, and is 1 now: ")
     unsaved = config(algorithm=algorithm, gamma=0.5, save_replay=False)
-    assert changed_sums(unsaved, before) == changed_sums(now, unsaved) == []
+    assert changes(unsaved, before) == changes(now, unsaved) == []
 
 
 def test_steps_that_are_kept_as_they_came_know_no_gamma() -> None:
     for algorithm in ("r2d2", "impala", "ppo"):
         before, now = (config(algorithm=algorithm, gamma=gamma) for gamma in (0.9, 0.5))
-        assert changed_sums(now, before) == []
+        assert changes(now, before) == []

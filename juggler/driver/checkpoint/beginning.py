@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from juggler.driver.checkpoint.shared_parts import different_parts
+from juggler.driver.checkpoint.parts_agree import different_parts
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.record.checkpoints import write
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint, CheckpointError, read

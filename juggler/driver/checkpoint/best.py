@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from juggler.driver.record.candidates import Played
 from juggler.driver.record.checkpoints import adopt, write_synced
+from juggler.driver.record.episode_returns import Played
 from juggler.runtime.checkpoints.checkpoint import BEST, CheckpointError, newest_first
 
 #: In the checkpoint's directory, beside its own files: how it played.

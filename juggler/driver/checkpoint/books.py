@@ -13,7 +13,7 @@ import msgspec
 from juggler.driver.core.events import DROP_REASONS
 from juggler.driver.core.ledger import Counters, LedgerError
 from juggler.driver.core.state import Past
-from juggler.driver.record.candidates import RETURN_WINDOW
+from juggler.driver.record.episode_returns import RETURN_WINDOW
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.record.module_metrics import AgentMetrics, ModuleMetrics
 from juggler.driver.run_clock import Times

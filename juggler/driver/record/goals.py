@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Final
 
-from juggler.driver.record.candidates import RETURN_WINDOW, Played
+from juggler.driver.record.episode_returns import RETURN_WINDOW, Played
 from juggler.driver.record.metrics import Metrics
 from juggler.envrunner.agent_returns import AgentReturns
 

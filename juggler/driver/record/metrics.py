@@ -7,7 +7,8 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from juggler.driver.record.candidates import RETURN_WINDOW, Candidates
+from juggler.driver.record.candidates import Candidates
+from juggler.driver.record.episode_returns import RETURN_WINDOW
 from juggler.driver.record.module_metrics import AgentMetrics, ModuleMetrics, StalenessSince
 from juggler.driver.record.training_rate import TrainingRate
 from juggler.driver.record.workers import WorkerRecords

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from juggler.driver.record.candidates import RETURN_WINDOW
+from juggler.driver.record.episode_returns import RETURN_WINDOW
 
 
 class StalenessSince:

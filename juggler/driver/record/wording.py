@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from juggler.runtime.nearest import all_of, one_of
 
 if TYPE_CHECKING:  # it imports NumPy, which people who wait for a first line need not
-    from juggler.driver.record.candidates import Played
+    from juggler.driver.record.episode_returns import Played
 
 Level = Literal["info", "warning", "error"]
 

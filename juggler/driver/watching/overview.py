@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from juggler.driver.record.candidates import RETURN_WINDOW
+from juggler.driver.record.episode_returns import RETURN_WINDOW
 from juggler.driver.record.line_file import LineFile
 from juggler.driver.record.metrics_file import TIME
 from juggler.driver.record.run_directory import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,6 @@ from juggler.driver.checkpoint.restoring import restores
 from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
-from juggler.driver.record.candidates import most_steps
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.record.progress import Progress
 from juggler.driver.workers.command_sender import CommandSender
@@ -32,6 +31,10 @@ from juggler.runtime.wire.v1 import training_pb2
 
 #: In the directory of a run.
 VIDEOS: Final = "videos"
+
+#: An episode may take _MORE_STEPS times the longest training episode, which counts as at least
+#: _FEW_STEPS.
+_MORE_STEPS, _FEW_STEPS = 10, 1000
 
 
 class Evaluators:
@@ -333,3 +336,11 @@ class Evaluations:
         self._playing = None
         if self._keeps_best:
             self._snapshots.let_go(EVALUATED)
+
+
+def most_steps(lengths: Iterable[int]) -> int:
+    """Return the limit of an evaluation episode's steps, from the lengths of training episodes.
+
+    Without a limit, a deterministic policy may go in circles for ever.
+    """
+    return _MORE_STEPS * max((_FEW_STEPS, *lengths))

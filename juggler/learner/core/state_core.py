@@ -15,7 +15,7 @@ from juggler.learner.core.learner_core import LearnerCore, Params, Space
 from juggler.learner.core.starting_weights import with_weights
 from juggler.learner.core.state import StateMismatch, arrays_like, as_sent, tensors_like, to_device
 from juggler.learner.optim.group_optimizers import ParameterGroupOptimizers, check_patterns
-from juggler.learner.optim.optimizers import Optimizer, Schedule
+from juggler.learner.optim.optimizers import Optimizer
 from juggler.learner.optim.parameter_group import Factories, ParameterGroup, make_modules
 from juggler.learner.optim.parameter_group_state import (
     ParameterGroupState,
@@ -24,6 +24,7 @@ from juggler.learner.optim.parameter_group_state import (
     counting_each,
     from_names,
 )
+from juggler.learner.optim.schedules import Schedule
 from juggler.learner.optim.training_pass import TrainingPass
 from juggler.runtime.checkpoints.weights import ACTING, without_acting
 from juggler.runtime.modules.rl_module import RLModule

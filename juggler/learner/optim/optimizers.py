@@ -1,4 +1,4 @@
-"""Adam and RMSProp as functions of one flat vector; clipping; schedules of learning rates.
+"""Adam and RMSProp as functions of one flat vector; clipping.
 
 The optimizers of torch hold their state and update parameters in place. Here both are values. The
 order of operations is that of torch.optim's single-tensor forms or, on the host, of Adam's fused
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import NamedTuple, Protocol
 
@@ -181,30 +181,3 @@ def clip_by_norm(gradient: Tensor, sizes: Sequence[int], limit: float) -> Tensor
     pieces = torch.split(gradient, list(sizes))  # [p] each
     clipped = [clip_by_global_norm(x, torch.linalg.vector_norm(x), limit) for x in pieces]
     return torch.cat(clipped)  # [P]
-
-
-class Schedule:
-    """A piecewise linear function of steps, constant before its first point and after its last.
-
-    It is computed on the device of the step counter, so that no update waits for a device.
-    """
-
-    def __init__(self, points: float | Sequence[tuple[float, float]]) -> None:
-        """Args:
-            points: (step, value) pairs by rising step, or one value for all steps.
-
-        Raises:
-            ValueError: there are no points, or their steps do not rise.
-        """
-        pairs = [(0, float(points))] if isinstance(points, (int, float)) else list(points)
-        if not pairs or any(a >= b for (a, _), (b, _) in pairwise(pairs)):
-            raise ValueError(f"a schedule needs points of rising steps, not {points!r}")
-        self.points = pairs
-
-    def __call__(self, steps: Tensor) -> Tensor:
-        """The value after this many steps (0-d) -> 0-d, float64."""
-        value = torch.full_like(steps, self.points[0][1], dtype=torch.float64)  # []
-        for (start, low), (stop, high) in pairwise(self.points):
-            share = ((steps.double() - start) / (stop - start)).clamp(0, 1)  # []
-            value = value + share * (high - low)  # []
-        return value

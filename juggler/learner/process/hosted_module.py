@@ -11,23 +11,21 @@ from juggler.learner.data.batch_store import BatchStore, HeldBatch
 from juggler.learner.group.membership import Membership
 from juggler.learner.group.peers import PeerLost
 from juggler.learner.learner import Learner
+from juggler.learner.process.batch_books import BatchBooks
 from juggler.learner.process.beginning import begin_with, go_on_with
-from juggler.learner.process.overlap import InTurn, Overlapped, Share, Updating, works_by_itself
+from juggler.learner.process.overlap import InTurn, Overlapped, Updating, works_by_itself
 from juggler.learner.process.pending_metrics import PendingMetrics
 from juggler.learner.process.setup import critic_space_of
+from juggler.learner.process.shares import OWN, Share, Shares
 from juggler.learner.process.state_handover import StateHandover
 from juggler.runtime.checkpoints.weights import weights_in
-from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
-
-#: The learner's own id of its one module, so that equal seeds give equal weights for any id.
-_OWN = DEFAULT_MODULE
 
 
 class HostedModule:
@@ -74,7 +72,7 @@ class HostedModule:
             space_from_message(command.observation_space),
             space_from_message(command.action_space),
         )
-        states = {self.module_id: learner.example_states().get(_OWN, {})}
+        states = {self.module_id: learner.example_states().get(OWN, {})}
         critic = critic_space_of(command)
         self.store = BatchStore(
             {self.module_id: spaces},
@@ -93,9 +91,8 @@ class HostedModule:
         self._published = Version(0, 0)
         self._restoring: FrameReader[training_pb2.StateHeader] | None = None
         self._has_newer = False  # than the state that the driver may restore before the group forms
-        self._template: list[EpisodeBatch] = []  # one batch, once there is one
-        self._steps_trained = 0
-        self._steps_dropped = 0
+        self._shares = Shares(self.module_id, learner, membership)
+        self._books = BatchBooks(learner.config.max_staleness)
         self._metrics = PendingMetrics(self.module_id)
 
     @property
@@ -231,19 +228,19 @@ class HostedModule:
             updated = time.perf_counter()
         else:
             before, taken_in = self.learner.updates, self.learner.taken_in()
-            share = self._share(batches)
+            share = self._shares.due(batches)
             if share is not None:
                 try:
                     sample = self.updating.sample(share)
                     # A replay that is still filling up gives nothing to learn from.
                     if found := self.learner.step(sample):
-                        self._metrics.add(found[_OWN])
+                        self._metrics.add(found[OWN])
                     self.updating.made()
                 except PeerLost as error:
                     self.membership.lose(self.learner, str(error))
             done.peer_lost = self.membership.lost
             is_kept = self.learner.taken_in() > taken_in
-            self._book(batches, missing, done, before, is_kept)
+            self._books.settle(done, batches, missing, before, is_kept)
             updated = time.perf_counter()
             has_learned = share is not None and not done.peer_lost
             if (
@@ -269,32 +266,20 @@ class HostedModule:
         """Complete an answer with what every answer has, and keep it in case the driver misses
         it."""
         # Also while a replay fills, and there is nothing to learn from.
-        done.replay.update(self.learner.books_of_samples().get(_OWN, {}))
+        done.replay.update(self.learner.books_of_samples().get(OWN, {}))
         if metrics:
             done.metrics[self.module_id].values.update(metrics)
         if metrics or done.replay:
             done.seconds.update(seconds)
         done.version.CopyFrom(self.version.message())
         self.handover.updated(done, self._updates_in_flight)
-        done.steps_trained, done.steps_dropped = self._steps_trained, self._steps_dropped
+        done.steps_trained = self._books.steps_trained
+        done.steps_dropped = self._books.steps_dropped
 
     def discard(self, batch_ids: Iterable[int]) -> None:
         """Discard these batches."""
         dropped, _missing = self.store.pop(batch_ids)
-        self._steps_dropped += sum(batch.live_steps for batch in dropped)
-
-    def _share(self, batches: list[HeldBatch]) -> Share | None:
-        """The batches that are fresh enough for an update. None if there are none, or if the group
-        is lost: then the update makes no weights."""
-        fresh = self._fresh(batches, self.learner.updates)
-        episodes = [batch.modules[self.module_id] for batch in fresh]
-        if self.learner.in_group:
-            # The others cannot go on without this learner, even if it has no fresh batch.
-            episodes = episodes or [each.silenced() for each in self._any_episodes(batches)]
-            self._template = episodes[:1]
-        if not episodes or self.membership.lost:
-            return None
-        return Share([batch.batch_id for batch in fresh], {_OWN: episodes})
+        self._books.drop(dropped)
 
     def _make_exactly(
         self,
@@ -311,52 +296,15 @@ class HostedModule:
             minibatch_size=update.minibatch_size or None,
             num_epochs=update.num_epochs or None,
         )
-        metrics = fetch_metrics(updated).get(_OWN, {})
+        metrics = fetch_metrics(updated).get(OWN, {})
         if metrics.get("skipped") == 1.0:
             self.learner.forget()  # or samples that are not saved would be used again
             raise ValueError(
                 "the loss or its gradients were not finite, so this update changed nothing. "
                 "Lower lr, or check the episodes"
             )
-        for batch in batches:
-            done.batches.add(batch_id=batch.batch_id, live_steps=batch.live_steps)
-            self._steps_trained += batch.live_steps
+        self._books.settle_exact(done, batches)
         return metrics
-
-    def _any_episodes(self, batches: list[HeldBatch]) -> list[EpisodeBatch]:
-        """One batch of those given, else of an earlier update; none if there was none yet."""
-        return [batch.modules[self.module_id] for batch in batches[:1]] or self._template
-
-    def _fresh(self, batches: Iterable[HeldBatch], update: int) -> list[HeldBatch]:
-        """The batches that are not too old for an update that starts from these weights."""
-        most = self.learner.config.max_staleness
-        return [batch for batch in batches if batch.staleness(update) <= most]
-
-    def _book(
-        self,
-        batches: list[HeldBatch],
-        missing: list[int],
-        done: training_pb2.UpdateDone,
-        before: int,
-        is_kept: bool,
-    ) -> None:
-        """Record in `done` what became of each batch; `before`: the number of the last update;
-        `is_kept`: they are in a replay, and are learned from even if this update has failed."""
-        for batch in batches:
-            staleness = batch.staleness(before)
-            used = done.batches.add(
-                batch_id=batch.batch_id, live_steps=batch.live_steps, staleness=staleness
-            )
-            if staleness > self.learner.config.max_staleness:
-                used.dropped = "stale"
-            elif done.peer_lost and not is_kept:
-                used.dropped = "learner_lost"
-            if used.dropped:
-                self._steps_dropped += batch.live_steps
-            else:
-                self._steps_trained += batch.live_steps
-        for batch_id in missing:
-            done.batches.add(batch_id=batch_id, dropped="restart")
 
     def _coming(self) -> Share | None:
         """The share of the next update, if this one makes new weights; None if no update has been
@@ -364,15 +312,11 @@ class HostedModule:
         update = self._next_update()
         if update is None or update.exact or update.module_id != self.module_id:
             return None
-        fresh = self._fresh(self.store.peek(update.batch_ids), self.learner.updates + 1)
-        if not fresh:
-            return None
-        episodes = [batch.modules[self.module_id] for batch in fresh]
-        return Share([batch.batch_id for batch in fresh], {_OWN: episodes})
+        return self._shares.coming(self.store.peek(update.batch_ids))
 
     def _publish(self) -> None:
         self.updating.publish(self.version)
         self._published = self.version
 
     def _give_out(self, version: Version, weights: dict[str, Tree]) -> None:
-        self._publisher.publish(version, {self.module_id: weights[_OWN]}, self.module_id)
+        self._publisher.publish(version, {self.module_id: weights[OWN]}, self.module_id)

@@ -21,9 +21,9 @@ from juggler.learner.learner import Learner
 from juggler.learner.process.devices import device_for, devices_here, reserved_bytes, use_threads
 from juggler.learner.process.hosted_module import HostedModule
 from juggler.learner.process.listening import LearnerServer, peer_host
+from juggler.learner.process.mirrored_parts import MirroredParts
 from juggler.learner.process.program import LEARNER, LearnerProgram
 from juggler.learner.process.setup import LearnerSetup, ModuleSetup, critic_space_of
-from juggler.learner.process.shared_parts import SharedParts
 from juggler.learner.process.state_handover import StateHandover, hand_over, receive
 from juggler.runtime.actors.attachment import LOST_THE_DRIVER, Attachment, Detached
 from juggler.runtime.actors.credentials import why_refused
@@ -144,7 +144,7 @@ class LearnerWorker:
         self._settings = setup
         if why := use_threads(setup.threads):
             self._attachment.report(training_pb2.Note(text=why, warning=True))
-        self._shared = SharedParts(setup.shared)
+        self._shared = MirroredParts(setup.shared)
         self._unpublished: set[str] = set()  # modules that wait for others which share their parts
         self._outlives_failures = setup.outlives_failures
         index = int(self._attachment.worker_id.rpartition("-")[2])

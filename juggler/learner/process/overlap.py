@@ -14,6 +14,7 @@ from juggler.learner.core.learner_core import Sample
 from juggler.learner.core.state import to_device
 from juggler.learner.learner import Learner
 from juggler.learner.process.publishing import Publish, Publishing
+from juggler.learner.process.shares import Share
 from juggler.learner.process.side_stream import SideStream
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
@@ -26,13 +27,6 @@ _QUEUED = 2
 def works_by_itself(device: torch.device) -> bool:
     """Whether a device computes while the host does other things."""
     return device.type != "cpu"
-
-
-class Share(NamedTuple):
-    """A learner's part of an update."""
-
-    batch_ids: list[int]
-    episodes: Mapping[str, Sequence[EpisodeBatch]]  # by module id; views of those batches
 
 
 class Updating(Protocol):

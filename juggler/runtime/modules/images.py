@@ -147,23 +147,13 @@ def _convolved(sides: tuple[int, int], shape: tuple[int, int, int, int]) -> tupl
 class ImpalaResNet(ImageEncoder):
     """The residual network of 15 convolutions in Espeholt et al. 2018, "IMPALA", figure 3.
 
-    Takes images of any size.
+    Takes images of any size. Each of its three sections halves the image.
     """
 
-    def __init__(
-        self,
-        space: gymnasium.spaces.Box,
-        initializer: str = "orthogonal",
-        channels: tuple[int, ...] = (16, 32, 32),
-    ) -> None:
-        """Args:
-        space: of the images.
-        initializer: as in `ModelConfig`.
-        channels: of each section; a section halves the image.
-        """
+    def __init__(self, space: gymnasium.spaces.Box, initializer: str = "orthogonal") -> None:
         layers: list[nn.Module] = []
         inputs = ImageLayout.of(space.shape).channels
-        for outputs in channels:
+        for outputs in (16, 32, 32):
             layers += [
                 initialized(nn.Conv2d(inputs, outputs, 3, padding=1), initializer, gain=1.0),
                 nn.MaxPool2d(3, stride=2, padding=1),

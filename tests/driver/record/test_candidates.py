@@ -1,18 +1,12 @@
-"""When a candidate is due, and what an evaluation of it says."""
+"""When a candidate is due, and which goals it has to reach."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-import numpy as np
 import pytest
 
-from juggler.driver.record.candidates import (
-    Candidates,
-    Played,
-    WithReturns,
-    most_steps,
-)
+from juggler.driver.record.candidates import Candidates
 from juggler.driver.record.goals import EPISODE, ReturnGoals
 from juggler.driver.record.metrics import Metrics
 
@@ -76,10 +70,6 @@ def test_a_candidate_of_which_nothing_is_known_counts_for_nothing() -> None:
     assert (candidates.refused, candidates.not_before) == (0, 600)
 
 
-def test_the_mean_and_deviation_of_what_was_played() -> None:
-    assert Played.of([1.0, 3.0]) == Played(2.0, 1.0, 2)
-
-
 @pytest.mark.parametrize(
     ("returns", "reached"),
     [
@@ -136,44 +126,3 @@ def test_a_module_counts_where_an_agent_has_its_name() -> None:
     assert list(metrics.returns_of("a")) == [7.0]
     played = ReturnGoals({"a": 0.0}).played([0.0], {("a", "b"): [1.0], ("b", "a"): [7.0]})
     assert played["a"].mean == 7.0
-
-
-@pytest.mark.parametrize(("lengths", "most"), [([], 10_000), ([7], 10_000), ([5, 2500], 25_000)])
-def test_an_episode_may_take_ten_times_as_long_as_in_training(
-    lengths: list[int], most: int
-) -> None:
-    assert most_steps(lengths) == most
-
-
-class PlayedSome(WithReturns):
-    def __init__(self, returns: list[float]) -> None:
-        self.returns = returns
-
-
-def bounds(*returns: float) -> tuple[float, float]:
-    interval = PlayedSome(list(returns)).interval
-    assert interval is not None
-    return interval
-
-
-def test_the_interval_of_a_mean_is_that_of_a_normal_distribution_where_returns_are_normal() -> None:
-    returns = np.random.default_rng(5).normal(100, 20, size=400)
-    low, high = bounds(*returns)
-    error = 1.96 * returns.std() / 20
-    assert low == pytest.approx(returns.mean() - error, abs=0.1 * error)
-    assert high == pytest.approx(returns.mean() + error, abs=0.1 * error)
-
-
-def test_the_interval_of_equal_returns_is_one_number() -> None:
-    assert bounds(*[500.0] * 20) == (500.0, 500.0)
-
-
-def test_the_return_of_one_episode_has_no_interval() -> None:
-    assert PlayedSome([3.0]).interval is None
-
-
-def test_the_interval_of_skewed_returns_stays_among_them() -> None:
-    """Normal bounds would not: their lower one is below 0."""
-    returns = [0.0] * 9 + [100.0]
-    low, high = bounds(*returns)
-    assert 0.0 == low < 10.0 < high <= 40.0

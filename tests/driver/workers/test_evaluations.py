@@ -15,6 +15,7 @@ from support.worker_events_world import WorkersWorld
 import juggler
 from juggler.driver.checkpoint.best import BestCheckpoint
 from juggler.driver.checkpoint.snapshots import SnapshotWritten
+from juggler.driver.workers.evaluations import most_steps
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
@@ -302,3 +303,10 @@ def test_a_run_without_a_best_checkpoint_says_why(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match="the run has had no evaluation, as evaluation_sec"):
         juggler.load_policy(tmp_path / "best")
+
+
+@pytest.mark.parametrize(("lengths", "most"), [([], 10_000), ([7], 10_000), ([5, 2500], 25_000)])
+def test_an_episode_may_take_ten_times_as_long_as_in_training(
+    lengths: list[int], most: int
+) -> None:
+    assert most_steps(lengths) == most

@@ -14,7 +14,7 @@ from support.slow_impala import in_training, slow_gradients, slow_steps
 from support.states import copied
 from torch import Tensor
 
-from juggler.learner.algorithms.actor_critic.core import ActorCritic, actor_critic_pass
+from juggler.learner.algorithms.actor_critic.core import PolicyAndValues, actor_critic_pass
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.core.gradient_core import Forward
@@ -91,13 +91,17 @@ def batch_for(
     return EpisodeBatch.from_tree(columns)
 
 
-def outputs_of(core: Impala, state: Any, batches: list[EpisodeBatch], burn_in: int) -> ActorCritic:
+def outputs_of(
+    core: Impala, state: Any, batches: list[EpisodeBatch], burn_in: int
+) -> PolicyAndValues:
     unit = core._groups["default"]
     forward = Forward(unit, "default", state["default"]["parameters"], state["default"]["buffers"])
     return actor_critic_pass(forward, collate(batches), burn_in)
 
 
-def assert_as_played(outputs: ActorCritic, module: RLModule, batches: list[EpisodeBatch]) -> None:
+def assert_as_played(
+    outputs: PolicyAndValues, module: RLModule, batches: list[EpisodeBatch]
+) -> None:
     start = 0
     for batch in batches:
         for (n, t), step in slow_steps(module, batch).items():

@@ -59,7 +59,7 @@ def test_whole_rows_that_are_kept_may_have_summed_rewards() -> None:
 
 
 def test_what_cannot_be_explored_with_says_so() -> None:
-    with pytest.raises(ValueError, match="are for a GradientCore, and population of impala"):
+    with pytest.raises(ValueError, match="is for a GradientCore, and population of impala"):
         Rnd(Population(Impala(ACTING, ImpalaConfig()), size=2))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"Put juggler\.Rnd\(core"):
         Impala(ACTING, ImpalaConfig(intrinsic={"kind": "rnd"}))

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
-import gymnasium
 import pytest
 import torch
+from support.squared_values import MODULE, SAMPLE, SquaredValues
 from torch import Tensor
 
 import juggler
-from juggler.testing import sample_for
-
-MODULE = partial(
-    juggler.ActorCritic,
-    gymnasium.spaces.Box(-1, 1, (3,)),
-    gymnasium.spaces.Discrete(2),
-    {"hidden_sizes": [4]},
-)
 
 
-class OnlyBiases(juggler.GradientCore):
-    """Minimizes the square of values with biases alone."""
-
-    name = "only biases"
-
-    def loss(
-        self,
-        forward: juggler.Forward,
-        columns: juggler.Columns,
-        state: juggler.ParameterGroupState,
-    ) -> juggler.Loss:
-        _, values, _, live = juggler.actor_critic_pass(forward, columns)
-        mean = juggler.LiveMean(live)
-        return juggler.Loss(mean(values.square()), mean.live_steps, {}, means={})
+class OnlyBiases(SquaredValues):
+    """Learns with biases alone."""
 
     def moving(
         self,
@@ -52,9 +31,6 @@ class Counting(OnlyBiases):
 def learner(core: type[OnlyBiases], optimizer: str = "adam") -> juggler.Learner:
     config = juggler.LearnerConfig(lr=0.1, optimizer=optimizer)
     return juggler.Learner(core({"default": MODULE}, config), seed=0)
-
-
-SAMPLE = {"default": sample_for(MODULE())}
 
 
 @pytest.mark.parametrize(("core", "optimizer"), [(Counting, "adam"), (OnlyBiases, "rmsprop")])

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import gymnasium
 import pytest
 import torch
+from support.squared_values import MODULE, SAMPLE, SquaredValues
 from torch import Tensor
 
 import juggler
 from juggler.learner.core.forward import NamedColumns
-from juggler.testing import sample_for
-
-MODULE = partial(
-    juggler.ActorCritic,
-    gymnasium.spaces.Box(-1, 1, (3,)),
-    gymnasium.spaces.Discrete(2),
-    {"hidden_sizes": [4]},
-)
-SAMPLE = {"default": sample_for(MODULE())}
 
 
-class Mine(juggler.GradientCore):
-    """Minimizes the square of values."""
+class Mine(SquaredValues):
+    """Returns what `change` makes of the loss."""
 
-    name = "mine"
     change: Callable[[juggler.Loss], Any] = staticmethod(lambda loss: loss)
 
     def loss(
@@ -36,12 +25,7 @@ class Mine(juggler.GradientCore):
         columns: juggler.Columns,
         state: juggler.ParameterGroupState,
     ) -> juggler.Loss:
-        _, values, _, live = juggler.actor_critic_pass(forward, columns)
-        mean = juggler.LiveMean(live)
-        total = mean(values.square())  # []
-        changed: juggler.Loss = self.change(
-            juggler.Loss(total, mean.live_steps, {"loss": total.detach()}, means={})
-        )
+        changed: juggler.Loss = self.change(super().loss(forward, columns, state))
         return changed
 
 

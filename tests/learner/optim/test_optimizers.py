@@ -1,4 +1,4 @@
-"""Optimizers against torch.optim, and schedules."""
+"""Optimizers against torch.optim."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from juggler.learner.optim.optimizers import (
     Adam,
     Optimizer,
     RMSProp,
-    Schedule,
     Step,
     clip_by_global_norm,
 )
@@ -117,24 +116,3 @@ def test_clipping_is_that_of_torch(limit: float) -> None:
     parameter.grad = gradient.clone()
     norm = torch.nn.utils.clip_grad_norm_([parameter], limit)
     torch.testing.assert_close(clip_by_global_norm(gradient, norm, limit), parameter.grad)
-
-
-@pytest.mark.parametrize(
-    ("steps", "value"), [(0, 1.0), (10, 1.0), (15, 0.75), (20, 0.5), (60, 0.25), (1000, 0.0)]
-)
-def test_a_schedule_is_linear_between_its_points_and_constant_beyond(
-    steps: int, value: float
-) -> None:
-    schedule = Schedule([(10, 1.0), (20, 0.5), (100, 0.0)])
-    assert schedule(torch.tensor(steps)).item() == pytest.approx(value, rel=1e-12)
-
-
-def test_a_schedule_from_one_value_is_constant() -> None:
-    schedule = Schedule(3e-4)
-    assert [schedule(torch.tensor(steps)).item() for steps in (0, 10**12)] == [3e-4, 3e-4]
-
-
-@pytest.mark.parametrize("points", [[], [(10, 1.0), (10, 2.0)], [(10, 1.0), (5, 2.0)]])
-def test_a_schedule_whose_steps_do_not_rise_is_refused(points: list[tuple[int, float]]) -> None:
-    with pytest.raises(ValueError, match="points of rising steps"):
-        Schedule(points)

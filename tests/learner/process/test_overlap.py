@@ -19,8 +19,9 @@ from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import LearnerConfig
 from juggler.learner.learner import Learner
-from juggler.learner.process.overlap import InTurn, Overlapped, Share, Updating, works_by_itself
+from juggler.learner.process.overlap import InTurn, Overlapped, Updating, works_by_itself
 from juggler.learner.process.publishing import Publish
+from juggler.learner.process.shares import Share
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.weights_publisher import WeightsPublisher

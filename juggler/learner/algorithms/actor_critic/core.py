@@ -14,9 +14,8 @@ from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.returns import Estimates, next_values
 from juggler.learner.core.sequences import all_seen
 from juggler.learner.core.unrolling import unrolled
-from juggler.learner.optim.optimizers import Schedule
+from juggler.learner.optim.schedules import Schedule
 from juggler.runtime.modules import columns as c
-from juggler.runtime.modules.rl_module import Batch
 
 #: A column [N, T] of advantages that a core around this one has estimated, for rewards of its own.
 EXTRA_ADVANTAGES: Final = "extra_advantages"
@@ -51,7 +50,7 @@ class ActorCriticCore(GradientCore):
             - coefficient.to(entropy.dtype) * entropy
         )
 
-    def estimates(self, columns: Columns, seen: ActorCritic, log_ratios: Tensor) -> Estimates:
+    def estimates(self, columns: Columns, seen: PolicyAndValues, log_ratios: Tensor) -> Estimates:
         """Targets of the value function, and advantages.
 
         Args:
@@ -72,7 +71,7 @@ class ActorCriticCore(GradientCore):
         return torch.where(seen.live, logp - columns[c.ACTION_LOGP], 0.0), seen.live
 
 
-class ActorCritic(NamedTuple):
+class PolicyAndValues(NamedTuple):
     """The outputs of the policy and the value function for the steps of a sample."""
 
     action_dist_inputs: Tensor  # [N, T, D]
@@ -88,7 +87,7 @@ def with_extra(estimates: Estimates, columns: Columns) -> Estimates:
     return estimates._replace(advantages=estimates.advantages + columns[EXTRA_ADVANTAGES])
 
 
-def actor_critic_pass(forward: Forward, columns: Columns, burn_in: int = 0) -> ActorCritic:
+def actor_critic_pass(forward: Forward, columns: Columns, burn_in: int = 0) -> PolicyAndValues:
     """The training pass over all observations of a sample.
 
     A module without a state sees each observation by itself. One with a state reads each segment in
@@ -110,22 +109,23 @@ def actor_critic_pass(forward: Forward, columns: Columns, burn_in: int = 0) -> A
     if forward.initial_state():
         return _recurrent(forward, columns, burn_in)
     n, t = columns[c.LIVE].shape
-    inputs, all_values = policy_and_values(forward, all_seen(columns))  # [N T + N + K, ...]
+    outputs = forward(all_seen(columns))  # [N T + N + K, ...]
+    inputs, all_values = inputs_and_values(forward, outputs)
     values, last_values, final_values = all_values.tensor_split([n * t, n * t + n])
     values = values.view(n, t)  # [N, T]
     with torch.no_grad():
         after = next_values(
             values, last_values, final_values, columns[c.FINAL_ROWS], columns[c.FINAL_STEPS]
         )  # [N, T]
-    return ActorCritic(inputs[: n * t].view(n, t, -1), values, after, columns[c.LIVE])
+    return PolicyAndValues(inputs[: n * t].view(n, t, -1), values, after, columns[c.LIVE])
 
 
-def _recurrent(forward: Forward, columns: Columns, burn_in: int) -> ActorCritic:
+def _recurrent(forward: Forward, columns: Columns, burn_in: int) -> PolicyAndValues:
     found = unrolled(forward, columns, burn_in)
-    inputs, values = of_actor_critic(forward, found.outputs)
+    inputs, values = inputs_and_values(forward, found.outputs)
     inputs, values = inputs.flatten(0, 1), values.flatten()  # [S (L + 1), D], [S (L + 1)]
     places = found.places  # [N, T]
-    return ActorCritic(inputs[places], values[places], values.detach()[places + 1], found.live)
+    return PolicyAndValues(inputs[places], values[places], values.detach()[places + 1], found.live)
 
 
 def clipped_surrogates(ratios: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
@@ -138,13 +138,9 @@ def clipped_surrogates(ratios: Tensor, advantages: Tensor, clip: float) -> tuple
     return torch.where(is_less, clipped, ratios) * advantages, clipped != ratios
 
 
-def policy_and_values(forward: Forward, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Policy outputs [B, D] and values [B]; for a module with a state, [B, T, D] and [B, T]."""
-    return of_actor_critic(forward, forward(batch))
-
-
-def of_actor_critic(forward: Forward, outputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """The same, of the outputs of a training pass.
+def inputs_and_values(forward: Forward, outputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Inputs of the action distribution [B, D] and values [B] among the outputs of a training pass;
+    for a module with a state, [B, T, D] and [B, T].
 
     Raises:
         ValueError: they are not those of an actor-critic.

@@ -42,7 +42,7 @@ from juggler.learner.algorithms.off_policy.core import (
 from juggler.learner.core.gradient_core import Factories, Forward, Loss, ParameterGroupState
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.live_mean import LiveMean
-from juggler.learner.optim.optimizers import Schedule
+from juggler.learner.optim.schedules import Schedule
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.q_network import EPSILON, RETURN_LOGITS, RETURNS, must_explore
 from juggler.runtime.wire.structures import tree_map

@@ -36,11 +36,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from juggler.learner.algorithms.given_rewards import must_take_rewards
 from juggler.learner.algorithms.imitation.demonstrations import Demonstrations
 from juggler.learner.algorithms.imitation.gradient_penalty import gradient_penalties
 from juggler.learner.algorithms.imitation.shown import Shown
 from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
-from juggler.learner.algorithms.off_policy.core import OffPolicyCore
 from juggler.learner.core.around_core import AroundCore, AroundState
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
@@ -114,18 +114,8 @@ class Discriminator(AroundCore):
             ValueError: the algorithm does not learn from rewards of single steps; or there are no
                 such demonstrations.
         """
-        if not isinstance(inner, GradientCore):
-            raise ValueError(
-                f"imitation is for a GradientCore, and {inner.name} ({type(inner).__name__}) is "
-                "none"
-            )
-        if not inner.learns_from_rewards:
-            raise ValueError(
-                f"a discriminator makes no difference to {inner.name}, which learns nothing from "
-                "rewards: give it the demonstrations as its dataset, and leave out imitation"
-            )
-        if isinstance(inner, OffPolicyCore):
-            inner.must_keep_each_step("imitation")
+        instead = "give it the demonstrations as its dataset, and leave out imitation"
+        must_take_rewards(inner, "imitation", instead)
         if inner.config.gamma >= 1:
             raise ValueError(
                 f"imitation with gamma = {inner.config.gamma}: an absorbing state has no return "

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from juggler.learner.algorithms.actor_critic.core import (
-    ActorCritic,
     ActorCriticCore,
+    PolicyAndValues,
     actor_critic_pass,
     with_extra,
 )
@@ -86,7 +86,7 @@ class Impala(ActorCriticCore):
             }
         return Loss(total, mean.live_steps, metrics, means={})
 
-    def estimates(self, columns: Columns, seen: ActorCritic, log_ratios: Tensor) -> Estimates:
+    def estimates(self, columns: Columns, seen: PolicyAndValues, log_ratios: Tensor) -> Estimates:
         """By V-trace."""
         config = self.config
         estimates = vtrace(

@@ -34,22 +34,20 @@ from torch import Tensor
 
 from juggler.learner.algorithms.actor_critic.core import (
     EXTRA_ADVANTAGES,
-    ActorCritic,
     ActorCriticCore,
+    PolicyAndValues,
 )
+from juggler.learner.algorithms.given_rewards import must_take_rewards
 from juggler.learner.algorithms.intrinsic.networks import Explorer
-from juggler.learner.algorithms.off_policy.core import OffPolicyCore
+from juggler.learner.algorithms.intrinsic.seen_steps import Seen, Stream, along_rows
 from juggler.learner.core.around_core import AroundCore, AroundState
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import Columns, Metrics, Sample, Seam
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.own_network import LossSum
-from juggler.learner.core.sequences import all_observations
-from juggler.learner.core.transitions import DISCOUNTS, following, terminated
 from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.runtime.checkpoints.checkpoint import RND
-from juggler.runtime.connectors.recurrence import linear_recurrence
 from juggler.runtime.connectors.tensor_moments import no_moments, variance, with_live
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
@@ -69,21 +67,9 @@ class Rnd(AroundCore):
             config: the keys of the table `intrinsic`; none: their defaults.
 
         Raises:
-            ValueError: the algorithm does not explore by rewards, or what it keeps does not tell
-                its steps, or their ends, apart.
+            ValueError: the algorithm cannot learn from such rewards.
         """
-        if not isinstance(inner, GradientCore):
-            raise ValueError(
-                f"intrinsic rewards are for a GradientCore, and {inner.name} "
-                f"({type(inner).__name__}) is none"
-            )
-        if not inner.learns_from_rewards:
-            raise ValueError(
-                f"intrinsic rewards make no difference to {inner.name}, which learns nothing from "
-                "rewards: leave out intrinsic"
-            )
-        if isinstance(inner, OffPolicyCore):
-            inner.must_keep_each_step("intrinsic")
+        must_take_rewards(inner, "intrinsic", "leave out intrinsic")
         super().__init__(inner)
         self.inner: GradientCore = inner
         self.own = config or IntrinsicConfig()
@@ -114,7 +100,7 @@ class Rnd(AroundCore):
         changed: dict[str, Any] = {}
         for module_id, columns in sample.items():
             own, explorer = state["own"][module_id], self._explorers[module_id]
-            seen = _Seen.of(columns)
+            seen = Seen.of(columns)
             everything = explorer.normalized(own["observed"], seen.observations)
             rewards = self._scaled(own, self._errors(explorer, own, everything, seen))  # [N, T]
             changed[module_id] = self._with_bonus(
@@ -128,7 +114,7 @@ class Rnd(AroundCore):
         after, changed, metrics = {}, {}, {}
         for module_id, explorer in self._explorers.items():
             own, columns = dict(state["own"][module_id]), sample.get(module_id)
-            seen = None if columns is None else _Seen.of(columns)
+            seen = None if columns is None else Seen.of(columns)
             own["observed"] = self._watched(explorer, own["observed"], seen, seam)
             if columns is None or seen is None:
                 own["returns"] = _nothing_more(own["returns"], seam)
@@ -154,7 +140,7 @@ class Rnd(AroundCore):
         return after, changed, metrics
 
     def _watched(
-        self, explorer: Explorer, observed: dict[str, Any], seen: _Seen | None, seam: Seam
+        self, explorer: Explorer, observed: dict[str, Any], seen: Seen | None, seam: Seam
     ) -> dict[str, Any]:
         """The moments of observations, with those that live steps led to and that are known."""
         if seen is None:
@@ -167,7 +153,7 @@ class Rnd(AroundCore):
         }
 
     def _errors(
-        self, explorer: Explorer, own: dict[str, Any], everything: Any, seen: _Seen
+        self, explorer: Explorer, own: dict[str, Any], everything: Any, seen: Seen
     ) -> Tensor:
         """The predictor's error at the observation that each step led to [N, T]; 0 where it is not
         known."""
@@ -189,7 +175,7 @@ class Rnd(AroundCore):
         module_id: str,
         own: dict[str, Any],
         columns: Columns,
-        seen: _Seen,
+        seen: Seen,
         everything: Any,
         rewards: Tensor,
     ) -> tuple[Columns, _Targets | None]:
@@ -203,7 +189,7 @@ class Rnd(AroundCore):
         values = networks.in_chunks(own, everything, "values")  # [M]
         forward = self.inner.forward(inner, module_id).in_chunks()
         log_ratios, live = self._estimator.log_ratios(forward, columns)  # [N, T] both
-        stream = _Stream.of(live, seen, values)
+        stream = Stream.of(live, seen, values)
         nothing = torch.zeros_like(live)  # [N, T]: nothing ever ends
         estimates = self._estimator.estimates(
             {
@@ -211,7 +197,7 @@ class Rnd(AroundCore):
                 c.TERMINATED: nothing,
                 c.TRUNCATED: nothing,
             },
-            ActorCritic(rewards, stream.values, stream.next_values, stream.live),
+            PolicyAndValues(rewards, stream.values, stream.next_values, stream.live),
             stream.packed(log_ratios),
         )
         advantages = weight * stream.unpacked(estimates.advantages)  # [N, T]
@@ -223,7 +209,7 @@ class Rnd(AroundCore):
         explorer: Explorer,
         own: dict[str, Any],
         everything: Any,
-        seen: _Seen | None,
+        seen: Seen | None,
         targets: _Targets | None,
         seam: Seam,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -251,7 +237,7 @@ class Rnd(AroundCore):
         explorer: Explorer,
         own: dict[str, Any],
         everything: Any,
-        seen: _Seen,
+        seen: Seen,
         targets: _Targets | None,
         part: Tensor,
     ) -> list[LossSum]:
@@ -284,76 +270,6 @@ class _Targets(NamedTuple):
 
     values: Tensor  # [N, T]
     live: Tensor  # [N, T] bool: the steps to learn from, without those of a burn-in
-
-
-class _Seen(NamedTuple):
-    """Every observation of a sample once, and where each step's are among them."""
-
-    observations: Any  # [M, ...]
-    before: Tensor  # [N, T] int64
-    after: Tensor  # [N, T] int64; where it is not known, any other one
-    live: Tensor  # [N, T] bool
-    known: Tensor  # [N, T] bool, live steps but those that terminate
-
-    @classmethod
-    def of(cls, columns: Columns) -> _Seen:
-        live = columns[c.LIVE]  # [N, T]
-        before = torch.arange(live.numel(), device=live.device).view(live.shape)  # [N, T]
-        if DISCOUNTS in columns:  # rows of one step each
-            everything = tree_map(
-                lambda x, last: torch.cat([x.flatten(0, 1), last]),
-                columns[c.OBSERVATIONS],
-                columns[c.LAST_OBSERVATIONS],
-            )  # [N + N, ...]
-            after = before + live.numel()  # [N, 1]
-        else:
-            everything, after = all_observations(columns), following(columns)
-        return cls(everything, before, after, live, live & ~terminated(columns))
-
-
-class _Stream(NamedTuple):
-    """The live steps of each row, one behind the other, as if nothing ended or was reset."""
-
-    order: Tensor  # [N, T] int64: which step of the row is at each place
-    live: Tensor  # [N, T] bool
-    values: Tensor  # [N, T]
-    next_values: Tensor  # [N, T]
-
-    @classmethod
-    def of(cls, live: Tensor, seen: _Seen, values: Tensor) -> _Stream:
-        """Args:
-        live: [N, T] bool, the steps to learn from.
-        seen: of a sample.
-        values: [M], of all its observations.
-        """
-        order = (~live).to(torch.int8).argsort(dim=1, stable=True)  # [N, T]
-        places = torch.arange(live.shape[1], device=live.device)  # [T]
-        count = live.sum(1, keepdim=True)  # [N, 1]
-        # If the last live step terminated, the row may lack the beginning of the next episode, of
-        # which nothing is better known than that the return goes on.
-        after = torch.where(seen.known, seen.after, seen.before)  # [N, T]
-        last = values[after].gather(1, order).gather(1, (count - 1).clamp(min=0))  # [N, 1]
-        packed = values[seen.before].gather(1, order)  # [N, T]
-        behind = torch.cat([packed[:, 1:], last], 1)  # [N, T]
-        return cls(order, places < count, packed, torch.where(places == count - 1, last, behind))
-
-    def packed(self, x: Tensor) -> Tensor:
-        """Numbers of the steps of a sample [N, T], in the order of the stream."""
-        return x.gather(1, self.order)
-
-    def unpacked(self, x: Tensor) -> Tensor:
-        """The inverse."""
-        return torch.zeros_like(x).scatter(1, self.order, x)  # [N, T]
-
-
-def along_rows(rewards: Tensor, live: Tensor, gamma: float) -> Tensor:
-    """Discounted sums of rewards [N, T] up to each step of a row -> [N, T]. They begin at 0 with
-    the row, and go on from one episode to the next."""
-    carried = torch.where(live, gamma, 1.0).to(rewards.dtype)  # [N, T]
-    # linear_recurrence runs backwards in time.
-    return linear_recurrence(
-        carried.flip(1), rewards.flip(1), torch.zeros_like(rewards[:, 0])
-    ).flip(1)
 
 
 def _nothing_more(moments: dict[str, Tensor], seam: Seam) -> dict[str, Tensor]:

@@ -30,11 +30,11 @@ import torch
 from torch import Tensor
 
 from juggler.learner.algorithms.actor_critic.core import (
-    ActorCritic,
     ActorCriticCore,
+    PolicyAndValues,
     actor_critic_pass,
     clipped_surrogates,
-    policy_and_values,
+    inputs_and_values,
     with_extra,
 )
 from juggler.learner.algorithms.ppo.config import PpoConfig
@@ -132,7 +132,7 @@ class Ppo(ActorCriticCore):
             inputs, values, _, live = actor_critic_pass(forward, columns, config.burn_in)
         else:
             seen = {name: columns[name] for name in _SEEN if name in columns}
-            inputs, values = policy_and_values(forward, seen)
+            inputs, values = inputs_and_values(forward, forward(seen))
             live = columns[c.LIVE]
         # All tensors below are [B], or [N, T] for modules with a state.
         policy = forward.module.action_distribution()(inputs)
@@ -203,7 +203,7 @@ class Ppo(ActorCriticCore):
             OLD_VALUES: seen.values,
         }
 
-    def estimates(self, columns: Columns, seen: ActorCritic, log_ratios: Tensor) -> Estimates:
+    def estimates(self, columns: Columns, seen: PolicyAndValues, log_ratios: Tensor) -> Estimates:
         """By generalized advantage estimation, for the policy that sampled."""
         config = self.config
         estimates = gae(

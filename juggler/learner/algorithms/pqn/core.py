@@ -33,7 +33,7 @@ from juggler.learner.core.gradient_core import (
 from juggler.learner.core.learner_core import ALONE, Columns, Sample, Seam, StepOutput
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.returns import gae
-from juggler.learner.optim.optimizers import Schedule
+from juggler.learner.optim.schedules import Schedule
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.q_network import EPSILON, must_explore
 

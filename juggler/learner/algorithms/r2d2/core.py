@@ -44,7 +44,7 @@ from juggler.learner.core.unrolling import Unrolled, unrolled
 from juggler.learner.data.replay.episode_rows import episodes_of_rows, living_rows
 from juggler.learner.data.replay.episode_table import EpisodeTable
 from juggler.learner.data.sources import DataSource
-from juggler.learner.optim.optimizers import Schedule
+from juggler.learner.optim.schedules import Schedule
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.q_network import EPSILON, must_explore
 

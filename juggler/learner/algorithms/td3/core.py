@@ -43,7 +43,8 @@ from juggler.learner.core.gradient_core import (
 )
 from juggler.learner.core.learner_core import Columns, GradientAux
 from juggler.learner.core.live_mean import LiveMean
-from juggler.learner.optim.optimizers import Schedule, chosen
+from juggler.learner.optim.optimizers import chosen
+from juggler.learner.optim.schedules import Schedule
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.deterministic_actor_critic import (
     EXPLORATION_NOISE,

@@ -1,4 +1,4 @@
-"""Parts that several modules share, each of which has a learner of its own in one process."""
+"""Parts that several modules share: each has a copy and a learner of its own, in one process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class _Member:
         self.learner.state = {**self.learner.state, self.group.id: state}
 
 
-class SharedParts:
+class MirroredParts:
     """Keeps the shared parts of modules in one process equal, bit for bit.
 
     An update of a module steps the shared parameters with its own, at its own learning rate and

@@ -1,4 +1,4 @@
-"""Shared parts in weights: where modules that share them have different values."""
+"""Whether modules agree on the parts that they share, in weights that were saved."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from juggler.driver.checkpoint.beginning import OtherRun
-from juggler.driver.checkpoint.shared_parts import shared_parts_must_agree
+from juggler.driver.checkpoint.parts_agree import shared_parts_must_agree
 from juggler.driver.config import RunConfig
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
 from juggler.runtime.checkpoints.weights import weights_of
