@@ -26,6 +26,7 @@ from gymnasium import spaces
 
 from juggler.client.spaces import Values
 from juggler.envrunner.paced.gathered_policy import GatheredPolicy
+from juggler.envrunner.process import numpy_in_one_thread
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
 from juggler.gateway.session_manager import GatewaySettings
@@ -80,7 +81,8 @@ def gateway(pipe: Connection, max_wait: float) -> None:
     """A gateway in a process of its own."""
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # as in workers
+    numpy_in_one_thread()
     settings = GatewaySettings(1024, max_wait, "benchmark", STEPS)
     server = GatewayServer(make_transport(""), Waste(), settings, lambda error: os._exit(1))
     pipe.send(server.start("127.0.0.1:0", None, False))

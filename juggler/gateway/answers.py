@@ -75,8 +75,8 @@ class Answers:
 
     def _written(self, agent: int, rows: int, version: Version) -> tuple[int, list[bytes]]:
         """The size of the part, and the bytes before those of each leaf."""
-        newest = pb.PolicyVersion(generation=version.generation, update=version.update)
-        head = pb.Actions(agent=agent, policy=self._policy, version=newest).SerializeToString()
+        acted = to_message(version)
+        head = pb.Actions(agent=agent, policy=self._policy, version=acted).SerializeToString()
         tensors = []
         for leaf in self._leaves:
             shape = (rows, *leaf.shape)
@@ -87,3 +87,8 @@ class Answers:
         size = len(head) + sum(map(len, tensors)) + rows * sum(x.row_bytes for x in self._leaves)
         tensors[0] = _BATCH_AGENTS + write_varint(size) + head + tensors[0]
         return len(_BATCH_AGENTS) + len(write_varint(size)) + size, tensors
+
+
+def to_message(version: Version) -> pb.PolicyVersion:
+    """The version of a policy as simulators are told it."""
+    return pb.PolicyVersion(generation=version.generation, update=version.update)

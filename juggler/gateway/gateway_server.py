@@ -13,20 +13,13 @@ from google.protobuf.message import DecodeError
 from juggler.envrunner.info_numbers import InfoNumbers
 from juggler.gateway.answers import action_batch
 from juggler.gateway.clock import Clock
+from juggler.gateway.gateway_info import GatewayInfo
 from juggler.gateway.gateway_stream import GatewayStream
 from juggler.gateway.local_inference import LocalInference
 from juggler.gateway.player import Acted
 from juggler.gateway.row_layout import Layout
 from juggler.gateway.session_manager import GatewaySettings, SessionManager, Work
-from juggler.gateway.sessions import (
-    PROTOCOL_MAX,
-    PROTOCOL_MIN,
-    SERVED,
-    Code,
-    Session,
-    SessionAgent,
-    SessionError,
-)
+from juggler.gateway.sessions import Code, Session, SessionAgent, SessionError
 from juggler.gateway.step_batches import Batch, Steps, read_steps
 from juggler.gateway.transport import Transport
 from juggler.runtime.actors.tls import Tls
@@ -71,9 +64,10 @@ class GatewayServer:
         self.counted: dict[str, float] = defaultdict(float)
         self._lock = threading.Lock()
         self._clock = Clock(self._strikes)
-        self._counts: Counter[str] = Counter()
-        self._manager = SessionManager(work, settings, self._counts)
+        events: Counter[str] = Counter()
+        self._manager = SessionManager(work, settings, events)
         self._local = LocalInference(self._manager, self.wake)
+        self._info = GatewayInfo(self._manager, settings, events, self.counted)
         self._arrivals: list[Batch] = []
         self._leaving: list[Session] = []
         self._silent: dict[GatewayStream, None] = {}  # without a hello, the oldest first
@@ -98,6 +92,10 @@ class GatewayServer:
     def take_infos(self) -> InfoNumbers:
         """As `SessionManager.take_infos`."""
         return self._manager.take_infos()
+
+    def counts(self) -> dict[str, float]:
+        """As `GatewayInfo.counts`."""
+        return self._info.counts()
 
     def wake(self) -> None:
         """Call `Work.go_on` soon. May be called in any thread."""
@@ -222,7 +220,7 @@ class GatewayServer:
             session.vanishes()
 
     def info(self) -> bytes:
-        return self._info().SerializeToString()
+        return self._info.message().SerializeToString()
 
     def _message(self, stream: GatewayStream, raw: bytes) -> None:
         session = stream.session
@@ -297,12 +295,12 @@ class GatewayServer:
         )
         if len(batch.answers) < len(batch.parts):
             return
-        for steps in batch.parts:
-            steps.agent.acts(steps.environments)
-            for at in steps.paused:
-                steps.agent.acted[steps.environments[at]] = 0
+        for part in batch.parts:
+            part.agent.acts(part.environments)
+            for at in part.paused:
+                part.agent.acted[part.environments[at]] = 0
         batch.session.told_to_wait = False
-        parts = [batch.answers[steps.index] for steps in batch.parts]
+        parts = [batch.answers[part.index] for part in batch.parts]
         batch.session.answers(batch.seq, action_batch(batch.seq, parts))
 
     def _sweep(self) -> None:
@@ -333,34 +331,3 @@ class GatewayServer:
             if session.stream is not None and not session.told_to_wait:
                 session.stream.send(message)
                 session.told_to_wait = True
-
-    def _info(self) -> pb.Info:
-        info = pb.Info(
-            protocol_min=PROTOCOL_MIN,
-            protocol_max=PROTOCOL_MAX,
-            run_id=self._settings.run_id,
-            modes=self._modes(),
-            counts=self.counts(),
-        )
-        info.agents.extend(self._manager.agents.values())
-        return info
-
-    def _modes(self) -> list[pb.Mode]:
-        if self._settings.agents:
-            return [pb.REMOTE_INFERENCE]
-        return [m for m in SERVED if m != pb.LOGGED_DATA or not self._settings.refuses_logged]
-
-    def counts(self) -> dict[str, float]:
-        """Counts of events so far, by name."""
-        counts: dict[str, float] = defaultdict(float, {**self._counts, **self.counted})
-        sessions = self._manager.sessions.by_id.values()
-        counts["sessions"] = len(sessions)
-        for player in self._manager.players.values():
-            for name, count in player.environments.counts.items():
-                counts[name] += count
-            counts["environments"] = sum(session.environments for session in sessions)
-            counts["steps_waiting"] += len(player.waiting)
-            counts["recorded_steps_waiting"] += player.recorder.steps_waiting
-        if inferences := self.counted["inferences"]:
-            counts["rows_per_inference"] = self.counted["inferred_rows"] / inferences
-        return counts

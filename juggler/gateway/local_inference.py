@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from juggler.gateway.answers import to_message
 from juggler.gateway.player import Player
 from juggler.gateway.recordings import Recording
 from juggler.gateway.session_manager import SessionManager
 from juggler.gateway.sessions import Code, Session, SessionError
-from juggler.runtime.episodes.version import Version
+from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 #: The most bytes of recordings that wait for requests for samples.
@@ -73,7 +74,7 @@ class LocalInference:
         player = self._manager.player
         if player is None:
             return
-        newest = _message(player.version)
+        newest = to_message(player.version)
         for recording in player.recorder.go_on(wanted) if player.recorder.waiting else ():
             if (infos := recording.session.infos) is not None:
                 ends = recording.terminated or recording.truncated
@@ -111,7 +112,7 @@ class LocalInference:
         if session.stream is None or not session.wants_news or session.has_policy == newest:
             return
         session.wants_news = False
-        news = pb.NewPolicy(policy="default", version=_message(newest))
+        news = pb.NewPolicy(policy=DEFAULT_MODULE, version=to_message(newest))
         session.stream.send(pb.ToSimulator(new_policy=news).SerializeToString())
 
     @property
@@ -139,7 +140,3 @@ class LocalInference:
             text = f"environment {recording.environment}: older weights acted than before"
             raise SessionError(Code.OUT_OF_ORDER, text, recording.seq)
         versions[recording.environment] = version
-
-
-def _message(version: Version) -> pb.PolicyVersion:
-    return pb.PolicyVersion(generation=version.generation, update=version.update)

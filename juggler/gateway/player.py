@@ -187,7 +187,7 @@ class Player:
 
     # -- actions that go -------------------------------------------------------------------------
 
-    def act(self, wanted: int, most_rows: int, holds_up: bool = True) -> list[Acted]:
+    def act(self, wanted: int, most_rows: int, holds_up: bool) -> list[Acted]:
         """Answer steps that wait, oldest first.
 
         Args:
@@ -262,10 +262,8 @@ class Player:
         everyone = _arrays(zeros(self._action_space, (steps.rows,)))
         out = set(steps.paused)
         acting = [i for i in range(steps.rows) if i not in out]
-        leaves = zip(
-            everyone, self.action_layout.leaves, actions, strict=False
-        )  # there may be no actions
-        for array, leaf, content in leaves:
+        # There may be no actions.
+        for array, leaf, content in zip(everyone, self.action_layout.leaves, actions, strict=False):
             array[acting] = np.frombuffer(content, leaf.dtype).reshape(-1, *leaf.shape)
         return [array.tobytes() for array in everyone]
 

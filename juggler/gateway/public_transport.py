@@ -68,7 +68,7 @@ class PublicTransport:
             self._server.stop(GRACE_SECONDS).wait()
             self._threads.shutdown(wait=False)
 
-    def tell(self, stream: GatewayStream, message: bytes) -> None:
+    def tell(self, stream: _Stream, message: bytes) -> None:
         """Act on a message, and on all that came meanwhile with the last of them."""
         with self._lock:
             self._waiting += 1
@@ -77,7 +77,7 @@ class PublicTransport:
                 self._waiting -= 1
                 last = not self._waiting
             self._taken += 1
-            self._listener.said(stream, message)
+            stream.hear(message)
             if last or self._taken >= _MOST_AT_ONCE:
                 self._taken = 0
                 self._listener.turn()
@@ -120,6 +120,11 @@ class _Stream(GatewayStream):
         yield from self._call.listen(partial(self._transport.tell, self), self._gone)
         if self._refusal:
             self._context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, self._refusal)
+
+    def hear(self, message: bytes) -> None:
+        """Tell the listener a message, unless the stream is to end."""
+        if not self._closing:
+            self._listener.said(self, message)
 
     def send(self, message: bytes) -> None:
         with self._lock:

@@ -10,8 +10,9 @@ from typing import Any
 from gymnasium import Space
 
 from juggler.envrunner.paced.gathered_policy import GatheredPolicy
+from juggler.gateway.answers import to_message
 from juggler.runtime.connectors.acting_graph import ActingGraph, to_onnx
-from juggler.runtime.episodes.version import Version
+from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _CHUNK = 1 << 20
@@ -80,11 +81,11 @@ class Publisher:
         while len(self._given) > _MOST_GIVEN:
             del self._given[next(iter(self._given))]
         digest = hashlib.sha256(model).digest()
-        named = pb.PolicyVersion(generation=version.generation, update=version.update)
+        named = to_message(version)
         for offset in range(0, len(model), _CHUNK):
             yield pb.ToSimulator(
                 policy=pb.PolicyChunk(
-                    policy="default",
+                    policy=DEFAULT_MODULE,
                     version=named,
                     size=len(model),
                     sha256=digest,

@@ -239,9 +239,8 @@ class Recorder:
         del self._episodes[place]
         self._environments.of["first"][place] = True
         self._environments.counts["episodes"] += 1
-        if (
-            recording.version is not None
-        ):  # else another policy acted, and its return says nothing of ours
+        # Without a version another policy acted, and its return says nothing of ours.
+        if recording.version is not None:
             self._environments.ended.append((episode.total, episode.length))
 
     def _hand_in(self, place: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 from gymnasium import Space
@@ -23,6 +22,7 @@ from juggler.envrunner.rounds import RequestedRound
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup, may_play
 from juggler.envrunner.stage import OwnCode
 from juggler.gateway import transport
+from juggler.gateway.asked_round import AskedRound
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
 from juggler.gateway.served_module import ServedModule
@@ -53,19 +53,6 @@ def main(program: EnvRunnerProgram) -> None:
         program.role,
         lambda attachment, inbox: GatewayRunner(attachment, inbox, contact, gateway, *own_code[1:]),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A round of sample requests without an answer.
-
-    Attributes:
-        requests: by command id.
-        at: when it came, in seconds of `time.monotonic`.
-    """
-
-    requests: dict[int, training_pb2.SampleRequest]
-    at: float
 
 
 class GatewayRunner:
@@ -106,8 +93,8 @@ class GatewayRunner:
         self._modules: dict[str, ServedModule] = {}
         self._deliveries = Deliveries(attachment)
         self._round = RequestedRound()  # that comes
-        self._new: deque[_Asked] = deque()  # from the first thread
-        self._asked: deque[_Asked] = deque()  # whose weights are here
+        self._new: deque[AskedRound] = deque()  # from the first thread
+        self._asked: deque[AskedRound] = deque()  # whose weights are here
 
     def run(self) -> str:
         report_slow_streams(self._attachment, self._index, self._contact)
@@ -130,7 +117,7 @@ class GatewayRunner:
         """The reply follows when simulators have told the spaces."""
         told = from_json(setup.config, EnvRunnerSetup)
         config = told.env_runner
-        for module_id, seed in zip(told.modules, self._seeds(told, setup.seed), strict=True):
+        for module_id, seed in self._seeds(told, setup.seed).items():
             settled = self._deliveries.settled
             streams = LearnerStreams(
                 module_id, self._index, self._attachment, self._contact, settled, self._said
@@ -159,9 +146,10 @@ class GatewayRunner:
         self._attachment.report(training_pb2.Note(text=text))
 
     @staticmethod
-    def _seeds(told: EnvRunnerSetup, seed: int) -> list[int]:
-        """The seed of each module's noise."""
-        return module_seeds(seed, len(told.modules)) if told.agents else [seed]
+    def _seeds(told: EnvRunnerSetup, seed: int) -> dict[str, int]:
+        """By module, the seed of its noise."""
+        seeds = module_seeds(seed, len(told.modules)) if told.agents else [seed]
+        return dict(zip(told.modules, seeds, strict=True))
 
     def _address(self) -> str:
         """The address of this gateway: each gateway of a host has its own port."""
@@ -183,7 +171,7 @@ class GatewayRunner:
         if not self._round.add(command_id, request):
             return  # others of the round follow
         requests, self._round = self._round.requests, RequestedRound()
-        self._new.append(_Asked(requests, time.monotonic()))
+        self._new.append(AskedRound(requests, time.monotonic()))
         if self._server is not None:
             self._server.wake()
 
@@ -235,7 +223,7 @@ class GatewayRunner:
     def wanted(self, module_id: str) -> int:
         module = self._modules[module_id]
         assert module.player is not None
-        asked = sum(1 for each in self._asked if _is_for(each, module_id))
+        asked = sum(1 for each in self._asked if each.is_for(module_id))
         if self._has_several_agents:
             return _ANY if asked else 0
         return asked * module.rows - module.complete - module.player.environments.rows_begun
@@ -253,19 +241,15 @@ class GatewayRunner:
         for module in self._modules.values():
             module.take_weights()
             module.look_at_the_clock()
-        while self._new and self._can_begin(self._new[0]):
+        while self._new and self._new[0].can_begin(self._modules):
             self._begin(self._new.popleft())
-        while self._asked and self._is_over(self._asked[0]):
+        while self._asked and self._asked[0].is_over(self._modules):
             self._hand_over(self._asked.popleft())
 
     def patience(self) -> float:
         return _LOOK_SECONDS if self._new else 1.0
 
-    def _can_begin(self, asked: _Asked) -> bool:
-        each = asked.requests.values()
-        return all(self._modules[one.module_id].can_begin(one, asked.at) for one in each)
-
-    def _begin(self, asked: _Asked) -> None:
+    def _begin(self, asked: AskedRound) -> None:
         """Answer those requests whose learners are gone, and begin to record for the others."""
         assert self._told is not None
         left: dict[int, training_pb2.SampleRequest] = {}
@@ -273,22 +257,15 @@ class GatewayRunner:
             if self._modules[request.module_id].streams.sender(request.learner) is None:
                 self._deliveries.no_learner(command_id, request)
                 continue
-            seeds: list[int | None] = [None] * len(self._modules)
+            seed = None
             if request.HasField("seed"):
-                seeds = [*self._seeds(self._told[1], request.seed)]
-            of_modules = dict(zip(self._modules, seeds, strict=True))
-            self._modules[request.module_id].begin(request, of_modules[request.module_id])
+                seed = self._seeds(self._told[1], request.seed)[request.module_id]
+            self._modules[request.module_id].begin(request, seed)
             left[command_id] = request
         if left:
-            self._asked.append(_Asked(left, asked.at))
+            self._asked.append(AskedRound(left, asked.at))
 
-    def _is_over(self, asked: _Asked) -> bool:
-        modules = [self._modules[each.module_id] for each in asked.requests.values()]
-        return all(module.complete >= module.rows for module in modules) or any(
-            module.complete >= 2 * module.rows for module in modules
-        )
-
-    def _hand_over(self, asked: _Asked) -> None:
+    def _hand_over(self, asked: AskedRound) -> None:
         """Send each batch to its learner; the receipts follow when they are there.
 
         Raises:
@@ -323,7 +300,7 @@ class GatewayRunner:
             else:
                 self._deliveries.send(command_id, request, receipt, batch, sender)
         for module_id, module in self._modules.items():
-            if module.player is not None and not _is_for(asked, module_id):
+            if module.player is not None and not asked.is_for(module_id):
                 module.player.take_ended()  # in no receipt: nobody counts them
         if broken is not None:
             raise broken
@@ -336,11 +313,6 @@ class GatewayRunner:
             notes.extend(note for note in module.take_notes() if note not in notes)
         for note in notes if self._index == 0 else ():
             self._attachment.report(note)
-
-
-def _is_for(asked: _Asked, module_id: str) -> bool:
-    """Whether a round has a request for a module."""
-    return any(each.module_id == module_id for each in asked.requests.values())
 
 
 def _why_not_logged(told: ActingSetup) -> str:

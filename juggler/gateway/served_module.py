@@ -32,14 +32,13 @@ class ServedModule:
 
     Attributes:
         streams: as given.
-        setup: as given.
         player: acts for its agents; None: no simulator has told their spaces.
         rows: of a batch, one for each of its agents in each environment.
         ready: what the driver is told of it, once it has a player.
     """
 
     def __init__(self, streams: LearnerStreams, setup: ActingSetup, seed: int) -> None:
-        self.streams, self.setup, self._seed = streams, setup, seed
+        self.streams, self._setup, self._seed = streams, setup, seed
         self.player: Player | None = None
         self.rows = 0
         self.ready: training_pb2.Ready.Module
@@ -66,7 +65,7 @@ class ServedModule:
             own_code: may be used in the setup.
             episodes: take the episodes that are recorded, if they are.
         """
-        parts = ActingParts.build(self.setup, observation_space, action_space, own_code)
+        parts = ActingParts.build(self._setup, observation_space, action_space, own_code)
         self._parts = parts
         policy = GatheredPolicy(parts.module, parts.connectors, parts.module_to_env, self._seed)
         self.player = Player(
@@ -75,7 +74,7 @@ class ServedModule:
             policy,
             parts.connectors,
             steps,
-            self.setup.row_age,
+            self._setup.row_age,
         )
         if episodes is not None:
             self._episodes = episodes

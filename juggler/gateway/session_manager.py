@@ -113,6 +113,11 @@ class SessionManager:
         return None if self._settings.agents else self.players.get(DEFAULT_MODULE)
 
     def hello(self, stream: GatewayStream, hello: pb.Hello) -> None:
+        """Begin a session, or let it go on.
+
+        Raises:
+            SessionError: it cannot.
+        """
         check_hello(hello, self._settings.agents)
         cast = cast_agents(hello, self._settings.agents)
         if hello.mode == pb.LOGGED_DATA and self._settings.refuses_logged:

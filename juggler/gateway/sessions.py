@@ -124,15 +124,19 @@ class Session:
         infos: numbers of its steps; None: it tells none.
 
     Attributes:
+        id: for people.
+        token: that its simulator shows to go on with it.
         mode: who acts.
         environments: N.
         info_names: of the K numbers of a step.
         batches_in_flight: the most batches of steps, or recordings, without an answer.
         has_policy: the version of the policy that it got last; None: it has asked for none.
         wants_news: it is to be told of the next version.
+        real_time: its environments do not wait for actions.
         last_seq: the highest that has arrived.
         stream: its connection; None: its simulator has vanished.
         lost_at: when it vanished, in seconds of `time.monotonic`.
+        told_to_wait: it knows that nobody asks for samples.
     """
 
     def __init__(
@@ -219,11 +223,15 @@ class Session:
 class Sessions:
     """All sessions.
 
+    Args:
+        resume_seconds: how long one waits for a simulator that vanished.
+
     Attributes:
         by_id: the open ones, whether or not their simulators are connected.
+        resume_seconds: as given.
     """
 
-    def __init__(self, resume_seconds: float = RESUME_SECONDS) -> None:
+    def __init__(self, resume_seconds: float) -> None:
         self.by_id: dict[str, Session] = {}
         self.resume_seconds = resume_seconds
         self._by_token: dict[str, Session] = {}

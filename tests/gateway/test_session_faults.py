@@ -88,6 +88,16 @@ def test_a_hello_that_does_not_fit_is_answered_with_what_to_do(
             simulator.hear()
 
 
+def test_nothing_is_taken_from_a_stream_whose_hello_was_refused() -> None:
+    with GatewayWorld() as world:
+        for _ in range(40):
+            with RawSimulator(world.address) as simulator:
+                for environments in (0, 1, 1):
+                    simulator.send(hello=hello(environments=environments))
+                assert refused(simulator.hear())[0] == "UNKNOWN_ENVIRONMENT"
+        assert world.count("sessions_begun") == 0
+
+
 NAN = ((float("nan"), 0, 0),)
 
 
