@@ -107,7 +107,7 @@ class Learners:
             seed: from its setup.
         """
         module = self._registry.module_setup(self._core.module_id, seed)
-        if self._had_learner and not self._core.members:
+        if self.had_learner and not self._core.members:
             first = self.last_reset.generation if self.last_reset else 0
             oldest = Version(max(self._core.weights_version.generation, first), 0)
             module.oldest_handover.CopyFrom(oldest.message())
@@ -119,12 +119,12 @@ class Learners:
             yield from begin_commands(module.module_id, self.beginning)
 
     @property
-    def _had_learner(self) -> bool:
+    def had_learner(self) -> bool:
         """A learner of this module has been ready."""
         return bool(self._registry.meeting_points.get(self._core.module_id))
 
     def _state_for(self, learner: Worker) -> Checkpoint | None:
-        if not self._had_learner:
+        if not self.had_learner:
             return self._resume
         state, problems = self._snapshots.newest_good()
         for problem in problems:
