@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from support.replays import drawn, make, numbered
 
+from juggler.learner.data.replay.kept import Kept
 from juggler.learner.data.replay.replay import Replay
 from juggler.runtime.wire.trees import flatten
 
@@ -93,6 +95,38 @@ def test_a_restore_copies_rows_once_and_does_not_ask_for_memory_that_they_had(
     del columns, state
     assert not any(column() is not None for column in held), "the table holds none of them"
     assert drawn(one.add(numbered(50, 5))) == drawn(other.add(numbered(50, 5)))
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_the_rows_from_before_are_gone_before_others_take_memory(
+    monkeypatch: pytest.MonkeyPatch, saved: bool
+) -> None:
+    """Not only once Python looks for garbage: a table and its selection refer to each other."""
+    one, other = make(saved=saved), make(saved=saved)
+    list(one.add(numbered(0, 40)))
+    list(other.add(numbered(0, 30)))
+    table = other._modules["default"].table
+    assert table._columns is not None
+    arrays: list[Any] = [each._array for each in table._columns._columns]  # type: ignore[attr-defined]
+    held = [weakref.ref(array) for array in arrays]
+    del table, arrays
+    restore, left = Kept.restore, list[int]()
+
+    def restoring(kept: Kept, state: Mapping[str, Any], device: torch.device) -> None:
+        left.append(sum(array() is not None for array in held))
+        restore(kept, state, device)
+
+    monkeypatch.setattr(Kept, "restore", restoring)
+    gc.disable()
+    try:
+        if saved:
+            other.restore(one.state(), CPU)
+        else:
+            other.clear()
+        left.append(sum(array() is not None for array in held))
+    finally:
+        gc.enable()
+    assert left == [0] * (1 + saved)
 
 
 def without(tree: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:
