@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,36 +97,51 @@ def test_a_restore_copies_rows_once_and_does_not_ask_for_memory_that_they_had(
     assert drawn(one.add(numbered(50, 5))) == drawn(other.add(numbered(50, 5)))
 
 
-@pytest.mark.parametrize("saved", [True, False])
 def test_the_rows_from_before_are_gone_before_others_take_memory(
-    monkeypatch: pytest.MonkeyPatch, saved: bool
+    monkeypatch: pytest.MonkeyPatch, without_garbage: None
 ) -> None:
-    """Not only once Python looks for garbage: a table and its selection refer to each other."""
-    one, other = make(saved=saved), make(saved=saved)
-    list(one.add(numbered(0, 40)))
-    list(other.add(numbered(0, 30)))
-    table = other._modules["default"].table
-    assert table._columns is not None
-    arrays: list[Any] = [each._array for each in table._columns._columns]  # type: ignore[attr-defined]
-    held = [weakref.ref(array) for array in arrays]
-    del table, arrays
-    restore, left = Kept.restore, list[int]()
+    one, other = make(), make()
+    for each in (one, other):
+        list(each.add(numbered(0, 40)))
+    held = column_of(other)
+    restore, gone = Kept.restore, list[bool]()
 
     def restoring(kept: Kept, state: Mapping[str, Any], device: torch.device) -> None:
-        left.append(sum(array() is not None for array in held))
+        gone.append(held() is None)
         restore(kept, state, device)
 
     monkeypatch.setattr(Kept, "restore", restoring)
+    other.restore(one.state(), CPU)
+    assert gone == [True]
+
+
+@pytest.mark.parametrize("remover", ["fifo", "random"])
+def test_whoever_lets_go_of_a_replay_has_its_memory_back(
+    remover: Any, without_garbage: None
+) -> None:
+    replay = make(remover=remover, saved=False)
+    list(replay.add(numbered(0, 40)))
+    held = column_of(replay)
+    replay.clear()
+    assert held() is None
+    list(replay.add(numbered(0, 40)))
+    held = column_of(replay)
+    del replay
+    assert held() is None
+
+
+@pytest.fixture
+def without_garbage() -> Iterator[None]:
+    """Nothing is let go of because Python has looked for garbage."""
     gc.disable()
-    try:
-        if saved:
-            other.restore(one.state(), CPU)
-        else:
-            other.clear()
-        left.append(sum(array() is not None for array in held))
-    finally:
-        gc.enable()
-    assert left == [0] * (1 + saved)
+    yield
+    gc.enable()
+
+
+def column_of(replay: Replay) -> Callable[[], Any]:
+    columns = replay._modules["default"].table._columns
+    assert columns is not None
+    return weakref.ref(columns._columns[0])
 
 
 def without(tree: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:

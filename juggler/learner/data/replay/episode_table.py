@@ -108,7 +108,8 @@ class EpisodeTable(Table):
             except BaseException:
                 if begun:
                     self._leave(self.oldest_first())
-                    self.let_go()
+                    self.clear()
+                    self._columns = None
                 raise
             self._columns = self._columns.replaced(made)
             begun = True

@@ -73,10 +73,6 @@ class FrameTable(Table):
         super().clear()
         self._frames.clear()
 
-    def let_go(self) -> None:
-        super().let_go()
-        self._frames = _Frames(0, "")
-
     def state(self) -> dict[str, Tree]:
         stacks = {"stacks": self._stacks[: self.used].copy()}
         return {**super().state(), **stacks, FRAMES: self._frames.first()}

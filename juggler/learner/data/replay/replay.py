@@ -214,8 +214,7 @@ class Replay(DataSource):
             modules = {key: self._prepared(own, draws) for key, own in saved.items()}
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"the checkpoint holds no replay table: {error!r}") from None
-        self._draws = draws
-        self._let_go()  # there is no memory for rows from before as well
+        self._draws, self._modules = draws, {}  # there is no memory for rows from before as well
         for module_id, kept in modules.items():
             kept.restore(saved[module_id], device)
         self._modules = modules
@@ -223,13 +222,8 @@ class Replay(DataSource):
     def _discard(self) -> None:
         """Keep no rows, and draw others than from those that were kept."""
         if self._modules:
-            self._let_go()
+            self._modules = {}
             self._draws.begin_anew()
-
-    def _let_go(self) -> None:
-        for kept in self._modules.values():
-            kept.table.let_go()
-        self._modules = {}
 
     def _kept(self, module_id: str) -> Kept:
         if module_id not in self._modules:

@@ -139,12 +139,6 @@ class Table:
         self.size = self._next = self.used = 0
         self._free = _NONE
 
-    def let_go(self) -> None:
-        """Drop all rows and give their memory back at once: whoever hears that rows leave and the
-        table refer to each other, so that it would stay until Python looks for such garbage."""
-        self.clear()
-        self._columns = None
-
     def state(self) -> dict[str, Tree]:
         """All rows as arrays on the host, and in which slots the next ones go."""
         return {
