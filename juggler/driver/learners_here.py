@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.learner_group.placement import Hosting
+from juggler.driver.learner_group.placement import CPU, Hosting
 from juggler.runtime.actors.resources import usable_memory
 
 
@@ -34,28 +34,65 @@ def must_be_alone(config: RunConfig, num_learners: Mapping[str, int] | None = No
 
 
 def must_fit_together(
-    config: RunConfig, kept: Mapping[str, float], on_host: Sequence[bool]
+    config: RunConfig,
+    kept: Mapping[str, float],
+    devices: Sequence[str],
+    free_on: Callable[[str], int | None],
 ) -> None:
     """
     Args:
         config: of a run whose learners are on this host.
         kept: bytes of steps that each learner of a module keeps, by module id.
-        on_host: which learner processes keep them in the memory of this host, and not in that of a
-            GPU.
+        devices: of the learner processes. Those on "cpu" keep their steps in the memory of this
+            host.
+        free_on: says how many bytes of a GPU's memory are free; None: nobody knows. It is asked
+            only where several replays are on one GPU.
 
     Raises:
-        ConfigError: they do not all fit into it.
+        ConfigError: they do not all fit into this host's memory, or into that of a GPU.
     """
     hosting = Hosting(config, config.module_ids)
-    hosted = [hosting.modules_of(index) for index in range(len(on_host))]
+    hosted = [hosting.modules_of(index) for index in range(len(devices))]
+    for gpu in sorted({*devices} - {CPU}):
+        _must_fit_on(
+            gpu,
+            [
+                kept[module_id]
+                for module_ids, device in zip(hosted, devices, strict=True)
+                for module_id in module_ids
+                if device == gpu and kept[module_id]
+            ],
+            free_on,
+        )
     here = {module_id for module_ids in hosted for module_id in module_ids}
     must_have_room(
         [
             sum(kept[module_id] for module_id in module_ids)
-            for module_ids, is_here in zip(hosted, on_host, strict=True)
-            if is_here
+            for module_ids, device in zip(hosted, devices, strict=True)
+            if device == CPU
         ],
         copies=bytes_of_copies(config, {module_id: kept[module_id] for module_id in here}),
+    )
+
+
+def _must_fit_on(gpu: str, sizes: Sequence[float], free_on: Callable[[str], int | None]) -> None:
+    """
+    Args:
+        gpu: its name.
+        sizes: bytes of each replay that is to be on it. A single one is looked at by its learner.
+        free_on: as of `must_fit_together`.
+
+    Raises:
+        ConfigError: they do not all fit into its memory.
+    """
+    free = free_on(gpu) if len(sizes) > 1 else None
+    if free is None or sum(sizes) <= free:
+        return
+    each = ", ".join(f"{size / 1e9:.1f}" for size in sizes)
+    raise ConfigError(
+        f"replay_capacity: the {len(sizes)} replays on {gpu} keep steps of {sum(sizes) / 1e9:.1f} "
+        f"GB in all ({each}), and {free / 1e9:.1f} GB of its memory are free. Lower it, limit each "
+        "replay with replay_memory, or keep the steps on disk with replay_directory"
     )
 
 

@@ -17,7 +17,6 @@ from juggler.driver.agents_found import FoundGroup, to_bytes, with_agents
 from juggler.driver.checkpoint.frozen_modules import frozen_modules, must_fit
 from juggler.driver.config import RunConfig
 from juggler.driver.league.builders import give_builder
-from juggler.driver.learner_group.placement import CPU
 from juggler.driver.learners_here import must_fit_together
 from juggler.driver.preflight import DOES, FAILED, FOUND, WARNS, Rehearsal, named_parts
 from juggler.driver.trial_modules import ModuleFailed, begin, build_each, build_frozen, try_updates
@@ -35,6 +34,7 @@ from juggler.envrunner.multi_agent.game_videos import record_games
 from juggler.envrunner.multi_agent.line_up import line_ups_of
 from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs
+from juggler.learner.data.replay.room import memory_of
 from juggler.learner.process.devices import device_for, devices_here
 from juggler.runtime.actors.attachment import describe
 from juggler.runtime.modules.by_name import found
@@ -118,7 +118,7 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
     group_of = _groups_by_module(config, groups)
     built = build_each(config, group_of, critic_spaces, module_factory, own_classes, does)
     kept = {module_id: each.learner.kept_bytes for module_id, each in built.items()}
-    must_fit_together(config, kept, [device == CPU for device in devices])
+    must_fit_together(config, kept, devices, lambda gpu: memory_of(torch.device(gpu)))
     if before is None:
         begin(config, built, does)
     else:

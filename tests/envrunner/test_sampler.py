@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from support import vectors
 from support.recording import assert_recorded
-from support.scripted_environments import NativeScripted, NotFinite, Scripted
+from support.scripted_environments import NativeAsTrees, NativeScripted, NotFinite, Scripted
 from support.scripted_modules import LinearPolicy
 from support.vectors import KINDS, MODES, seeds_of
 
@@ -188,6 +190,91 @@ def test_same_step_autoreset_without_final_observations_is_refused() -> None:
     sampler = sampler_of(Forgetful([((2, "truncated"),)], AutoresetMode.SAME_STEP))
     with pytest.raises(EnvironmentFailed, match="final_obs"):
         sampler.sample((0, 0))
+    of_one = LastShown(np.zeros((1, 3), np.float32), "truncated")
+    with pytest.raises(EnvironmentFailed, match=r"environment 1 .* without infos\['final_obs'\]"):
+        sampler_of(of_one).sample((0, 0))
+
+
+class LastShown(NativeScripted):
+    """Gives what it is told to as last observations of two environments."""
+
+    def __init__(self, finals: Any, end: str) -> None:
+        super().__init__([((2, end),)] * 2, AutoresetMode.SAME_STEP)
+        self.finals = finals
+
+    def step(self, actions):
+        *results, infos = super().step(actions)
+        return *results, {"final_obs": self.finals} if infos else {}
+
+
+def second_shows(last: Any) -> NDArray[Any]:
+    finals = np.empty(2, object)
+    finals[:] = [np.ones(3, np.float32), last]
+    return finals
+
+
+@pytest.mark.parametrize(
+    ("finals", "words"),
+    [
+        (second_shows(np.zeros(1)), r"is float64 of shape \[1\], where its obs.*space says Box"),
+        (second_shows(np.full(3, 2j)), r"is complex128 of shape \[3\]"),
+        (second_shows([1, 2]), r"is int64 of shape \[2\]"),
+        (np.zeros((2, 1), np.float32), r"is float32 of shape \[1\]"),
+    ],
+)
+def test_a_last_observation_is_held_to_its_space_as_all_others_are(finals, words) -> None:
+    where = "environment [01] failed in step: with the end of an episode that it truncated, "
+    with pytest.raises(EnvironmentFailed, match=f"{where}its observation {words}"):
+        sampler_of(LastShown(finals, "truncated")).sample((0, 0))
+    batch = sampler_of(LastShown(finals, "terminated")).sample((0, 0)).batch
+    assert not len(batch.final_rows), "nobody reads it"
+
+
+def test_a_last_observation_that_is_not_finite_is_told() -> None:
+    env = LastShown(second_shows(np.full(3, np.nan)), "truncated")
+    with pytest.raises(NonFinite) as caught:
+        sampler_of(env).sample((0, 0))
+    assert (caught.value.environment, caught.value.column) == (1, "final_observations")
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (np.zeros((1, 2), int), r"at 'count' is int64 of shape \[2\]"),
+        (np.array([0.7]), r"at 'count' is float64 of shape \[\]"),
+        (np.zeros(0, int), "has other parts than Dict.*IndexError"),
+        (None, "has other parts than Dict.*KeyError: 'count'"),
+    ],
+)
+def test_a_part_of_last_observations_that_does_not_fit_is_told(count: Any, words: str) -> None:
+    class Parts(NativeAsTrees):
+        def step(self, actions):
+            *results, infos = super().step(actions)
+            if finals := infos.pop("final_obs", None):
+                del finals["count"]
+                more = {} if count is None else {"count": count}
+                infos["final_obs"] = {**finals, **more}
+            return *results, infos
+
+    def sampler_that(end: str) -> Sampler:
+        return sampler_of(Parts(NativeScripted([((2, end),)], AutoresetMode.SAME_STEP)))
+
+    with pytest.raises(EnvironmentFailed, match=f"environment 0 .* its observation {words}"):
+        sampler_that("truncated").sample((0, 0))
+    sampler_that("terminated").sample((0, 0))
+
+
+def test_environments_in_turn_are_held_to_the_same_at_ends() -> None:
+    class Odd(Scripted):
+        def step(self, action):
+            observation, *rest = super().step(action)
+            return observation[:1] if self.over else observation, *rest
+
+    env = vectors.vector_of_functions(
+        "in turn", AutoresetMode.SAME_STEP, [lambda: Odd(((2, "truncated"),))]
+    )
+    with pytest.raises(EnvironmentFailed, match=r"its observation is float32 of shape \[1\]"):
+        sampler_of(env).sample((0, 0))
 
 
 def test_a_fragment_says_where_its_time_went() -> None:

@@ -39,6 +39,7 @@ class LearnerEvents:
         for kept in learners.ready(worker, ready):
             parts.happened(kept)
         parts.registry.learner_ready(worker, ready)
+        parts.trained.learner_ready()
         parts.happened(events.LearnerJoined(worker.worker_id, worker.incarnation, module_id))
 
     def formed(self, worker: Worker, formed: training_pb2.GroupFormed) -> None:

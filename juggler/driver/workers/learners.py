@@ -108,7 +108,7 @@ class Learners:
             seed: from its setup.
         """
         module = self._registry.module_setup(self._core.module_id, seed)
-        if self._had_learner and not self._core.members:
+        if self.had_learner and not self._core.members:
             first = self.last_reset.generation if self.last_reset else 0
             oldest = Version(max(self._core.weights_version.generation, first), 0)
             module.oldest_handover.CopyFrom(oldest.message())
@@ -120,12 +120,12 @@ class Learners:
             yield from begin_commands(module.module_id, self.beginning)
 
     @property
-    def _had_learner(self) -> bool:
+    def had_learner(self) -> bool:
         """A learner of this module has been ready."""
         return bool(self._registry.meeting_points.get(self._core.module_id))
 
     def _state_for(self, learner: Worker) -> Checkpoint | None:
-        if not self._had_learner:
+        if not self.had_learner:
             if self._resume is not None:
                 known = self._resume.version_of(self._core.module_id)
                 self._given[learner] = Version(*known), ""
@@ -159,7 +159,7 @@ class Learners:
         Raises:
             ValueError: it says what cannot be.
         """
-        _, given = self._given.pop(learner, (None, ""))
+        version, given = self._given.pop(learner, (self._newest, ""))
         if ready.HasField("handed_over"):
             before = self._core.ledger.trained
             for done in ready.last_updates:
@@ -172,7 +172,7 @@ class Learners:
             text = f"{learner.worker_id} is back with {weights}"
             unheard = f", and with {trained} steps trained on that nobody had heard of"
             self._progress.message(text + (unheard if trained else ""), "info")
-        elif given and not self._core.members and self._core.weights_version.update:
+        elif given and not self._core.members and version.update < self._newest.update:
             lost = f"the learners' weights{self._of_module} are lost"
             text = f"{lost}: {learner.worker_id} goes on from {given}"
             self._progress.message(text, "warning")

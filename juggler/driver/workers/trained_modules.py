@@ -42,7 +42,7 @@ class TrainedModules:
         connectors: by module id; filled here.
         snapshots: of the run.
         progress: shows people what happens.
-        resume: a state to go on from.
+        resume: a state to go on from. Its arrays are let go of once each module has had a learner.
         beginning: what the run began with that another one has learned.
 
     Attributes:
@@ -106,6 +106,13 @@ class TrainedModules:
         """Let a module begin with something, before any of its learners is here."""
         self.learners[module_id].beginning = beginning
         self.connectors[module_id] = connectors_of(None, beginning, module_id)
+
+    def learner_ready(self) -> None:
+        """A learner has what its module begins with. Once each module has had one, nobody is told
+        of the state that the run goes on from any more."""
+        if self._resume and all(each.had_learner for each in self.learners.values()):
+            self._resume.let_go_of_arrays()
+            self._resume = None
 
     def received(self, worker: Worker, module_id: str) -> None:
         """A worker that plays has a module that was added."""

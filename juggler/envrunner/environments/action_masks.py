@@ -41,8 +41,9 @@ class ObservedMasks(VectorWrapper):
 
     A Dict observation gets the key "action_mask". Any other becomes a Dict with the keys
     "observation" and "action_mask". Every reset must give a mask, and so must every step that does
-    not end an episode. The last observation of an episode has the mask that came with it, or else
-    all ones. Under SAME_STEP autoreset, that of a terminated episode has all ones: nobody reads it.
+    not end an episode. The last observation of a truncated episode has the mask that came with it,
+    or else all ones. That of a terminated one has all ones: nobody acts on it, and it may have come
+    with anything.
 
     The mask of a Discrete(n) action has the shape [n]. The mask of a MultiDiscrete action has the
     shape [sum(nvec)], or is a tuple of one mask for each number. The masks of Dict and Tuple
@@ -81,19 +82,21 @@ class ObservedMasks(VectorWrapper):
         rows = (options or {}).get("reset_mask", self._everyone)  # [N]; the vector may pop it
         observations, infos = self.env.reset(seed=seed, options=options)
         self._require(infos, rows, "reset")
-        self._keep(infos, "reset")
+        self._keep(infos, self._given(infos), "reset")
         return self._with(observations, self._masks), infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
         over = terminated | truncated  # [N]
+        read = self._given(infos)  # [N]
         self._require(infos, self._everyone if self._same_step else ~over, "step")
         if over.any():
             if self._same_step:
                 infos = {**infos, "final_obs": self._finals(infos, over, terminated)}
             else:
                 _fill(self._masks, over, 1)
-        self._keep(infos, "step")
+                read = read & ~terminated
+        self._keep(infos, read, "step")
         return self._with(observations, self._masks), rewards, terminated, truncated, infos
 
     def _require(self, infos: dict[str, Any], rows: NDArray[np.bool_], call: str) -> None:
@@ -107,9 +110,9 @@ class ObservedMasks(VectorWrapper):
         given: NDArray[np.bool_] = infos.get(f"_{ACTION_MASK}", self._everyone)
         return given if ACTION_MASK in infos else ~self._everyone
 
-    def _keep(self, infos: dict[str, Any], call: str) -> None:
-        """Store the masks of all environments that gave one."""
-        rows = np.flatnonzero(self._given(infos))
+    def _keep(self, infos: dict[str, Any], given: NDArray[np.bool_], call: str) -> None:
+        """Store the masks of environments that have `given` [N] one."""
+        rows = np.flatnonzero(given)
         if len(rows):
             _fill(self._masks, rows, self._read(infos, rows, call))
 

@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from juggler.envrunner.environments.misfits import misfit
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.runtime.wire.structures import to_tree, tree_map
+from juggler.runtime.wire.structures import from_tree, to_tree, tree_map
 from juggler.runtime.wire.trees import Tree
 
 
@@ -40,7 +40,7 @@ def final_observation(space: gymnasium.Space[Any], infos: dict[str, Any], row: i
         row: the environment's index.
 
     Raises:
-        EnvironmentFailed: the infos do not have it.
+        EnvironmentFailed: the infos do not have it, or it is not of the space.
     """
     if not _has_final_observation(infos, row):
         raise EnvironmentFailed(
@@ -49,11 +49,11 @@ def final_observation(space: gymnasium.Space[Any], infos: dict[str, Any], row: i
             "it truncated an episode under SAME_STEP autoreset without infos['final_obs'], "
             "which the value of the last step is bootstrapped from",
         )
-    finals = infos["final_obs"]
-    if isinstance(finals, (Mapping, tuple)):
-        of_row: Tree = tree_map(lambda leaf: leaf[row], to_tree(space, finals))
-        return of_row
-    return to_tree(space, finals[row])
+    shown, why = _final_of(space, infos, row)
+    if why:
+        reason = f"with the end of an episode that it truncated, {why}"
+        raise EnvironmentFailed(f"environment {row}", "step", reason)
+    return to_tree(space, shown)
 
 
 def last_observation(
@@ -65,14 +65,28 @@ def last_observation(
     Raises:
         EnvironmentFailed: as `final_observation`, for an episode that was truncated.
     """
-    if terminated:
-        finals = infos.get("final_obs")
-        batched = isinstance(finals, (Mapping, tuple))
-        if finals is None or (not batched and misfit(space, finals[row])):
-            return None
+    if terminated and (not _has_final_observation(infos, row) or _final_of(space, infos, row)[1]):
+        return None
     return final_observation(space, infos, row)
 
 
 def _has_final_observation(infos: Mapping[str, Any], row: int) -> bool:
     finals = infos.get("final_obs")
-    return finals is not None and (isinstance(finals, (Mapping, tuple)) or finals[row] is not None)
+    if finals is None or isinstance(finals, (Mapping, tuple)):
+        return finals is not None
+    return row < len(finals) and finals[row] is not None
+
+
+def _final_of(space: gymnasium.Space[Any], infos: Mapping[str, Any], row: int) -> tuple[Any, str]:
+    """Return an environment's part of "final_obs", and what is wrong with it, or ""."""
+    shown = infos["final_obs"]
+    try:
+        if isinstance(shown, (Mapping, tuple)):
+            of_row = tree_map(lambda leaf: leaf[row], to_tree(space, shown))
+            shown = from_tree(space, of_row)
+        else:
+            shown = shown[row]
+    except (LookupError, TypeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        return None, f"its observation has other parts than {space}: {what}"
+    return shown, misfit(space, shown)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,14 +41,17 @@ def take_over_newest(learner: HasState, peers: Peers) -> None:
     if all(state == states[leader] for state in states):
         return
     leads = peers.rank == leader
-    chunks = peers.wait_for_all(lambda: _chunks(learner) if leads else [])
-    count, size = peers.gather([len(chunks), sum(map(len, chunks))])[leader]
-    reader = FrameReader(training_pb2.StateHeader, Limits(payload_bytes=size), digests=True)
+    # One chunk at a time: a replay is large.
+    size, chunks = peers.wait_for_all(lambda: _chunks(learner) if leads else (0, iter(())))
+    limits = Limits(payload_bytes=peers.gather([size])[leader][0])
+    reader = FrameReader(training_pb2.StateHeader, limits, digests=True)
     behind = states[peers.rank] != states[leader]
     frame = None
-    for index in range(count):
-        own = chunks[index] if chunks else None
+    while True:
+        own = next(chunks, None)
         chunk_size = peers.gather([len(own or b"")])[leader][0]
+        if not chunk_size:
+            break
         chunk = peers.broadcast(own, leader, chunk_size)
         frame = reader.feed(chunk) if behind else None
         peers.progresses()
@@ -70,7 +73,10 @@ def state_hash(learner: HasState) -> int:
     return digest.intdigest() - 2**63
 
 
-def _chunks(learner: HasState) -> list[bytes]:
+def _chunks(learner: HasState) -> tuple[int, Iterator[bytes]]:
+    """The most bytes that a state's arrays take in a frame, and the chunks of the frame."""
     tree, extra = learner.save()
     header = training_pb2.StateHeader(extra=json.dumps(extra))
-    return list(encode_frame(header, tree, digest=True))
+    # They are aligned in the payload, so it is somewhat larger than their sum.
+    size = sum(array.nbytes + 64 for _, array in flatten(tree))
+    return size, encode_frame(header, tree, digest=True)

@@ -67,7 +67,7 @@ class Checkpoint:
     """
 
     version: tuple[int, int]  # (generation, update) of the run, which orders its checkpoints
-    tree: Mapping[str, Tree]  # the learners' states by module id; pipelines and connectors
+    tree: dict[str, Tree]  # the learners' states by module id; pipelines and connectors
     # By module id: the "version" of its weights, its learner's "extra", its "counters" in the
     # driver's books, and the "spaces" of its agents. Older checkpoints lack the last two. One that
     # came while the run went on also has, as "settings_of", the module whose settings it has.
@@ -77,6 +77,11 @@ class Checkpoint:
     spaces: dict[str, Any]  # where there is one module, those of its agents
     path: Path | None = None  # where it was read from
     problems: tuple[str, ...] = ()  # of newer checkpoints that were skipped
+
+    def let_go_of_arrays(self) -> None:
+        """Give their memory back, whoever still holds the checkpoint: a replay among them may be
+        large."""
+        self.tree.clear()
 
     @property
     def module_ids(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from google.protobuf import any_pb2
 from support.ready import ready_message
 from support.worker_events_world import ROWS, SPACE, STEPS, WorkersWorld
 
@@ -16,10 +17,13 @@ from juggler.driver.status import StatusReader
 from juggler.driver.upkeep import metrics_line
 from juggler.driver.workers.connector_state import everything
 from juggler.envrunner.setup import EnvRunnerSetup
+from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.setups import from_json
 from juggler.runtime.actors.supervisor import Exited
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
 from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
 from juggler.runtime.connectors.moments import Moments
+from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.v1 import status_pb2, training_pb2
 
 AGENTS = {"left": "blue", "right": "red"}
@@ -316,3 +320,35 @@ def test_what_the_driver_learns_of_a_failed_round_ends_all_of_it(tmp_path: Path)
 def _status(world: WorkersWorld) -> status_pb2.RunStatus:
     journal = cast(Any, SimpleNamespace(newest=[]))
     return StatusReader("run", Path("run"), world.parts, journal).read()
+
+
+def checkpoint_of(world: WorkersWorld) -> Checkpoint:
+    """What a run of two learners with two modules writes."""
+    assert world.parts.checkpointing.begin()
+    for learner in world.learners:
+        ((command_id, asked),) = world.asked(learner, training_pb2.Snapshot)
+        header = training_pb2.StateHeader(module_id=asked.module_id, extra="{}")
+        for chunk in encode_frame(header, {"default": {"x": np.ones(3)}}, digest=True):
+            world.reply(learner, command_id, any_pb2.Any(value=chunk))
+    (written,) = world.written.gather(timeout=30)
+    return read(written.path)
+
+
+def test_the_arrays_that_a_run_goes_on_from_are_let_go_of_once_each_module_has_had_a_learner(
+    tmp_path: Path,
+) -> None:
+    """Among them may be replays, which are large."""
+    keys: dict[str, Any] = {"agents": AGENTS, "num_learners": 2, "devices": "cpu"}
+    saved = checkpoint_of(WorkersWorld(tmp_path / "before", **keys))
+    held = []
+
+    class Resumed(WorkersWorld):
+        def get_ready(self, worker: Worker, *module_ids: str) -> None:
+            super().get_ready(worker, *module_ids)
+            held.append((worker.worker_id, sorted(saved.tree)))
+
+    world = Resumed(tmp_path / "after", resume=saved, **keys)
+    assert held == [("envrunner-0", BOTH), ("learner-0", BOTH), ("learner-1", [])]
+    for learner in world.learners:
+        (*_, (_, part)) = world.asked(learner, training_pb2.Restore)
+        assert part.last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -54,7 +55,7 @@ def policy_of(env: VectorEnv[Any, Any, Any]) -> BehaviourPolicy:
 def test_only_legal_actions_are_tried_and_masks_are_kept(kind, mode, where, at_ends) -> None:
     env = observe_masks(masked_vector(kind, mode, where=where, at_ends=at_ends))
     sampler = sampler_of(env)  # its environments refuse what is illegal
-    finals = 0
+    finals, terminated = 0, np.zeros(len(SCRIPTS), bool)
     for _ in range(10):
         batch = sampler.sample((0, 0)).batch
         plain = "numbers" if where == "observation" else "observation"
@@ -67,7 +68,12 @@ def test_only_legal_actions_are_tried_and_masks_are_kept(kind, mode, where, at_e
             expected[0][:] = 1
             expected[1][over] = 1
             if mode is AutoresetMode.NEXT_STEP:
-                expected[2][batch.terminated[:, -1] | batch.truncated[:, -1]] = 1
+                expected[2][batch.truncated[:, -1]] = 1
+        if where == "info" and mode is AutoresetMode.NEXT_STEP:
+            expected[1][:, 1:][batch.terminated[:, :-1]] = 1
+            expected[1][terminated, 0] = 1
+            expected[2][batch.terminated[:, -1]] = 1
+            terminated = batch.terminated[:, -1]
         for tree, masks in zip(ends, expected, strict=True):
             np.testing.assert_array_equal(tree["action_mask"], masks)
             assert tree["action_mask"].dtype == np.int8
@@ -99,7 +105,8 @@ def test_a_vector_with_one_seed_may_give_all_masks_at_once() -> None:
         for _ in range(8):
             batch = sampler.sample((0, 0)).batch
             np.testing.assert_array_equal(
-                batch.observations["action_mask"], mask_of(batch.observations["observation"])
+                batch.observations["action_mask"][batch.live],
+                mask_of(batch.observations["observation"])[batch.live],
             )
 
 
@@ -116,8 +123,9 @@ def test_each_part_of_an_action_has_a_mask_of_its_own_or_none(kind, mode) -> Non
         batch = sampler.sample((0, 0)).batch
         masks = dict(flatten(batch.observations["action_mask"]))
         steps = batch.observations["observation"][..., 1].astype(int)
-        np.testing.assert_array_equal(masks["pair", "0"].argmax(-1), steps % 3)
-        assert (masks["pair", "1"].sum(-1) == 2).all()
+        first = masks["pair", "0"].argmax(-1)
+        np.testing.assert_array_equal(first[batch.live], steps[batch.live] % 3)
+        assert (masks["pair", "1"].sum(-1) == 2)[batch.live].all()
         assert len(set(batch.actions["free"].ravel())) == 2
     env.close()
 
@@ -183,6 +191,35 @@ def test_where_an_episode_has_ended_no_action_needs_to_be_legal(mode) -> None:
     assert len(finals) > 4
     assert not finals.any()
     assert evaluate(env, policy_of(env), 4, seed=0)[1] == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("last", [None, [], -np.ones(3, np.int8)], ids=["None", "empty", "-1"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["in turn", "async"])
+def test_nobody_reads_the_mask_with_which_an_episode_terminates(kind, mode, last) -> None:
+    made = functools.partial(LastMask, ((3, "terminated"), (3, "both"), (30, "truncated")), last)
+    with closing(observe_masks(vector_of_functions(kind, mode, [made] * 2))) as env:
+        sampler = sampler_of(env)
+        for _ in range(3):
+            batch = sampler.sample((0, 0)).batch
+            assert (batch.observations["action_mask"] == 1).all()
+            assert (batch.last_observations["action_mask"] == 1).all()
+        assert evaluate(env, policy_of(env), 2, seed=0)[1] == [3, 3]
+
+
+class LastMask(Scripted):
+    """Gives another mask with the end of an episode than before."""
+
+    def __init__(self, script: Any, last: Any) -> None:
+        super().__init__(script)
+        self.last = last
+
+    def reset(self, **options):
+        return super().reset(**options)[0], {"action_mask": np.ones(3, np.int8)}
+
+    def step(self, action):
+        *results, _ = super().step(action)
+        return *results, {"action_mask": self.last if self.over else np.ones(3, np.int8)}
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,52 @@ def test_more_ends_in_a_row_make_only_columns_of_ends_anew_and_all_rows_stay_whe
     after = dict(zip(table._columns._names, table._columns._columns, strict=True))
     anew = {name for name in after if after[name] is not before[name]}
     assert anew == {*c.FINALS[1:3], *c.SEGMENTS[1:]}
+
+
+def test_columns_of_longer_rows_are_made_one_after_the_other(make_batch: MakeBatch) -> None:
+    """A table on a device or on disk has all of its memory from the first row on."""
+    tracemalloc.start()
+    table = EpisodeTable(300_000)
+    first = rows_of(make_batch, 0, steps=5, ends=0.5)
+    put(table, first)
+    longer = rows_of(make_batch, 1, steps=10, ends=0.5)
+    before, _ = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    assert table.make_room(longer) is not None
+    held, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    sizes = [each._array.nbytes for each in table._columns._columns]
+    assert max(sizes) < 0.5 * sum(sizes), "so that this test says something"
+    assert peak < max(before, held) + 1.1 * max(sizes)
+    same(table.rows(table.oldest_first()), first)
+
+
+@pytest.mark.parametrize("failing", [1, 2, 5])
+def test_a_table_that_lacks_memory_for_longer_rows_has_its_rows_or_none(
+    make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    table = EpisodeTable(9 * 3)
+    first = rows_of(make_batch, 0, ends=0.0)
+    slots = put(table, first)
+    left: list[int] = []
+    table.left = lambda slots: left.extend(slots.tolist())
+    made, calls = memory_columns.MemoryColumns.__init__, count(1)
+
+    def lacking(*given: Any) -> None:
+        if next(calls) == failing:
+            raise MemoryError
+        made(*given)
+
+    longer = rows_of(make_batch, 1, steps=9, ends=0.9, reset_rows=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(memory_columns.MemoryColumns, "__init__", lacking)
+        with pytest.raises(MemoryError):
+            table.make_room(longer)
+    assert (table.size, sorted(left)) == ((3, []) if failing == 1 else (0, sorted(slots)))
+    if table.size:
+        same(table.rows(slots), first)
+    table.make_room(longer)
+    same(table.rows(table.put(longer)), longer)
 
 
 @pytest.mark.parametrize("steps", [6, 9])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -263,6 +265,21 @@ def test_frames_that_no_row_has_are_let_go_and_their_slots_used_again(
         used = table._frames._used
         assert used - len(table._frames._free) == np.count_nonzero(held)
     assert used < 50 + 50 // 2 + 60, "those of the rows, and of one arrival"
+
+
+def test_frames_of_a_replay_that_is_discarded_are_gone_at_once(make_batch: MakeBatch) -> None:
+    replay, pipeline = replay_of(), pipeline_of(IMAGE)
+    pipeline.keep_frames_once()
+    drawn_from(replay, pipeline, batch_of(make_batch, IMAGE, 0))
+    (column,) = replay._modules["default"].table._frames._columns._columns  # type: ignore[attr-defined]
+    held = weakref.ref(column)
+    del column
+    gc.disable()
+    try:
+        replay.restore({}, CPU)
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("frames_once", [True, False])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from support.replays import drawn, make, numbered
 
+from juggler.learner.data.replay.kept import Kept
 from juggler.learner.data.replay.replay import Replay
 from juggler.runtime.wire.trees import flatten
 
@@ -93,6 +95,53 @@ def test_a_restore_copies_rows_once_and_does_not_ask_for_memory_that_they_had(
     del columns, state
     assert not any(column() is not None for column in held), "the table holds none of them"
     assert drawn(one.add(numbered(50, 5))) == drawn(other.add(numbered(50, 5)))
+
+
+def test_the_rows_from_before_are_gone_before_others_take_memory(
+    monkeypatch: pytest.MonkeyPatch, without_garbage: None
+) -> None:
+    one, other = make(), make()
+    for each in (one, other):
+        list(each.add(numbered(0, 40)))
+    held = column_of(other)
+    restore, gone = Kept.restore, list[bool]()
+
+    def restoring(kept: Kept, state: Mapping[str, Any], device: torch.device) -> None:
+        gone.append(held() is None)
+        restore(kept, state, device)
+
+    monkeypatch.setattr(Kept, "restore", restoring)
+    other.restore(one.state(), CPU)
+    assert gone == [True]
+
+
+@pytest.mark.parametrize("remover", ["fifo", "random"])
+def test_whoever_lets_go_of_a_replay_has_its_memory_back(
+    remover: Any, without_garbage: None
+) -> None:
+    replay = make(remover=remover, saved=False)
+    list(replay.add(numbered(0, 40)))
+    held = column_of(replay)
+    replay.clear()
+    assert held() is None
+    list(replay.add(numbered(0, 40)))
+    held = column_of(replay)
+    del replay
+    assert held() is None
+
+
+@pytest.fixture
+def without_garbage() -> Iterator[None]:
+    """Nothing is let go of because Python has looked for garbage."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def column_of(replay: Replay) -> Callable[[], Any]:
+    columns = replay._modules["default"].table._columns
+    assert columns is not None
+    return weakref.ref(columns._columns[0])
 
 
 def without(tree: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:

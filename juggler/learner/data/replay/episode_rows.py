@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from juggler.learner.data.sources import Columns
 from juggler.runtime.modules import columns as c
-from juggler.runtime.wire.structures import tree_map
+from juggler.runtime.wire.structures import tree_leaves, tree_map
 
 #: Columns with an entry for each truncated episode or each segment. In a table they have W places
 #: in each row, of which the first are used: as many as the column of counts [N] says.
@@ -24,6 +25,11 @@ _WITHOUT_STEPS: Final = frozenset(
     {c.LAST_OBSERVATIONS, c.LAST_CRITIC_OBSERVATIONS, c.STATES}
     | {counts for counts, _ in _ENTRIES.values()}
 )
+#: What steps that are added observe: what the row observed last.
+_LAST: Final = {
+    c.OBSERVATIONS: c.LAST_OBSERVATIONS,
+    c.CRITIC_OBSERVATIONS: c.LAST_CRITIC_OBSERVATIONS,
+}
 
 
 class Size(NamedTuple):
@@ -98,22 +104,32 @@ def entry_columns(before: Size, size: Size) -> Collection[str]:
     return finals + (c.SEGMENTS if size.segments > before.segments else ())
 
 
+def one_by_one(rows: Mapping[str, Any]) -> dict[str, Collection[str]]:
+    """Columns in an order in which they can be resized one after the other, the largest first as
+    far as possible -> by name, those that `resized` needs for it. Empty trees are left out."""
+    sizes = {
+        name: sum(prod(x.shape[1:]) * x.element_size() for _, x in tree_leaves(column))
+        for name, column in rows.items()
+        if any(True for _ in tree_leaves(column))
+    }
+    # Steps that are added need what was observed last.
+    order = sorted(sizes, key=lambda name: (name in _WITHOUT_STEPS, -sizes[name]))
+    return {name: {name, _LAST.get(name, name)} for name in order}
+
+
 def resized(rows: Mapping[str, Any], size: Size, before: Size) -> dict[str, Any]:
     """The same rows with room for more. Steps that are added are as `collate` pads rows: not live,
     with the row's last observation and action.
 
     Args:
-        rows: all their columns; or some, if there are no more steps.
+        rows: all their columns; or some, as `one_by_one` says, or any if there are no more steps.
         size: what they get room for.
         before: what they have room for.
     """
     if before == size:
         return dict(rows)
-    fills = {
-        c.OBSERVATIONS: rows.get(c.LAST_OBSERVATIONS),
-        c.CRITIC_OBSERVATIONS: rows.get(c.LAST_CRITIC_OBSERVATIONS),
-        c.ACTIONS: tree_map(lambda x: x[:, -1], rows.get(c.ACTIONS, {})),
-    }  # [N, ...] each
+    fills = {name: rows.get(last) for name, last in _LAST.items()}
+    fills[c.ACTIONS] = tree_map(lambda x: x[:, -1], rows.get(c.ACTIONS, {}))  # [N, ...]
     steps, finals, segments = (new - old for new, old in zip(size, before, strict=True))
     found: dict[str, Any] = {}
     for name, column in rows.items():

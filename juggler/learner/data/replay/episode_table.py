@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.learner.data.replay.episode_rows import Size, entry_columns, resized, size_of
+from juggler.learner.data.replay.episode_rows import (
+    Size,
+    entry_columns,
+    one_by_one,
+    resized,
+    size_of,
+)
 from juggler.learner.data.replay.memory_columns import MemoryColumns, runs_of
 from juggler.learner.data.replay.table import Leaving, Table
 
@@ -57,20 +64,19 @@ class EpisodeTable(Table):
         """Have room for more entries in each row, which stay where they are: the columns of these
         entries alone are made anew, since the others may be nearly all of the memory."""
         if self._columns is not None:
-            slots = self.oldest_first()  # [n]
-            entries = self._columns.only(entry_columns(self._size, size))
-            made = self._made_anew(entries, size, slots, slots, self.capacity)
-            self._columns = self._columns.replaced(made)
+            slots, names = self.oldest_first(), entry_columns(self._size, size)
+            self._make_anew(names, size, slots, slots, self.capacity)
         self._size = size
 
     def _begin_again(self, size: Size, gone: NDArray[np.intp]) -> NDArray[np.intp]:
         """Have room for so much in each row, without those in slots [g] -> the slots [n] of the
         others, which are in slots 0..n-1 from now on."""
         kept = self.oldest_first()  # [n + g]
-        kept, came, columns = kept[~np.isin(kept, gone)], self._came, self._columns
-        if columns is not None:  # if there is no room for others, all rows stay
+        kept, came = kept[~np.isin(kept, gone)], self._came
+        if self._columns is not None:
             places, capacity = np.arange(len(kept)), self._capacity_for(size)
-            columns = self._made_anew(columns, size, kept, places, capacity)
+            self._make_anew(self._columns.names, size, kept, places, capacity)
+        columns = self._columns
         self._leave(gone)
         self._begin(size)
         self._columns = columns
@@ -80,22 +86,54 @@ class EpisodeTable(Table):
         self.generations[: self.used] = np.arange(came + 1, self._came + 1)
         return kept
 
+    def _make_anew(
+        self,
+        names: Collection[str],
+        size: Size,
+        slots: NDArray[np.intp],
+        places: NDArray[np.intp],
+        capacity: int,
+    ) -> None:
+        """Make columns of these names anew, with room for so much in each row, and with the rows of
+        slots [n] in `places` [n]: one after the other, so that no more than one is there twice.
+
+        If there is no memory for the first, which is the largest, all rows stay. If there is none
+        for another one, all leave.
+        """
+        assert self._columns is not None
+        begun = False
+        for name, needed in one_by_one(self._columns.only(names).take(_NONE)).items():
+            try:
+                made = self._made_anew(name, needed, size, slots, places, capacity)
+            except BaseException:
+                if begun:
+                    self._leave(self.oldest_first())
+                    self.clear()
+                    self._columns = None
+                raise
+            self._columns = self._columns.replaced(made)
+            begun = True
+
     def _made_anew(
         self,
-        columns: MemoryColumns,
+        name: str,
+        needed: Collection[str],
         size: Size,
         slots: NDArray[np.intp],
         places: NDArray[np.intp],
         capacity: int,
     ) -> MemoryColumns:
-        """Such columns with room for so much in each row, and with the rows of slots [n] in
-        `places` [n]."""
-        like = resized(columns.take(slots[:0]), size, self._size)
-        made = MemoryColumns(like, capacity, self._directory)
+        """The column of this name, for which those that are `needed` are read."""
+        assert self._columns is not None
+        read = self._columns.only(needed)
+
+        def rows(some: NDArray[np.intp]) -> dict[str, Any]:
+            return {name: resized(read.take(some), size, self._size)[name]}
+
+        made = MemoryColumns(rows(_NONE), capacity, self._directory)
         for first in range(0, len(slots), _AT_ONCE):  # on disk, they may be more than the memory
             part = slice(first, first + _AT_ONCE)
-            rows = resized(columns.take(slots[part]), size, self._size)
-            made.write(places[part], runs_of(places[part]), made.checked(rows))
+            made.write(places[part], runs_of(places[part]), made.checked(rows(slots[part])))
         return made
 
     def put(self, rows: dict[str, Any], leaving: Leaving | None = None) -> NDArray[np.intp]:

@@ -47,6 +47,10 @@ class MemoryColumns:
             for x in tensors
         ]
 
+    @property
+    def names(self) -> Collection[str]:
+        return self._like.keys()
+
     def checked(self, rows: Mapping[str, Any]) -> list[Tensor]:
         """Rows as `write` takes them.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
+from weakref import WeakMethod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from juggler.learner.data.replay.memory_columns import any_leaf
 from juggler.learner.data.replay.rules import Rules
 from juggler.learner.data.replay.slot_trees import LeastTree, SumTree
-from juggler.learner.data.replay.table import Table
+from juggler.learner.data.replay.table import Leaving, Table
 from juggler.runtime.wire.trees import Tree
 
 Slots: TypeAlias = NDArray[np.intp]
@@ -61,12 +62,11 @@ class Selection:
     def __init__(self, table: Table, rules: Rules, generator: np.random.Generator) -> None:
         self._table, self._rules, self._generator = table, rules, generator
         self._alpha, self._most = rules.priority_exponent, rules.max_times_sampled
-        self._leaving = self._leaving_by_order
-        if rules.remover == "random":
-            self._leaving = self._leaving_at_random
         self.came_rows = self.drawn_rows = self.unused_rows = 0
         self._highest = 1.0  # of all priorities that were given
-        table.left = self._left
+        # Two that refer to each other would have their memory until Python looks for garbage.
+        left = WeakMethod(self._left)
+        table.left = lambda slots: _tell(left(), slots)
         self._begin()
 
     def put(self, rows: dict[str, Any]) -> None:
@@ -184,7 +184,7 @@ class Selection:
         capacity = self._table.capacity
         # Of a ring, the table knows the oldest.
         ring = self._rules.remover == "fifo" and not self._most and self._table.is_ring
-        self._given = None if ring else self._leaving
+        self._is_ring = ring
         #: How often the row in each slot was drawn; where that is not limited, whether it was.
         self.times: NDArray[Any] = np.zeros(capacity, np.int32 if self._most else np.uint8)
         self._times_sum = 0  # of all rows in the table
@@ -193,7 +193,7 @@ class Selection:
         by_weight = self._alpha > 0 or (self._rules.selector == "random" and gaps)
         self._weights = SumTree(capacity) if by_weight else None
         wanted: set[str] = {self._rules.selector}
-        if self._given is not None:
+        if not ring:
             wanted.add(self._rules.remover)
         self._orders = {name: LeastTree(capacity) for name in sorted(wanted & _ORDERS.keys())}
 
@@ -250,6 +250,15 @@ class Selection:
             count -= len(slots)
         return np.concatenate(found), np.concatenate(shares)
 
+    @property
+    def _given(self) -> Leaving | None:
+        """Which rows leave a full table; None: the oldest ones, as the table knows."""
+        if self._is_ring:
+            return None
+        return (
+            self._leaving_at_random if self._rules.remover == "random" else self._leaving_by_order
+        )
+
     def _leaving_by_order(self, count: int) -> Slots:
         return self._orders[self._rules.remover].least(count)
 
@@ -259,6 +268,11 @@ class Selection:
         empty = used - self._table.size
         slots = self._generator.choice(used, count + empty, replace=False)  # [count + empty]
         return slots[self._table.generations[slots] > 0][:count]
+
+
+def _tell(hears: Callable[[Slots], None] | None, slots: Slots) -> None:
+    if hears is not None:  # else nobody draws from the table any more
+        hears(slots)
 
 
 def _earlier(slots: Slots) -> NDArray[np.intp]:
