@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from statistics import fmean, median
-from threading import Semaphore
 from typing import Any
 
 import torch
@@ -26,22 +23,18 @@ from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.multi_agent.turns import AgentGroup
 from juggler.envrunner.process import numpy_in_one_thread
 from juggler.envrunner.sampler import Sampler
+from juggler.experiments.tuning.sending import seconds_to_send
 from juggler.experiments.tuning.speeds import MOST_RUNNERS, Sampling, Speeds, Transport, Updating
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.learner import Learner
 from juggler.learner.process.devices import device_for, devices_here
-from juggler.runtime.actors.endpoints import bind, make_server
 from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.actors.processor_time import seconds_used, thread_waited
 from juggler.runtime.actors.resources import usable_cores, usable_memory
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import given_or_named
 from juggler.runtime.nearest import one_of
-from juggler.runtime.streams.episodes import EpisodeReceiver, EpisodeSender
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import flatten
-from juggler.runtime.wire.v1 import episodes_pb2
 
 Tell = Callable[[str], None]
 
@@ -51,8 +44,6 @@ _THREADS = (1, 2, 4, 8)  # of a learner
 _AT_ONCE = 4  # processes of environments for each core
 _MORE_SECONDS = 30.0  # that environments may take, to be made, too
 _SHORT = 8  # steps of a fragment where the configuration's would take too long
-_IN_FLIGHT = 4  # batches
-_SENT_SECONDS = 30.0  # for a batch to arrive
 _ALONE = 0.9  # of a core
 _MEMORY_OF_RUNNER = 150 << 20  # bytes, without its environments
 
@@ -242,9 +233,7 @@ class Measurements:
         small, large = by_size[0], by_size[-1]
         each = 0.05 * self._seconds
         self._does("sending batches")
-        with tempfile.TemporaryDirectory(prefix="juggler-tune-") as directory:
-            address = f"unix:{Path(directory) / 'learner.sock'}"
-            of_small, of_large = (_sent(address, batch, each) for batch in (small, large))
+        of_small, of_large = (seconds_to_send(batch, each) for batch in (small, large))
         more = max(1, large.live_steps - small.live_steps)
         per_step = max(0.0, of_large - of_small) / more
         seconds = max(0.0, of_small - per_step * small.live_steps)
@@ -282,38 +271,6 @@ def _build(config: RunConfig, env: VectorEnvironment) -> Built:
     module = given_or_named(config.module.module, None, {})
     device = device_for(config.driver.device_names()[0], 0, devices_here())
     return build_one(config, group, None, module, {}, device)
-
-
-def _sent(address: str, batch: EpisodeBatch, seconds: float) -> float:
-    """CPU seconds of both ends for a batch."""
-    free, problems = Semaphore(_IN_FLIGHT), [""]
-
-    def settled(_: int, reason: str, why: str) -> None:
-        problems[0] = problems[0] or f"{reason} {why}".strip()
-        free.release()
-
-    receiver = EpisodeReceiver(lambda frame: "", lambda metadata: None, Limits())
-    server = make_server(2)
-    server.add_generic_rpc_handlers((receiver.handler(),))
-    bind(server, address)
-    server.start()
-    sender = EpisodeSender(address, (), settled)
-    tree = {DEFAULT_MODULE: batch.to_tree()}
-    try:
-        count, began, used = 0, 0.0, 0.0
-        while count <= _IN_FLIGHT or time.perf_counter() - began < seconds:
-            if not free.acquire(timeout=_SENT_SECONDS):
-                raise ConfigError(f"a batch did not arrive within {_SENT_SECONDS:g} s on {address}")
-            if problems[0]:
-                raise ConfigError(f"a batch was not taken: {problems[0]}")
-            count += 1
-            if count == _IN_FLIGHT:  # the stream is open
-                began, used = time.perf_counter(), time.process_time()
-            sender.send(episodes_pb2.BatchHeader(batch_id=count), tree)
-        return (time.process_time() - used) / (count - _IN_FLIGHT)
-    finally:
-        sender.close()
-        server.stop(1.0).wait()
 
 
 def _waited() -> float:
