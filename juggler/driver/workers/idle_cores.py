@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from juggler.runtime.actors.resources import usable_cores
 
 _SECONDS = 20.0  # between two looks
 _BUSY = 0.9  # of the time
+_EARLY = -0.2
+_WORK = ("collate", "update", "publish")
 _MOST_THREADS = 8  # that are advised
 
 
@@ -21,7 +24,7 @@ class Used(NamedTuple):
     Attributes:
         time: of a clock.
         learners: how many there are.
-        waited: in which learners waited for something to do, added up.
+        worked: in which learners had something to do, added up.
         cpu: of processors, that the run has used.
         idle: of processors of this host, in which they had nothing to do.
         cores: how many the run may use.
@@ -29,21 +32,24 @@ class Used(NamedTuple):
 
     time: float
     learners: int
-    waited: float
+    worked: float
     cpu: float
     idle: float
     cores: float
 
     @classmethod
     def by(cls, parts: RunParts) -> Used | None:
-        """What a run has used; None: its learners are elsewhere, or on GPUs, or not at work yet."""
+        """What a run has used; None: its learners are elsewhere, or on GPUs, or not at work yet, or
+        the run may not use all cores, so that nobody knows which of them it could have."""
         members = parts.core.members
         devices = {parts.registry.devices[name] for name in members}
-        waited = parts.metrics.workers.seconds().get(LEARNER, {}).get("waiting")
-        if not parts.only_local or devices != {"cpu"} or waited is None:
+        seconds = parts.metrics.workers.seconds().get(LEARNER, {})
+        limited = usable_cores() < (os.cpu_count() or 1)
+        if not parts.only_local or devices != {"cpu"} or limited or not seconds:
             return None
+        worked = sum(seconds[name] for name in _WORK)
         cpu = parts.local.cpu_seconds() + time.process_time()
-        return cls(time.monotonic(), len(members), waited, cpu, seconds_idle(), usable_cores())
+        return cls(time.monotonic(), len(members), worked, cpu, seconds_idle(), usable_cores())
 
 
 class IdleCores:
@@ -67,12 +73,13 @@ class IdleCores:
         if used is None or before is None or used.learners != before.learners:
             return ""
         seconds = used.time - before.time
-        waited = (used.waited - before.waited) / seconds / used.learners
+        waited = 1 - (used.worked - before.worked) / seconds / used.learners
         left = used.cores - (used.cpu - before.cpu) / seconds
         idle = min(left, (used.idle - before.idle) / seconds)
         possible = min(_MOST_THREADS, self._threads + int(idle // used.learners))
         threads = 1 << possible.bit_length() - 1  # a power of 2, as `juggler tune` tries
-        if waited > 1 - _BUSY or threads <= self._threads:
+        # Work is told when it is done: long updates may be told at the wrong time.
+        if not _EARLY <= waited <= 1 - _BUSY or threads <= self._threads:
             return ""
         self._told = True
         one = used.learners == 1

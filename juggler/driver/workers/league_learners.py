@@ -247,7 +247,9 @@ class LeagueLearners:
         """A player was reset when its state for the checkpoint had been cut, and the league not."""
         player_id, source = player.player_id, player.reset_to
         if source != INITIAL and self._module(source) not in self._registry.frozen:
-            text = f"is reset to what it began with: the weights of {source} are lost"
+            has_left = self._roster.players[source].retired
+            why = f"{source} has been retired" if has_left else f"the weights of {source} are lost"
+            text = f"is reset to what it began with, since {why}"
             self._progress.message(f"league: {player_id} {text}", "warning")
             source = INITIAL
         self._trained.reset_first(player_id, *self._new_life(player_id, source))

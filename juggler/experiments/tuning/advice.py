@@ -186,6 +186,8 @@ def write(advice: Advice, path: Path) -> None:
 def _told(found: Expected) -> str:
     sizes = found.sizes
     shape = f"{sizes.runners} × {sizes.environments} environments, {sizes.fragment_steps} steps"
+    if sizes.threads > 1:
+        shape += f", {sizes.threads} threads of the learner"
     return f"{shape}: about {_rounded(found.rate):,} steps/s, limited by {found.limit}"
 
 

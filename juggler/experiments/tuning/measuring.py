@@ -191,7 +191,8 @@ class Measurements:
         own = self._config.driver.learner_threads
         if self._built.learner.device.type != "cpu":
             return [own]
-        return sorted({own, *(count for count in _THREADS if count <= usable_cores())})
+        cores = max(1.0, usable_cores() / self._config.driver.learners)  # of each
+        return sorted({own, *(count for count in _THREADS if count <= cores)})
 
     def _batches_of(self, steps: int) -> list[EpisodeBatch]:
         """The largest batches that fit into an update of so many steps, as often as it has."""

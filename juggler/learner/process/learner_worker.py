@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -142,13 +143,13 @@ class LearnerWorker:
     def _setup(self, _: int, command: training_pb2.Setup) -> attach_pb2.Done:
         setup = from_json(command.config, LearnerSetup)
         self._settings = setup
-        if why := use_threads(setup.threads):
-            self._attachment.report(training_pb2.Note(text=why, warning=True))
         self._shared = MirroredParts(setup.shared)
         self._unpublished: set[str] = set()  # modules that wait for others which share their parts
         self._outlives_failures = setup.outlives_failures
         index = int(self._attachment.worker_id.rpartition("-")[2])
         self._device = device_for(setup.device, index, devices_here())
+        if (why := use_threads(setup.threads)) and self._device == "cpu":
+            self._attachment.report(training_pb2.Note(text=why, warning=True))
         self._attachment.device_bytes = partial(reserved_bytes, self._device)
         torch.manual_seed(command.seed)  # for modules that draw from it, such as dropout
         check = Permits(command.permits_key).check
@@ -205,6 +206,7 @@ class LearnerWorker:
         if module is not None:
             module.close()
             del module
+            gc.collect()  # it refers to itself, and may have a large replay
             if self._device.startswith("cuda"):
                 torch.cuda.empty_cache()  # for others on this device
         return attach_pb2.Done()

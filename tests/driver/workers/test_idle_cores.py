@@ -17,7 +17,7 @@ def used(
         yield Used(
             float(second),
             learners,
-            waiting * learners * second,
+            (1 - waiting) * learners * second,
             busy * second,
             idle * second,
             cores,
@@ -45,7 +45,7 @@ def test_a_learner_that_limits_a_run_beside_idle_cores_is_told_once() -> None:
     [
         used(waiting=0.3),  # EnvRunners limit the run
         used(idle=0.9),  # others use the cores
-        used(busy=1.5, cores=2.0),  # its container has no more
+        used(busy=1.5, cores=2.0),  # the run uses them
         used(learners=8),  # there is not one core for each
     ],
 )
@@ -61,3 +61,8 @@ def test_looks_begin_anew_when_learners_come_or_go() -> None:
     one, two = list(used())[:15], list(used(learners=2))[15:45]
     assert not told(1, iter([*one, *two[:6]]))
     assert len(told(1, iter([*one, *two]))) == 1
+
+
+def test_a_learner_that_is_idle_between_long_updates_is_not_taken_for_a_busy_one() -> None:
+    # Updates of 50 s each, told when they are done.
+    assert not told(1, (each._replace(worked=50.0 * (each.time // 60)) for each in used()))

@@ -17,6 +17,8 @@ from juggler.learner.data.collate import collate
 from juggler.learner.data.replay import memory_columns
 from juggler.learner.data.replay.episode_rows import living_rows, resized, size_of
 from juggler.learner.data.replay.episode_table import EpisodeTable
+from juggler.learner.data.replay.rules import Rules
+from juggler.learner.data.replay.selection import Selection
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
@@ -102,6 +104,33 @@ def test_a_table_that_lacks_memory_for_longer_rows_has_its_rows_or_none(
         same(table.rows(slots), first)
     table.make_room(longer)
     same(table.rows(table.put(longer)), longer)
+
+
+@pytest.mark.parametrize(
+    "rules", [{"priority_exponent": 0.6}, {"selector": "fifo", "max_times_sampled": 2}, {}]
+)
+def test_no_row_is_drawn_that_has_left_because_memory_lacked(
+    make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, rules: dict[str, Any]
+) -> None:
+    table = EpisodeTable(9 * 3)
+    selection = Selection(table, Rules(**rules), np.random.default_rng(0))
+    selection.put(rows_of(make_batch, 0, ends=0.0))
+    made, calls = memory_columns.MemoryColumns.__init__, count(1)
+
+    def lacking(*given: Any) -> None:
+        if next(calls) == 3:
+            raise MemoryError
+        made(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memory_columns.MemoryColumns, "__init__", lacking)
+        with pytest.raises(MemoryError):
+            selection.put(rows_of(make_batch, 1, steps=9, ends=0.9, reset_rows=False))
+    assert table.size == 0
+    assert not selection.may_draw()
+    selection.put(rows_of(make_batch, 2, ends=0.0))
+    drawn = selection.draw(6)
+    assert set(drawn.slots.tolist()) <= set(table.oldest_first().tolist())
 
 
 @pytest.mark.parametrize("steps", [6, 9])

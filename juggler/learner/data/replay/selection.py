@@ -71,8 +71,17 @@ class Selection:
 
     def put(self, rows: dict[str, Any]) -> None:
         """Put rows into the table, for which others may leave. A new row has the largest priority
-        that any row was given."""
-        moved = self._table.make_room(rows, self._given)
+        that any row was given.
+
+        Raises:
+            Exception: the table has no room for their shape; it may have lost all rows over that.
+        """
+        try:
+            moved = self._table.make_room(rows, self._given)
+        except BaseException:
+            if not self._table.size:
+                self._follow(np.zeros(0, np.intp))
+            raise
         if moved is not None:
             self._follow(moved)
         slots = self._table.put(rows, self._given)
