@@ -74,6 +74,8 @@ def _has_final_observation(infos: Mapping[str, Any], row: int) -> bool:
     finals = infos.get("final_obs")
     if finals is None or isinstance(finals, (Mapping, tuple)):
         return finals is not None
+    if not hasattr(finals, "__len__"):
+        return True  # what it is does not fit, as people are told
     return row < len(finals) and finals[row] is not None
 
 

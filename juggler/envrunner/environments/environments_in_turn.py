@@ -12,7 +12,7 @@ from gymnasium.vector.utils import concatenate, iterate
 from numpy.typing import NDArray
 
 from juggler.envrunner.environments.misfits import misfit, must_return
-from juggler.envrunner.environments.step_infos import NoInfo, add_final, mask_in
+from juggler.envrunner.environments.step_infos import NoInfo, add_final, mask_in, without_mask
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.info_numbers import keep_numbers
 from juggler.runtime.modules.columns import ACTION_MASK
@@ -88,6 +88,8 @@ class EnvironmentsInTurn(SyncVectorEnv):
                     call = "step"
                 else:
                     observations[i], rewards[i], ends, cut, info = env.step(action)
+                    if ends:
+                        info = without_mask(info)
                     if info and not (same_step and (ends or cut)):
                         keep_numbers(infos, info, i, self.num_envs)
                     if ends or cut:

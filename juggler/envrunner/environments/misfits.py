@@ -50,6 +50,8 @@ def misfit(
     except Exception as error:
         return f"its {what} has other parts than {space}: {type(error).__name__}: {error}"
     for path, leaf in space_leaves(space) if leaves is None else leaves:
+        if path not in arrays:
+            return f"its {what} has other parts at {path_name(path)} than {space}"
         array, dtype = arrays[path], np.dtype(leaf.dtype)
         if array.shape != leaf.shape or not np.can_cast(array.dtype, dtype, "same_kind"):
             part = f" at {path_name(path)}" if path else ""

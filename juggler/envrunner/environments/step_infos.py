@@ -25,6 +25,14 @@ def mask_in(info: Mapping[str, Any]) -> dict[str, Any]:
     return {ACTION_MASK: info[ACTION_MASK]} if ACTION_MASK in info else {}
 
 
+def without_mask(info: dict[str, Any]) -> dict[str, Any]:
+    """The info with which an episode terminates, without the action mask: nobody reads that, and
+    beside the masks of other environments it could be of another kind than they are."""
+    if not isinstance(info, Mapping) or ACTION_MASK not in info:
+        return info
+    return {name: value for name, value in info.items() if name != ACTION_MASK}
+
+
 def add_final(
     env: VectorEnv[Any, Any, Any],
     infos: dict[str, Any],
@@ -39,12 +47,15 @@ def add_final(
     return infos
 
 
-def told(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The part that a vector passes on of an info as Gymnasium's worker sends it."""
-    part = mask_in(info)
+def told(info: dict[str, Any], *, terminated: bool = False) -> dict[str, Any]:
+    """The part that a vector passes on of an info as Gymnasium's worker sends it, for a step that
+    has `terminated` an episode or not."""
+    is_reset = "final_obs" in info and "final_info" in info  # the info is of the next episode
+    part = mask_in(without_mask(info) if terminated and not is_reset else info)
     part |= {name: value for name, value in info.items() if isinstance(value, NUMBERS)}
-    if "final_obs" in info and "final_info" in info:
-        part |= {"final_obs": info["final_obs"], "final_info": told(info["final_info"])}
+    if is_reset:
+        final = told(info["final_info"], terminated=terminated)
+        part |= {"final_obs": info["final_obs"], "final_info": final}
     return part
 
 

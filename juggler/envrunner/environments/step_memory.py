@@ -130,5 +130,5 @@ class StepPipe:
         memory, index = self._memory, self._index
         memory.rewards[index] = reward
         memory.terminated[index], memory.truncated[index] = terminated, truncated
-        part = told(info) if info else None
+        part = told(info, terminated=bool(terminated)) if info else None
         self._pipe.send_bytes(_STEPPED_WITH + ForkingPickler.dumps(part) if part else _STEPPED)

@@ -196,6 +196,23 @@ def test_where_an_episode_has_ended_no_action_needs_to_be_legal(mode) -> None:
 @pytest.mark.parametrize("last", [None, [], -np.ones(3, np.int8)], ids=["None", "empty", "-1"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["in turn", "async"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_mask_with_which_one_of_several_terminates_is_read_by_nobody(
+    kind, place, mode, last
+) -> None:
+    goes_on, ends = ((30, "terminated"),), ((3, "terminated"),)
+    scripts = [ends, goes_on] if place == 0 else [goes_on, ends]
+    made = [functools.partial(LastMask, script, last) for script in scripts]
+    with closing(observe_masks(vector_of_functions(kind, mode, made))) as env:
+        sampler = sampler_of(env)
+        for _ in range(3):
+            batch = sampler.sample((0, 0)).batch
+            assert (batch.observations["action_mask"] == 1).all()
+
+
+@pytest.mark.parametrize("last", [None, [], -np.ones(3, np.int8)], ids=["None", "empty", "-1"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["in turn", "async"])
 def test_nobody_reads_the_mask_with_which_an_episode_terminates(kind, mode, last) -> None:
     made = functools.partial(LastMask, ((3, "terminated"), (3, "both"), (30, "truncated")), last)
     with closing(observe_masks(vector_of_functions(kind, mode, [made] * 2))) as env:

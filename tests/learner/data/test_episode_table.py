@@ -112,9 +112,10 @@ def test_a_table_that_lacks_memory_for_longer_rows_has_its_rows_or_none(
 def test_no_row_is_drawn_that_has_left_because_memory_lacked(
     make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, rules: dict[str, Any]
 ) -> None:
-    table = EpisodeTable(9 * 3)
+    table = EpisodeTable(9 * 30)
     selection = Selection(table, Rules(**rules), np.random.default_rng(0))
-    selection.put(rows_of(make_batch, 0, ends=0.0))
+    for seed in range(6):
+        selection.put(rows_of(make_batch, seed, ends=0.0))
     made, calls = memory_columns.MemoryColumns.__init__, count(1)
 
     def lacking(*given: Any) -> None:
@@ -125,10 +126,10 @@ def test_no_row_is_drawn_that_has_left_because_memory_lacked(
     with monkeypatch.context() as patch:
         patch.setattr(memory_columns.MemoryColumns, "__init__", lacking)
         with pytest.raises(MemoryError):
-            selection.put(rows_of(make_batch, 1, steps=9, ends=0.9, reset_rows=False))
+            selection.put(rows_of(make_batch, 7, steps=9, ends=0.9, reset_rows=False))
     assert table.size == 0
     assert not selection.may_draw()
-    selection.put(rows_of(make_batch, 2, ends=0.0))
+    selection.put(rows_of(make_batch, 8, ends=0.0))
     drawn = selection.draw(6)
     assert set(drawn.slots.tolist()) <= set(table.oldest_first().tolist())
 
