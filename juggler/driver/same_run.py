@@ -14,6 +14,23 @@ from juggler.runtime.connectors.pipeline import Piece
 from juggler.runtime.nearest import all_of, listed
 
 
+def must_keep_its_algorithm(before: str, now: str, where: str = "") -> None:
+    """
+    Args:
+        before: the algorithm of a run.
+        now: that with which it is to go on.
+        where: of which module, in words.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    if before != now:
+        raise ConfigError(
+            f"{where}algorithm = {now!r}: this run is one of {before!r}, and a run that is resumed "
+            "keeps its algorithm. To begin another run with its weights, give from_checkpoint"
+        )
+
+
 def must_be_of_one_run(config: RunConfig, checkpoint: Checkpoint) -> None:
     """
     Raises:
@@ -41,12 +58,7 @@ def must_be_of_one_run(config: RunConfig, checkpoint: Checkpoint) -> None:
                 "from as they were"
             )
     for where, was, now in _modules(config, before):
-        old, new = (each.learner.algorithm for each in (was, now))
-        if new != old:
-            raise ConfigError(
-                f"{where}algorithm = {new!r}: this run is one of {old!r}, and a run that is "
-                "resumed keeps its algorithm"
-            )
+        must_keep_its_algorithm(was.learner.algorithm, now.learner.algorithm, where)
 
 
 def changes(config: RunConfig, before: RunConfig) -> list[str]:

@@ -11,6 +11,7 @@ from juggler.driver.callbacks import Callback, checked
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import load_given
 from juggler.driver.result import Result
+from juggler.driver.same_run import must_keep_its_algorithm
 from juggler.driver.script_classes import (
     give_names,
     must_be_given_again,
@@ -97,6 +98,8 @@ def resume(
     own = own_classes(keys)
     give_names(env, module, keys)
     checkpoint = read(run_dir)
+    if "algorithm" in keys and "algorithm" in checkpoint.config:
+        must_keep_its_algorithm(checkpoint.config["algorithm"], keys["algorithm"])
     where = f"{checkpoint.path}, with what is given" if keys else str(checkpoint.path)
     config = RunConfig.from_flat({**checkpoint.config, **keys}, where=where)
     module = own_module(config, module, own)

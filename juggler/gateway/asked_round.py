@@ -13,7 +13,7 @@ from juggler.runtime.wire.v1 import training_pb2
 class AskedRound:
     """
     Attributes:
-        requests: by command id, each for another module.
+        requests: by command id, one for each module.
         at: when it came, in seconds of `time.monotonic`.
     """
 

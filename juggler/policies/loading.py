@@ -162,7 +162,8 @@ def restore_parts(
             weights = {name: weights[name] for name in acting_names(module)}
         load_weights(weights_of(module), weights)
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(where, f"is another module's: {error}") from error
+        fit = "does not fit what this environment and configuration make of it"
+        raise CheckpointError(where, f"{fit}: {error}") from error
     try:
         if learned := connector_state(saved, module_id):
             env_to_module.set_state(learned)

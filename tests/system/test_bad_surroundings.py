@@ -107,9 +107,10 @@ def test_a_damaged_or_foreign_checkpoint_is_named(place: Place) -> None:
     assert run.status == 0, run.output
     (good,) = (place.path / "run" / "checkpoints").iterdir()
 
-    other = place.run("train", "--resume", "run", "--algorithm", "appo")
-    assert other.status != 0
-    assert "a run that is resumed keeps its algorithm" in other.output
+    for algorithm in ("appo", "ppo"):  # the latter has no key that the run has
+        other = place.run("train", "--resume", "run", "--algorithm", algorithm)
+        assert other.status != 0
+        assert "a run that is resumed keeps its algorithm" in other.output
 
     truncated = place.path / "truncated" / good.name
     shutil.copytree(good, truncated)
@@ -122,7 +123,7 @@ def test_a_damaged_or_foreign_checkpoint_is_named(place: Place) -> None:
 
     played = place.run("evaluate", good, "--env", "Acrobot-v1")
     assert played.status == 1
-    assert "another module's" in played.output
+    assert "does not fit what this environment" in played.output
     assert "Traceback" not in played.output
 
     record = json.loads((good / "checkpoint.json").read_text())

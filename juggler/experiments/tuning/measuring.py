@@ -172,7 +172,12 @@ class Measurements:
         found: list[Updating] = []
         for steps in wanted:
             slowest = max((each.seconds for each in found[-len(threads) :]), default=0.0)
-            if found and slowest * steps / found[-1].steps > 2 * each:
+            too_long = bool(found) and slowest * steps / found[-1].steps > 2 * each
+            if too_long and steps > config.learner.batch_size:
+                self._tell(
+                    f"left out: updates of {steps} steps and more, which take too long for this: "
+                    "give more --seconds to measure them"
+                )
                 break
             batches = self._batches_of(steps)
             live = sum(batch.live_steps for batch in batches)

@@ -28,7 +28,7 @@ from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import found
 from juggler.runtime.modules.named_classes import NamedClasses
-from juggler.runtime.nearest import one_of
+from juggler.runtime.nearest import nearest, one_of
 
 if TYPE_CHECKING:
     from juggler.learner.core.learner_core import LearnerCore
@@ -80,7 +80,8 @@ def build_learner(
     """The learner of a single-agent run.
 
     Args:
-        config: an algorithm's config, or its fields by name; `algorithm` says which.
+        config: an algorithm's config, or its fields by name; `algorithm` says which, and is impala
+            where it is left out.
         module: as `build_module` takes it; none: what the algorithm says.
         observation_space: of the observations in episodes.
         action_space: of the actions in episodes.
@@ -101,11 +102,17 @@ def build_learner(
     from juggler.runtime.connectors.building import build_learner_pipeline
     from juggler.runtime.modules.building import build_module
 
+    if not isinstance(config, LearnerConfig | Mapping):
+        raise ValueError(f"config = {config!r}: give a table, such as {{'algorithm': 'impala'}}")
     named = config.get("algorithm") if isinstance(config, Mapping) else config.algorithm
     name = named or LearnerConfig.algorithm
     algorithm = (own_connectors or {}).get(name) or find_algorithm(name)
     _check_action_space(name, algorithm, action_space)
     if isinstance(config, Mapping):
+        known = [each.name for each in fields(algorithm.config)]
+        for key in config:
+            if key not in known:
+                raise ValueError(f"{key!r} is no key of {name!r}{nearest(key, known)}")
         config = algorithm.config(**config)
     core = algorithm.core
     make_core = found(core, "core") if isinstance(core, str) else core

@@ -45,7 +45,7 @@ WeightsFrame = Frame[episodes_pb2.WeightsHeader]
 #: How often a reader asks again, and after how many times in vain the relay hangs.
 ASK_SECONDS, MOST_ASKED = 1.0, 3
 
-_NAMES = 3  # to look at in turn: a relay that hangs keeps its own
+_NAMES = 3  # that are tried in turn: a relay that hangs keeps the one it has
 _TRIES, _TRY_SECONDS = 20, 0.02  # to connect to a process that has a name and does not listen yet
 _MOST_CHUNK_BYTES = 128 << 10  # the kernel lets some 200 KiB into such a socket
 _ASK, _NOTHING = b"?", b"-"

@@ -75,7 +75,7 @@ def users_address(name: str, *, make: bool) -> str:
 
     Args:
         name: of the socket.
-        make: whether to make the directory if it is missing. Without it, nobody listens there.
+        make: whether to make the directory if it is missing. If not, nobody listens there.
 
     Raises:
         OSError: there can be no such directory, or it is somebody else's.

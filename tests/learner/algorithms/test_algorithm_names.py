@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -209,3 +210,16 @@ def test_a_core_needs_a_name() -> None:
     make = partial(build_module, None, VECTOR, TWO, {})
     with pytest.raises(ValueError, match="Nameless needs a name, which its checkpoints carry"):
         Nameless({"default": make}, LearnerConfig())
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"algorithm": "impala", "lrr": 1}, "'lrr' is no key of 'impala': did you mean 'lr'?"),
+        ({"algorithm": "sac", "num_env_runners": 2}, "'num_env_runners' is no key of 'sac': known"),
+        ("sac", "config = 'sac': give a table, such as {'algorithm': 'impala'}"),
+    ],
+)
+def test_a_wrong_config_of_a_learner_is_told_as_that_of_a_run_is(config: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        build_learner(config, None, VECTOR, TWO, {})
