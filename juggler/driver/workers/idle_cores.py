@@ -47,7 +47,7 @@ class Used(NamedTuple):
         limited = usable_cores() < (os.cpu_count() or 1)
         if not parts.only_local or devices != {"cpu"} or limited or not seconds:
             return None
-        worked = sum(seconds[name] for name in _WORK)
+        worked = sum(seconds.get(name, 0.0) for name in _WORK)
         cpu = parts.local.cpu_seconds() + time.process_time()
         return cls(time.monotonic(), len(members), worked, cpu, seconds_idle(), usable_cores())
 
