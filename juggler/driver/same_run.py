@@ -27,7 +27,8 @@ def must_keep_its_algorithm(before: str, now: str, where: str = "") -> None:
     if before != now:
         raise ConfigError(
             f"{where}algorithm = {now!r}: this run is one of {before!r}, and a run that is resumed "
-            "keeps its algorithm. To begin another run with its weights, give from_checkpoint"
+            "keeps its algorithm. To begin another run with its weights, give from_checkpoint, "
+            "or --from"
         )
 
 

@@ -17,6 +17,7 @@ from juggler.envrunner.agent_returns import has_metrics_by_agent
 from juggler.runtime.nearest import listed
 
 _LINE_SECONDS = 1.0
+_IDLE_SECONDS = 20.0  # long beside an update
 
 
 class Intervals:
@@ -84,6 +85,7 @@ class Upkeep:
                 "checkpoint": 0.0 if driver.synchronous else driver.checkpoint_seconds,
                 "evaluation": driver.evaluation_seconds,
                 "look": driver.worker_timeout_seconds,
+                "idle cores": _IDLE_SECONDS,
             }
         )
 
@@ -105,6 +107,9 @@ class Upkeep:
                     parts.evaluations.want()
                 case "look":
                     self._look_for_standstill()
+                case "idle cores":
+                    if text := self._idle_cores.look(Used.by(parts)):
+                        parts.progress.message(text, "info")
         # One snapshot at a time; a checkpoint does not wait for evaluations that follow each other.
         if self._checkpoint_due and parts.checkpointing.begin():
             self._checkpoint_due = self._told_what_it_waits_for = False
@@ -148,9 +153,8 @@ class Upkeep:
         stale = [text for each in parts.stale_runners.values() for text in each.look()]
         for text in (*stale, *self._endless.look(parts)):
             parts.progress.message(text, "warning")
-        for text in (self.standstill.slow_groups(), self._idle_cores.look(Used.by(parts))):
-            if text:
-                parts.progress.message(text, "info")
+        if text := self.standstill.slow_groups():
+            parts.progress.message(text, "info")
         return line
 
     def _look_for_standstill(self) -> None:

@@ -11,9 +11,10 @@ from juggler.learner.process.program import LEARNER
 from juggler.runtime.actors.processor_time import seconds_idle
 from juggler.runtime.actors.resources import usable_cores
 
-_SECONDS = 20.0  # between two looks
 _BUSY = 0.9  # of the time
-_EARLY = -0.2
+#: Updates are told when they are done, so that more work than there was time for may be told at
+#: once. What is above this share of it says nothing.
+_MOST_BUSY = 1.2
 _WORK = ("collate", "update", "publish")
 _MOST_THREADS = 8  # that are advised
 
@@ -41,15 +42,15 @@ class Used(NamedTuple):
     def by(cls, parts: RunParts) -> Used | None:
         """What a run has used; None: its learners are elsewhere, or on GPUs, or not at work yet, or
         the run may not use all cores, so that nobody knows which of them it could have."""
-        members = parts.core.members
+        members, cores = parts.core.members, usable_cores()
         devices = {parts.registry.devices[name] for name in members}
         seconds = parts.metrics.workers.seconds().get(LEARNER, {})
-        limited = usable_cores() < (os.cpu_count() or 1)
+        limited = cores < (os.cpu_count() or 1)
         if not parts.only_local or devices != {"cpu"} or limited or not seconds:
             return None
         worked = sum(seconds.get(name, 0.0) for name in _WORK)
         cpu = parts.local.cpu_seconds() + time.process_time()
-        return cls(time.monotonic(), len(members), worked, cpu, seconds_idle(), usable_cores())
+        return cls(time.monotonic(), len(members), worked, cpu, seconds_idle(), cores)
 
 
 class IdleCores:
@@ -67,25 +68,23 @@ class IdleCores:
     def look(self, used: Used | None) -> str:
         """What to tell people of the time since the last look, in words; "": nothing."""
         before = self._before
-        if self._told or (used and before and used.time - before.time < _SECONDS):
-            return ""
         self._before = used
-        if used is None or before is None or used.learners != before.learners:
+        if self._told or used is None or before is None or used.learners != before.learners:
             return ""
         seconds = used.time - before.time
-        waited = 1 - (used.worked - before.worked) / seconds / used.learners
+        worked = (used.worked - before.worked) / seconds / used.learners
         left = used.cores - (used.cpu - before.cpu) / seconds
         idle = min(left, (used.idle - before.idle) / seconds)
         possible = min(_MOST_THREADS, self._threads + int(idle // used.learners))
         threads = 1 << possible.bit_length() - 1  # a power of 2, as `juggler tune` tries
-        # Work is told when it is done: long updates may be told at the wrong time.
-        if not _EARLY <= waited <= 1 - _BUSY or threads <= self._threads:
+        if not _BUSY <= worked <= _MOST_BUSY or threads <= self._threads:
             return ""
         self._told = True
-        one = used.learners == 1
+        alone = used.learners == 1
+        who, they = ("the learner limits", "it") if alone else ("learners limit", "they")
         return (
-            f"{'the learner limits' if one else 'learners limit'} this run: in the last "
-            f"{seconds:.0f} s {'it' if one else 'they'} waited for {max(0.0, waited):.0%} of the "
-            f"time, and {idle:.1f} of {used.cores:g} cores had nothing to do. learner_threads = "
-            f"{threads} may make updates faster: `juggler tune` measures it"
+            f"{who} this run: in the last {seconds:.0f} s {they} waited for "
+            f"{max(0.0, 1 - worked):.0%} of the time, and {idle:.1f} of {used.cores:g} cores had "
+            f"nothing to do. learner_threads = {threads} may make updates faster: `juggler tune` "
+            "measures it"
         )

@@ -75,7 +75,7 @@ def _has_final_observation(infos: Mapping[str, Any], row: int) -> bool:
     if finals is None or isinstance(finals, (Mapping, tuple)):
         return finals is not None
     if not hasattr(finals, "__len__"):
-        return True  # what it is does not fit, as people are told
+        return True  # one number, say, which `_final_of` finds not to fit
     return row < len(finals) and finals[row] is not None
 
 

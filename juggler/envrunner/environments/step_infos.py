@@ -26,8 +26,8 @@ def mask_in(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_mask(info: dict[str, Any]) -> dict[str, Any]:
-    """The info with which an episode terminates, without the action mask: nobody reads that, and
-    beside the masks of other environments it could be of another kind than they are."""
+    """The info with which an episode terminates, without its action mask: nobody reads it, and if
+    it is of another kind than those of other environments, Gymnasium cannot pack them."""
     if not isinstance(info, Mapping) or ACTION_MASK not in info:
         return info
     return {name: value for name, value in info.items() if name != ACTION_MASK}

@@ -79,6 +79,6 @@ def use_threads(count: int) -> str:
     if count <= (cores := usable_cores()):
         return ""
     return (
-        f"computes in learner_threads = {count} threads, and its host has {cores:g} cores: the "
+        f"computes in {count} threads (learner_threads), and its host has {cores:g} cores: the "
         "threads wait for each other, so updates take longer"
     )

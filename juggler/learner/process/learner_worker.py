@@ -206,7 +206,7 @@ class LearnerWorker:
         if module is not None:
             module.close()
             del module
-            gc.collect()  # it refers to itself, and may have a large replay
+            gc.collect()  # the module refers to itself, and may have a large replay
             if self._device.startswith("cuda"):
                 torch.cuda.empty_cache()  # for others on this device
         return attach_pb2.Done()

@@ -58,7 +58,7 @@ def test_more_threads_than_cores_are_told(monkeypatch: pytest.MonkeyPatch) -> No
         assert use_threads(2) == ""
         assert torch.get_num_threads() == 2
         assert use_threads(3) == (
-            "computes in learner_threads = 3 threads, and its host has 2.5 cores: the threads wait "
+            "computes in 3 threads (learner_threads), and its host has 2.5 cores: the threads wait "
             "for each other, so updates take longer"
         )
     finally:
