@@ -48,7 +48,7 @@ def main(setting: dict[str, Any]) -> None:
         "buffer_size": setting["capacity"],
         "batch_size": setting["batch"],
         "gamma": 0.99,
-        "policy_kwargs": {"net_arch": [256, 256]},
+        "policy_kwargs": {"net_arch": setting["hidden"]},
         "seed": 0,
         "device": setting["device"],
     }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from types import BuiltinFunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from juggler.learner.core.scripted_operations import scripted
 from juggler.learner.core.tensor_trees import TensorTree, filled, placed
 
 #: Makes the operations of a function for other inputs: their tensors -> a tree.
@@ -52,9 +52,10 @@ def recorded(
     template = placed(outputs, made)
     operations, constants = recorder.finished(made), recorder.constants
 
-    @torch.no_grad()
     def repeat(leaves: list[Tensor]) -> TensorTree:
-        return filled(template, operations(*leaves, *constants))
+        # As when they were recorded, nothing is noted for gradients, nor of what is a view of what.
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            return filled(template, operations(*leaves, *constants))
 
     return outputs, repeat
 
@@ -135,7 +136,7 @@ class Recorder(Watch):  # type: ignore[no-untyped-call]
         if func is _aten.t.default and nodes[0] in self._transposed:
             self._is(outputs, self._transposed[nodes[0]])
             return
-        node = self._made(func, nodes, named)
+        node = self._graph.call_function(func, nodes, named)
         node.meta.update(operation=func, tensor=outputs)
         if func is _aten.t.default:
             self._transposed |= {nodes[0]: node, node: nodes[0]}
@@ -156,22 +157,12 @@ class Recorder(Watch):  # type: ignore[no-untyped-call]
             else:
                 _write_over_argument(node)
         graph.eliminate_dead_code(_is_needed)
+        # What TorchScript does not know is left to Python, which takes longer.
+        repeat = scripted(graph) or fx.GraphModule(torch.nn.Module(), graph).forward
         for node in graph.nodes:
             node.meta.clear()  # it holds tensors
         self._tensors.clear()
-        repeat: Callable[..., tuple[Tensor, ...]] = fx.GraphModule(torch.nn.Module(), graph).forward
         return repeat
-
-    def _made(self, func: Any, args: Any, kwargs: Any) -> fx.Node:
-        name = func._schema.name.partition("::")[2]
-        if not (kwargs or func._schema.is_mutable):
-            if name in ("view", "expand"):
-                return self._graph.call_method(name, args)
-            # A function of torch reads its arguments in half the time of the operation itself.
-            quick = getattr(torch, name, None)
-            if isinstance(quick, BuiltinFunctionType):
-                return self._graph.call_function(quick, args)
-        return self._graph.call_function(func, args, kwargs)
 
     def _named(self, x: Any) -> Any:
         """Arguments with nodes in place of tensors."""
@@ -208,9 +199,10 @@ class Recorder(Watch):  # type: ignore[no-untyped-call]
 
 #: Operations that may write their result over their first argument, and what does so.
 _IN_PLACE: dict[Any, Any] = {
-    torch.relu: torch.relu_,
-    torch.tanh: torch.tanh_,
-    torch.mul: operator.imul,
+    _aten.relu.default: _aten.relu_.default,
+    _aten.tanh.default: _aten.tanh_.default,
+    _aten.mul.Tensor: _aten.mul_.Tensor,
+    _aten.mul.Scalar: _aten.mul_.Scalar,
 }
 
 

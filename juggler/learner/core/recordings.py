@@ -3,8 +3,8 @@
 A small update takes some hundred operations of a few microseconds. Calling modules, building the
 graph of gradients and walking through it takes about as long again. It comes to the same operations
 each time, as long as shapes are the same. So they are recorded once, gradients among them, and
-after that nothing but they run: on the CPU one by one, with results that are the same bit for bit,
-and on a GPU as a graph.
+after that nothing but they run: on the CPU one by one, by TorchScript's interpreter, with results
+that are the same bit for bit, and on a GPU as a graph.
 """
 
 from __future__ import annotations

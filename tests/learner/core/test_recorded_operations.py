@@ -186,13 +186,18 @@ def test_a_function_that_reads_more_than_its_inputs_is_found_out(
     assert caplog.text.count("gave other results") == 1
 
 
-def test_an_index_out_of_bounds_is_told_by_the_function() -> None:
+@pytest.mark.parametrize(
+    "operation", [lambda x: torch.zeros(2).scatter(0, x, 1.0), lambda x: torch.zeros(2)[x]]
+)
+def test_an_index_out_of_bounds_is_told_by_the_function(
+    operation: Callable[[Tensor], Tensor],
+) -> None:
     recordings = Recordings(1, math.inf)
 
     def function(inputs: Any) -> Any:
         try:
-            return {"y": torch.zeros(2).scatter(0, inputs["x"], 1.0)}
-        except RuntimeError as error:
+            return {"y": operation(inputs["x"])}
+        except (RuntimeError, IndexError) as error:
             raise ValueError("there is no such place") from error
 
     for _ in range(5):
