@@ -75,7 +75,7 @@ class Dqn(OffPolicyCore):
         space = forward.module.action_space
         assert isinstance(space, Discrete)  # QNetwork requires it
         actions = (columns[c.ACTIONS].long() - int(space.start)).flatten()  # [N T]
-        # The action of a step that is not live may be illegal, with the value -1e30.
+        # The action of a step that is not live may be illegal, with the value -1e18.
         values = _of(outputs[c.ACTION_DIST_INPUTS], actions).view(n, t)  # [N, T]
         chosen = torch.where(live, values, 0.0)  # [N, T]
         with torch.no_grad():

@@ -73,7 +73,7 @@ class Pqn(GradientCore):
         assert isinstance(space, Discrete)  # QNetwork requires it
         actions = (columns[c.ACTIONS].long() - int(space.start)).unsqueeze(-1)  # [N, T, 1]
         chosen = values.gather(-1, actions).squeeze(-1)  # [N, T] Q(x_t, a_t)
-        # The action of a step that is not live may be illegal, with the value -1e30.
+        # The action of a step that is not live may be illegal, with the value -1e18.
         chosen = torch.where(live, chosen, 0.0)  # [N, T]
         with torch.no_grad():
             returns = gae(

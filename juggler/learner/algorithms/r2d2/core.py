@@ -86,7 +86,7 @@ class R2d2(TargetNetworkCore):
         assert isinstance(space, Discrete)  # QNetwork requires it
         actions = (columns[c.ACTIONS].long() - int(space.start)).unsqueeze(-1)  # [N, T, 1]
         chosen = _values(own)[own.places].gather(-1, actions).squeeze(-1)  # [N, T]
-        # The action of a step that is not live may be illegal, with the value -1e30.
+        # The action of a step that is not live may be illegal, with the value -1e18.
         chosen = torch.where(own.live, chosen, 0.0)  # [N, T]
         with torch.no_grad():
             targets = self._targets(forward, columns, state, own)  # [N, T]
