@@ -106,6 +106,9 @@ class MyCore(juggler.GradientCore):
         super().__init__(factories, config)
         self.schedules["epsilon"] = juggler.Schedule(config.epsilon)
 
+    def exploration(self, state: juggler.ParameterGroupState) -> dict[str, Tensor]:
+        return {"epsilon": self.schedules["epsilon"](state["steps"])}  # [] by steps trained on
+
     def loss(
         self,
         forward: juggler.Forward,
@@ -129,13 +132,7 @@ class MyCore(juggler.GradientCore):
             ).targets  # [N, T] G_t
         mean = juggler.LiveMean(live)
         total = 0.5 * mean((returns - chosen).square())  # []
-        epsilon = self.schedules["epsilon"](state["steps"])  # [] by steps trained on so far
-        forward.set_buffer("epsilon", epsilon)
-        metrics = {
-            "loss": total.detach(),
-            "mean_value": mean(chosen.detach()),
-            "epsilon": epsilon,
-        }
+        metrics = {"loss": total.detach(), "mean_value": mean(chosen.detach())}
         return juggler.Loss(total, mean.live_steps, metrics, means={})
 
 

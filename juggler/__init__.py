@@ -78,6 +78,9 @@ if TYPE_CHECKING:
     from juggler.learner.algorithms.intrinsic.rnd import Rnd as Rnd
     from juggler.learner.algorithms.iql.config import IqlConfig as IqlConfig
     from juggler.learner.algorithms.iql.core import Iql as Iql
+    from juggler.learner.algorithms.off_policy.core import (
+        importance_weights as importance_weights,
+    )
     from juggler.learner.algorithms.ppo.config import PpoConfig as PpoConfig
     from juggler.learner.algorithms.ppo.core import Ppo as Ppo
     from juggler.learner.algorithms.pqn.config import PqnConfig as PqnConfig
@@ -311,6 +314,7 @@ _PUBLIC = {
     "fetch_metrics": "juggler.learner.core.metrics",
     "first_observations": "juggler.runtime.connectors.rows",
     "gae": "juggler.learner.core.returns",
+    "importance_weights": "juggler.learner.algorithms.off_policy.core",
     "load_policy": "juggler.policies.loading",
     "member_id": "juggler.learner.core.population",
     "next_values": "juggler.learner.core.returns",

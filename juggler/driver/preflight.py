@@ -151,20 +151,24 @@ def named_parts(config: RunConfig) -> Iterator[tuple[str, str]]:
     for module_id in dict.fromkeys([*config.module_ids, *config.agents.modules]):
         if is_frozen(config.agents.modules.get(module_id)):
             continue  # it is built from what its checkpoint names
-        of_module = config.of(module_id)
-        module = of_module.module
-        named += [
-            ("module", module.module),
-            ("distribution", module.distribution),
-            ("encoder", module.model.get("encoder")),
-        ]
-        connectors = of_module.connectors.parsed()
-        named += [("connector", piece.path) for at in PLACES for piece in connectors.pipeline(at)]
+        named += parts_of(config.of(module_id))
     for piece in config.env_runner.env_wrappers:
         named.append(("wrapper", piece["use"] if isinstance(piece, dict) else piece))
     for what, name in dict.fromkeys(named):
         if isinstance(name, str) and ":" in name:
             yield what, name
+
+
+def parts_of(config: RunConfig) -> list[tuple[str, object]]:
+    """What a module's configuration may name as "package.module:Class": kinds, and what they are
+    there."""
+    module, connectors = config.module, config.connectors.parsed()
+    return [
+        ("module", module.module),
+        ("distribution", module.distribution),
+        ("encoder", module.model.get("encoder")),
+        *(("connector", piece.path) for at in PLACES for piece in connectors.pipeline(at)),
+    ]
 
 
 def rehearse(

@@ -128,7 +128,7 @@ def _rehearse(rehearsal: Rehearsal) -> list[FoundGroup]:
         does(f"making a few steps of the environment {runner.env}")
         is_whole = try_steps(config, env, built, warn)
     if is_whole:
-        try_updates(config, env, built, does, warn)
+        is_whole = try_updates(config, env, built, does, warn)
     build_frozen(config, groups, frozen, module_factory, own_classes, does)
     _try_line_ups(config, groups, own_classes, does)
     if is_whole:

@@ -13,6 +13,8 @@ from juggler.driver.checkpoint.beginning import beginning_of
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.config import RunConfig
 from juggler.driver.frozen_policies import frozen_parts
+from juggler.driver.preflight import parts_of
+from juggler.driver.trial_steps import in_time
 from juggler.driver.trial_updates import Built, can_be_tried, rounds_of_batches
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs
@@ -24,6 +26,9 @@ from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import given_or_named
 from juggler.runtime.nearest import listed
 from juggler.runtime.wire.spaces import space_to_message
+
+_SHIPPED = "juggler."
+_SECONDS = 10.0  # for updates with algorithms that ship: errors of slower modules show in the run
 
 
 class ModuleFailed(Exception):
@@ -131,12 +136,45 @@ def try_updates(
     built: Mapping[str, Built],
     does: Callable[[str], None],
     warn: Callable[[str], None],
-) -> None:
-    """Make an update with each of a user's own algorithms."""
-    several = bool(config.played_by)
-    own = {id: each for id, each in built.items() if ":" in each.config.learner.algorithm}
+) -> bool:
+    """Make an update of each module that is trained with code of a user's own: an algorithm, the
+    module itself, or a part of it. The main thread calls this.
+
+    Returns:
+        Whether there was time for it, which is limited where all algorithms ship. If not, the
+        environment may have been left in the middle of a call.
+    """
+    own = {id: each for id, each in built.items() if _is_own(each.config)}
     if not own or not can_be_tried(config):
-        return
+        return True
+
+    def work() -> None:
+        _make_updates(config, env, built, own, does, warn)
+
+    if any(":" in each.config.learner.algorithm for each in own.values()):
+        work()
+        return True
+    return in_time(work, _SECONDS)
+
+
+def _is_own(config: RunConfig) -> bool:
+    """Whether updates of a module call code of a user's own."""
+    named = [config.learner.algorithm, *(name for _, name in parts_of(config))]
+    return any(
+        callable(name) or (isinstance(name, str) and ":" in name and not name.startswith(_SHIPPED))
+        for name in named
+    )
+
+
+def _make_updates(
+    config: RunConfig,
+    env: VectorEnvironment | MultiAgentEnvs,
+    built: Mapping[str, Built],
+    own: Mapping[str, Built],
+    does: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> None:
+    several = bool(config.played_by)
     if several:
         does(f"sampling for an update of {listed(own)}")
     rounds = rounds_of_batches(config, env, built)

@@ -74,6 +74,7 @@ class Built:
         Raises:
             ValueError: the gradient of the loss is not finite, with several batches either.
         """
+        self.learner.try_out()
         made = self._updated([batch])
         if _not_finite(made):
             batches = [batch, *self._further(batch.live_steps, more)]
@@ -107,7 +108,7 @@ class Built:
                 return
 
     def _updated(self, batches: Sequence[EpisodeBatch]) -> Mapping[str, float] | None:
-        """The metrics of an update; None: a replay has not begun to give anything."""
+        """The metrics of an update; None: the core's source of data gives nothing yet."""
         made = fetch_metrics(self.learner.update_from_episodes(batches))
         return made.get(DEFAULT_MODULE)
 

@@ -100,6 +100,11 @@ class LearnerState(GroupMember):
         rows = [each.get("replay_rows") for each in self._data.books().values()]
         return sum(each or 0.0 for each in rows) if any(each is not None for each in rows) else None
 
+    def try_out(self) -> None:
+        """From now on learn from each sample when it comes, to find errors: a replay then draws
+        from what it has, however little that is."""
+        self._data.try_out()
+
     def draw_apart(self, rank: int) -> None:
         self._data.draw_apart(rank)
 

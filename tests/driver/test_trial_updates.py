@@ -66,3 +66,64 @@ def test_a_loss_that_is_not_finite_is_judged_if_its_agent_acts_in_a_further_roun
         try_updates()
         assert built["runner"].learner.updates == 1
     envs.close()
+
+
+def try_updates_of(**keys: Any) -> bool:
+    """What the rehearsal of a run on CartPole does once its modules are built."""
+    config = RunConfig.from_flat({"env": "CartPole-v1", "fragment_steps": 16, **keys})
+    vector = make_vector_env(config.env_runner, just_one=True)
+    group = AgentGroup((), vector.single_observation_space, vector.single_action_space)
+    built = trial_modules.build_each(config, {DEFAULT_MODULE: group}, {}, None, {}, lambda _: None)
+    try:
+        return trial_modules.try_updates(config, vector, built, lambda _: None, pytest.fail)
+    finally:
+        vector.close()
+
+
+OWN = "support.own_algorithms"
+
+
+def test_a_replay_gives_what_it_has_whatever_learning_waits_for_in_the_run() -> None:
+    keys: dict[str, Any] = {"replay_begin": 50_000, "replay_batch_size": 24}
+    with pytest.raises(RuntimeError, match="24 rows drawn"):
+        try_updates_of(algorithm=f"{OWN}:Telling", **keys)
+
+
+def test_so_does_a_replay_of_ones_own_even_if_that_is_less_than_a_sample() -> None:
+    with pytest.raises(RuntimeError) as failed:
+        try_updates_of(algorithm=f"{OWN}:Waiting", envs_per_runner=4)
+    assert 0 < int(str(failed.value).split()[0]) <= 64
+
+
+def test_priorities_of_another_shape_are_told_before_the_run() -> None:
+    with pytest.raises(ValueError, match=r"OfWrongPriorities.loss .* a tensor of shape \(256, 1\)"):
+        try_updates_of(algorithm=f"{OWN}:Misjudging")
+
+
+@pytest.mark.parametrize("algorithm", ["impala", "ppo"])
+def test_values_of_another_shape_are_told_before_a_run_with_an_algorithm_that_ships(
+    algorithm: str,
+) -> None:
+    said = (
+        r"'values' in the output of ColumnOfValues.forward_train must be a tensor \[b\] .*\[.*, 1\]"
+    )
+    with pytest.raises(ValueError, match=said):
+        try_updates_of(algorithm=algorithm, module=f"{OWN}:ColumnOfValues")
+
+
+def test_an_encoder_of_ones_own_that_fails_in_training_alone_is_told_before_the_run() -> None:
+    with pytest.raises(RuntimeError, match="shape"):
+        try_updates_of(algorithm="dqn", model={"encoder": f"{OWN}:TooFewNumbers"})
+
+
+def test_a_module_of_ones_own_that_takes_long_to_learn_is_left_to_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trial_modules, "_SECONDS", 1.0)
+    assert not try_updates_of(module=f"{OWN}:Slow")
+
+
+def test_no_update_is_made_where_all_code_ships(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_updates.Built, "try_update", lambda *_: pytest.fail("it was made"))
+    connectors = {"env_to_module": ["mean_std_filter"], "learner": ["clip_rewards"]}
+    assert try_updates_of(algorithm="dqn", connectors=connectors)

@@ -51,9 +51,10 @@ def test_a_model_takes_batches_of_any_size_and_names_what_it_takes(tmp_path: Pat
         np.testing.assert_allclose(action, policy.act(seen)[0], rtol=1e-5, atol=1e-5)
 
 
-def test_the_mean_of_probable_returns_chooses_in_a_model_too(tmp_path: Path) -> None:
-    keys: dict[str, Any] = {"algorithm": "dqn", "model": {"atoms": 11, "v_min": -1.0, "v_max": 1.0}}
-    path = worlds.written(tmp_path, "CartPole-v1", **keys)
+@pytest.mark.parametrize("dueling", [False, True])
+def test_the_mean_of_probable_returns_chooses_in_a_model_too(tmp_path: Path, dueling: bool) -> None:
+    model = {"atoms": 11, "v_min": -1.0, "v_max": 1.0, "dueling": dueling}
+    path = worlds.written(tmp_path, "CartPole-v1", algorithm="dqn", model=model)
     seen = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
     (action,) = model_of(path).run(["action"], {"observation": seen})
     assert set(action.tolist()) == {0, 1}

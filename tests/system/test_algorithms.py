@@ -101,11 +101,17 @@ def test_two_runners_and_a_learner_hold_the_ratio_that_they_are_told(place: Plac
     assert abs(steps * drawn / (end["env_steps_trained"] - begin) / ratio - 1) < 0.05
 
 
+ATOMS = {"atoms": 51, "v_min": 0.0, "v_max": 20.0}
+DUELING = {"dueling": True}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
-def test_c51_holds_poles_ten_times_as_long_as_random_play(place: Place, seed: int) -> None:
-    atoms = {"atoms": 51, "v_min": 0.0, "v_max": 20.0}
-    model = json.dumps({"hidden_sizes": [64, 64], "activation": "relu", **atoms})
+@pytest.mark.parametrize("network", [ATOMS, DUELING, {**ATOMS, **DUELING}], ids=str)
+def test_each_kind_of_dqn_holds_poles_ten_times_as_long_as_random_play(
+    place: Place, network: dict[str, Any], seed: int
+) -> None:
+    model = json.dumps({"hidden_sizes": [64, 64], "activation": "relu", **network})
     limits = ("--stop-return", 220, "--stop-steps", 60_000)
     options = ("--algorithm", "dqn", "--seed", seed, "--model", model)
     end = train(place, "cartpole", *options, *limits)

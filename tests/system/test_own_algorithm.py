@@ -41,8 +41,9 @@ def test_a_loss_that_returns_the_wrong_thing_is_told_before_the_run_starts(place
     said = refused(place, plain)
     assert "MyCore.loss returned a tensor of shape () and torch.float32: return" in said
     assert "Traceback" not in said
-    metric = changed(place, "metric", '"epsilon": epsilon,', '"epsilon": 0.5,')
-    assert "MyCore.loss returned a Loss whose metrics['epsilon'] is 0.5" in refused(place, metric)
+    metric = changed(place, "metric", "mean(chosen.detach())", "0.5")
+    said = refused(place, metric)
+    assert "MyCore.loss returned a Loss whose metrics['mean_value'] is 0.5" in said
     raises = changed(place, "raises", 'columns["rewards"]', 'columns["reward"]')
     said = refused(place, raises)
     assert "there is no column 'reward': did you mean 'rewards'?\" (raises.py, line" in said

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS
+from juggler.learner.data.sources import Columns
 from juggler.learner.optim.parameter_group import ParameterGroup
 from juggler.runtime.episodes.columns import COLUMNS
 from juggler.runtime.modules import columns as c
@@ -31,8 +33,8 @@ class Loss(NamedTuple):
             then all learners of a group get the mean over all of their samples, and decide the
             same. `next_extra` finds them in `aux.means`. {}: the algorithm decides nothing by the
             sample, as with most.
-        priorities: how much there is to learn from each row, for a replay that draws rows by that;
-            none where there is no such replay.
+        priorities: how much there is to learn from each row [N] of the sample, such as the largest
+            error in it, for a replay that draws rows by that; none where there is no such replay.
 
     A step that is not live (one that only resets an environment, fills up a short row, or is part
     of a burn-in) counts in none of these: its loss has the weight 0 in a mean, and it is not in the
@@ -47,12 +49,15 @@ class Loss(NamedTuple):
     priorities: Tensor | None = None  # [N]
 
 
-def checked_loss(where: str, loss: object, mean_names: Collection[str], *, mapped: bool) -> Loss:
+def checked_loss(
+    where: str, loss: object, columns: Columns, mean_names: Collection[str], *, mapped: bool
+) -> Loss:
     """What a core's `loss` returned, if it is a Loss that a gradient can be taken of.
 
     Args:
         where: for the error, what returned it.
         loss: what was returned.
+        columns: of which it is the loss.
         mean_names: those that its `means` must have.
         mapped: within `torch.func`, whose tensors do not tell whether they take a gradient.
 
@@ -98,7 +103,24 @@ def checked_loss(where: str, loss: object, mean_names: Collection[str], *, mappe
             f"{where} returned a Loss with the means {sorted(loss.means)}, and the mean_names of "
             f"its class are {sorted(mean_names)}: give both the same names"
         )
+    rows = _rows_of(columns)
+    if loss.priorities is not None and rows is not None and not _has(loss.priorities, rows):
+        raise ValueError(
+            f"{where} returned a Loss whose priorities is {_kind(loss.priorities)}, of a sample of "
+            f"{rows} rows: return a number for each row, a tensor of shape ({rows},), such as the "
+            "largest error in each row, errors.abs().amax(1)"
+        )
     return loss
+
+
+def _rows_of(columns: Columns) -> int | None:
+    """How many rows a sample has; none: neither a batch nor a replay has made it."""
+    of_rows = columns.get(c.LIVE, columns.get(IMPORTANCE_WEIGHTS))  # [N, ...]
+    return None if of_rows is None else len(of_rows)
+
+
+def _has(priorities: object, rows: int) -> bool:
+    return isinstance(priorities, Tensor) and priorities.shape == (rows,)
 
 
 def _is_scalar(value: object) -> bool:
@@ -177,9 +199,21 @@ class Forward:
 
     def set_buffer(self, name: str, value: Tensor) -> None:
         """Set a buffer of the module from this optimizer step on. EnvRunners get it with the
-        weights."""
-        name = self.group.names(self.module_id)[name]
-        self.buffers[name] = value.to(self.buffers[name].dtype)
+        weights.
+
+        Raises:
+            ValueError: there is no such buffer, or the value is no tensor.
+        """
+        names = self.group.names(self.module_id)
+        own = [each for each in names if names[each] in self.buffers]
+        whose = f"module {self.module_id!r}, {type(self.module).__name__},"
+        if name not in own:
+            raise ValueError(f"{whose} has no buffer {name!r}{nearest(name, own)}")
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"the buffer {name!r} of {whose} was given {_kind(value)}: give it a tensor"
+            )
+        self.buffers[names[name]] = value.to(self.buffers[names[name]].dtype)
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         return self.group.forward_train(self.module_id, self.named, self.buffers, batch)

@@ -88,6 +88,18 @@ class GradientCore(StateCore, ABC):
             A `Loss`. `grads` raises a ValueError about anything else.
         """
 
+    def exploration(self, state: ParameterGroupState) -> dict[str, Tensor]:
+        """How much EnvRunners explore from this optimizer step on, whatever the loss is.
+
+        Args:
+            state: of a parameter group, before the step.
+
+        Returns:
+            Values [] by the names of buffers that all of its modules have, such as "epsilon". The
+            metrics have them too. {}: the algorithm sets no such buffer.
+        """
+        return {}
+
     def decided(self, state: ParameterGroupState) -> bool | None:
         """What the loss of a core that ships decides by a number of the state, where the host can
         read it; none: nothing."""
@@ -135,7 +147,7 @@ class GradientCore(StateCore, ABC):
                 for part in micro_batches(sample[module_id], self.config.micro_batches):
                     if self.mapped:
                         forward = Forward(group, module_id, own["parameters"], own["buffers"])
-                        loss_of = partial(self._loss_for_vmap, columns=part, state=own)
+                        loss_of = partial(self._loss, columns=part, state=own)
                         gradient, loss, buffers = gradient_for_vmap(loss_of, forward)  # [P]
                     else:
                         gradient, loss, buffers = self._gradient(group, module_id, part, own)  # [P]
@@ -300,21 +312,21 @@ class GradientCore(StateCore, ABC):
         """What `_gradient` returns, as a tree of tensors."""
         own = inputs["state"]
         forward = Forward(group, module_id, own["parameters"], own["buffers"]).differentiable()
-        columns = NamedColumns(inputs["columns"][module_id])
-        loss = self._checked(self.loss(forward, columns, own))
+        loss = self._loss(forward, inputs["columns"][module_id], own)
         gradient = gradient_of(loss.total, forward)  # [P]
         given = {name: each for name, each in loss._asdict().items() if each is not None}
         loss_of = {**given, "total": loss.total.detach()}
         return {"gradient": gradient, "loss": loss_of, "buffers": forward.buffers}
 
-    def _loss_for_vmap(
-        self, forward: Forward, columns: Columns, state: ParameterGroupState
-    ) -> Loss:
-        return self._checked(self.loss(forward, NamedColumns(columns), state))
-
-    def _checked(self, loss: object) -> Loss:
+    def _loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
+        """What `loss` returns, checked, with `exploration` among its metrics and in its buffers."""
+        explores = self.exploration(state)  # [] each
+        for name, value in explores.items():
+            forward.set_buffer(name, value)
+        found: object = self.loss(forward, NamedColumns(columns), state)
         where = f"{type(self).__name__}.loss"
-        return checked_loss(where, loss, self.mean_names, mapped=self.mapped)
+        loss = checked_loss(where, found, columns, self.mean_names, mapped=self.mapped)
+        return loss._replace(metrics={**explores, **loss.metrics})
 
 
 def _has_others_code(core: GradientCore) -> bool:

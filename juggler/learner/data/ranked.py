@@ -40,6 +40,9 @@ class Ranked(DataSource):
     def learned(self, priorities: Mapping[str, Tensor] | None) -> None:
         self._source.learned(priorities)
 
+    def try_out(self) -> None:
+        self._source.try_out()
+
     def why_alone(self) -> str:
         return self._source.why_alone()
 

@@ -62,6 +62,11 @@ class DataSource(Protocol):
         """
         return 0.0
 
+    def try_out(self) -> None:
+        """Hear that few samples will come, to find errors of an algorithm: give something to learn
+        from with each of them, however little there is."""
+        return
+
     def learned(self, priorities: Mapping[str, Tensor] | None) -> None:
         """Hear of the step that was made of the last sample given: by module id, the priorities [B]
         of its rows, if the algorithm has such."""

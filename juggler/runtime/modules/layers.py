@@ -12,7 +12,8 @@ from torch.nn.functional import linear
 from juggler.runtime.modules.activations import Tanh
 from juggler.runtime.modules.model_config import ModelConfig
 
-_ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU}
+#: By the names that `activation` may have.
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU}
 
 L = TypeVar("L", nn.Linear, nn.Conv2d)
 
@@ -67,7 +68,7 @@ class MLP(nn.Sequential):
         size = inputs
         for hidden in config.hidden_sizes:
             layers.append(initialized(Linear(size, hidden), config.initializer))
-            layers.append(_ACTIVATIONS[config.activation]())
+            layers.append(ACTIVATIONS[config.activation]())
             size = hidden
         super().__init__(*layers)
         self.inputs, self.size = inputs, size

@@ -76,6 +76,11 @@ class ModelConfig:
         for key in model_config:
             if key not in known:
                 instead = called_here(key, MODEL_KEYS) or nearest(key, known)
+                if key in (field.name for field in fields(QNetworkConfig)):
+                    instead = (
+                        ": only networks that value each action have it; leave it out, or choose "
+                        "dqn, pqn or r2d2"
+                    )
                 raise ValueError(f"model has no key {key!r}{instead}")
         config = cls(**model_config)
         sizes = config.hidden_sizes
@@ -118,6 +123,10 @@ class ModelConfig:
 @dataclass(frozen=True, kw_only=True)
 class QNetworkConfig(ModelConfig):
     """The keys of `model` that `QNetwork` has besides those of the default module."""
+
+    dueling: bool = False
+    """Whether the value of an observation and the advantages of actions are estimated apart, each
+    behind a hidden layer of its own, and added up (with DQN, PQN and R2D2)."""
 
     atoms: int = 0
     """Returns whose probabilities are learned for each action, at equal distances from v_min to

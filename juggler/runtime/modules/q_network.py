@@ -16,6 +16,7 @@ from juggler.runtime.modules.columns import (
     OBSERVATIONS,
     VALUES,
 )
+from juggler.runtime.modules.dueling import DuelingHead
 from juggler.runtime.modules.encoders import feature_size
 from juggler.runtime.modules.errors import UnsupportedSpace
 from juggler.runtime.modules.layers import initialized
@@ -47,6 +48,8 @@ class QNetwork(RLModule):
     With `atoms` in `model_config`, K of them, the values are means of K returns, which lie at equal
     distances (Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning"). The
     network returns the logits [B, n, K] of their probabilities, too, as "return_logits".
+
+    With `dueling`, values, or these logits, come from a `DuelingHead`.
     """
 
     epsilon: Tensor
@@ -72,12 +75,16 @@ class QNetwork(RLModule):
         features = features if self.core is None else feature_size(self.core)
         self.normalize = nn.LayerNorm(features)
         self.value_head: nn.Module
-        if self.atoms:
+        if catalog.config.dueling:
+            actions, numbers = int(action_space.n), self.atoms or 1
+            self.value_head = DuelingHead(features, actions, numbers, catalog.config)
+        elif self.atoms:
             outputs = nn.Linear(features, int(action_space.n) * self.atoms)
             self.value_head = initialized(outputs, catalog.config.initializer, gain=0.01)
-            self.register_buffer(RETURNS, torch.linspace(*limits, self.atoms))  # [K]
         else:
             self.value_head = catalog.build_policy_head(features, self.action_distribution())
+        if self.atoms:
+            self.register_buffer(RETURNS, torch.linspace(*limits, self.atoms))  # [K]
         self.register_buffer(EPSILON, torch.tensor(1.0))  # []
 
     def get_initial_state(self) -> dict[str, Any]:

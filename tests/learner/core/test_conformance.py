@@ -142,6 +142,7 @@ def make_rnd(name: str, model: dict[str, Any] | None = None) -> Rnd:
     return Rnd(make_inner(name, model or {}, **config), own)
 
 
+DUELING = {"dueling": True}
 CORES: dict[str, MakeCore] = {
     **{name: partial(make_shipped, name, {}) for name in ALGORITHMS if not needs_memory(name)},
     **{
@@ -154,6 +155,12 @@ CORES: dict[str, MakeCore] = {
     "ppo of recorded operations": make_recording,
     "dqn with atoms": partial(make_shipped, "dqn", {"atoms": 11}, priority_exponent=0.6),
     "population of dqn with atoms": lambda: Population(make_shipped("dqn", {"atoms": 11}), size=2),
+    "population of dueling dqn": lambda: Population(make_shipped("dqn", DUELING), size=2),
+    "dueling pqn": partial(make_shipped, "pqn", DUELING),
+    "dueling r2d2": partial(
+        make_shipped, "r2d2", {"recurrent": "gru", "recurrent_size": 8, **DUELING}
+    ),
+    "dueling dqn with atoms": partial(make_shipped, "dqn", {"atoms": 11, **DUELING}),
     "impala with rmsprop": partial(make_shipped, "impala", {}, optimizer="rmsprop"),
     **{
         f"population of {name}": partial(make_population, name)
@@ -213,6 +220,7 @@ AS_LEARNERS = {
     "population of impala",
     "population of ppo",
     "population of dqn with atoms",
+    "dueling dqn with atoms",
     "impala with rnd",
     "ppo with rnd",
     "dqn with rnd",

@@ -40,6 +40,7 @@ def with_metric(value: Any) -> Callable[[juggler.Loss], juggler.Loss]:
 
 
 MANY: Tensor = torch.zeros(4, 8)
+ROWS = len(SAMPLE["default"]["live"])
 
 CASES: list[tuple[Callable[[juggler.Loss], Any], str]] = [
     (lambda loss: loss.total, r"a tensor of shape \(\) and torch.float32: return juggler.Loss\("),
@@ -53,6 +54,13 @@ CASES: list[tuple[Callable[[juggler.Loss], Any], str]] = [
     (with_metric(0.5), r"metrics\['odd'\] is 0.5: return a tensor of shape \(\)"),
     (with_metric(MANY), r"metrics\['odd'\] is a tensor of shape \(4, 8\)"),
     (lambda loss: loss._replace(means={"kl": torch.tensor(0.0)}), r"the means \['kl'\], and the"),
+    (
+        lambda loss: loss._replace(priorities=torch.zeros(ROWS, 1)),
+        rf"priorities is a tensor of shape \({ROWS}, 1\) and torch.float32, of a sample of {ROWS} "
+        rf"rows: return a number for each row, a tensor of shape \({ROWS},\)",
+    ),
+    (lambda loss: loss._replace(priorities=loss.total), r"priorities is a tensor of shape \(\)"),
+    (lambda loss: loss._replace(priorities=[1.0] * ROWS), "priorities is of type list"),
 ]
 
 

@@ -229,6 +229,17 @@ def test_no_learner_of_a_group_draws_before_all_of_them_have_rows() -> None:
     assert len(drawn(later)) == 4, "2 learners x 4 rows are 4 rows twice; nothing is made up for"
 
 
+@pytest.mark.parametrize("most", [0, 1])
+def test_a_replay_that_is_tried_out_draws_once_for_each_arrival_from_what_it_has(most: int) -> None:
+    replay = make(size=8, ratio=0.25, begin=1000, max_times_sampled=most)
+    replay.try_out()
+    sizes = [len(each["default"]["number"]) for each in replay.add(numbered(0, 3))]
+    assert sizes == [3 if most else 8]
+    sizes = [len(each["default"]["number"]) for each in replay.add(numbered(3, 1))]
+    assert sizes == [1 if most else 8]
+    assert list(make(size=8, ratio=0.25, begin=1000).add(numbered(0, 3))) == []
+
+
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
 def test_rows_are_drawn_by_priority_and_weights_make_up_for_it(alpha: float) -> None:
     replay = make(capacity=4, size=1000, ratio=1e5, priority_exponent=alpha, importance_exponent=1)

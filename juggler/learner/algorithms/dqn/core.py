@@ -63,6 +63,9 @@ class Dqn(OffPolicyCore):
     def acting_parameters(self, state: ParameterGroupState) -> Tensor:
         return state["extra"]["target"] if self.config.target_acts else state["parameters"]  # [P]
 
+    def exploration(self, state: ParameterGroupState) -> dict[str, Tensor]:
+        return {EPSILON: self.schedules["exploration_epsilon"](state["steps"])}  # []
+
     def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
         live = columns[c.LIVE]  # [N, T]
         n, t = live.shape
@@ -72,7 +75,7 @@ class Dqn(OffPolicyCore):
         space = forward.module.action_space
         assert isinstance(space, Discrete)  # QNetwork requires it
         actions = (columns[c.ACTIONS].long() - int(space.start)).flatten()  # [N T]
-        # The action of a step that is not live may be illegal, with the value -1e30.
+        # The action of a step that is not live may be illegal, with the value -1e18.
         values = _of(outputs[c.ACTION_DIST_INPUTS], actions).view(n, t)  # [N, T]
         chosen = torch.where(live, values, 0.0)  # [N, T]
         with torch.no_grad():
@@ -92,14 +95,11 @@ class Dqn(OffPolicyCore):
             costs = smooth_l1_loss(chosen, targets, reduction="none")  # [N, T]
             surprises = errors
         loss = mean(costs * importance_weights(columns, costs))  # []
-        epsilon = self.schedules["exploration_epsilon"](state["steps"])  # []
-        forward.set_buffer(EPSILON, epsilon)
         with torch.no_grad():
             metrics = {
                 "value_loss": loss.detach(),
                 "mean_value": mean(chosen),
                 "mean_error": mean(errors),
-                "epsilon": epsilon,
             }
         return Loss(loss, mean.live_steps, metrics, means={}, priorities=surprises.amax(1))
 

@@ -57,7 +57,8 @@ class OffPolicyConfig(KeptConfig):
     alike, 1 in proportion to the error. 0.6 is usual."""
 
     importance_exponent: float = 0.4
-    """How far importance weights make up for that (β): 0 not at all, 1 fully."""
+    """How far importance weights make up for that (β): 0 not at all, 1 fully. It does not grow in
+    the course of a run, since a run need not know when it will end."""
 
     def numbers_of_losses(self) -> list[str]:
         # One replay draws for all members of a population.

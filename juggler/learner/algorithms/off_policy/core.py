@@ -160,7 +160,15 @@ def action_noise(module: RLModule, key: Tensor, columns: Columns, draws: int) ->
 
 
 def importance_weights(columns: Columns, like: Tensor) -> Tensor:
-    """The weight [N, 1] of each row in a loss; 1 unless rows were drawn by priority."""
-    ones = torch.ones(len(columns[c.LIVE]), dtype=like.dtype, device=like.device)  # [N]
-    weights: Tensor = columns.get(IMPORTANCE_WEIGHTS, ones)  # [N]
+    """The weight of each row of a sample in a loss, which makes up for rows that a replay draws
+    more often than others by their priorities; 1 where it draws all alike, or there is none.
+
+    Args:
+        columns: of the sample.
+        like: a tensor [N, ...] of the dtype of the loss, on its device.
+
+    Returns:
+        Weights [N, 1], for losses [N, T].
+    """
+    weights: Tensor = columns.get(IMPORTANCE_WEIGHTS, like.new_ones(len(like)))  # [N]
     return weights.to(like.dtype).unsqueeze(1)  # [N, 1]

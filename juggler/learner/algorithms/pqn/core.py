@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import torch
 from gymnasium.spaces import Discrete
+from torch import Tensor
 
 from juggler.learner.algorithms.actor_critic.core import actor_critic_pass
 from juggler.learner.algorithms.pqn.config import PqnConfig
@@ -61,6 +62,9 @@ class Pqn(GradientCore):
     def passes(self) -> tuple[int, int]:
         return self.config.minibatches, self.config.epochs
 
+    def exploration(self, state: ParameterGroupState) -> dict[str, Tensor]:
+        return {EPSILON: self.schedules["exploration_epsilon"](state["steps"])}  # []
+
     def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
         config = self.config
         values, best, next_best, live = actor_critic_pass(forward, columns)  # [N, T, n], 3 [N, T]
@@ -69,7 +73,7 @@ class Pqn(GradientCore):
         assert isinstance(space, Discrete)  # QNetwork requires it
         actions = (columns[c.ACTIONS].long() - int(space.start)).unsqueeze(-1)  # [N, T, 1]
         chosen = values.gather(-1, actions).squeeze(-1)  # [N, T] Q(x_t, a_t)
-        # The action of a step that is not live may be illegal, with the value -1e30.
+        # The action of a step that is not live may be illegal, with the value -1e18.
         chosen = torch.where(live, chosen, 0.0)  # [N, T]
         with torch.no_grad():
             returns = gae(
@@ -84,13 +88,10 @@ class Pqn(GradientCore):
             ).targets  # [N, T] G_t
         errors = returns - chosen  # [N, T]
         loss = 0.5 * mean(errors.square())  # []
-        epsilon = self.schedules["exploration_epsilon"](state["steps"])  # []
-        forward.set_buffer(EPSILON, epsilon)
         with torch.no_grad():
             metrics = {
                 "value_loss": loss.detach(),
                 "mean_value": mean(chosen),
                 "explained_variance": mean.explained_variance(returns, errors),
-                "epsilon": epsilon,
             }
         return Loss(loss, mean.live_steps, metrics, means={})

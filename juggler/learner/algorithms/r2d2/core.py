@@ -76,6 +76,9 @@ class R2d2(TargetNetworkCore):
     def acting_parameters(self, state: ParameterGroupState) -> Tensor:
         return state["extra"]["target"] if self.config.target_acts else state["parameters"]  # [P]
 
+    def exploration(self, state: ParameterGroupState) -> dict[str, Tensor]:
+        return {EPSILON: self.schedules["exploration_epsilon"](state["steps"])}  # []
+
     def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
         weights = importance_weights(columns, columns[c.REWARDS])  # [N, 1]
         own = unrolled(forward, columns, self.config.burn_in)
@@ -83,14 +86,12 @@ class R2d2(TargetNetworkCore):
         assert isinstance(space, Discrete)  # QNetwork requires it
         actions = (columns[c.ACTIONS].long() - int(space.start)).unsqueeze(-1)  # [N, T, 1]
         chosen = _values(own)[own.places].gather(-1, actions).squeeze(-1)  # [N, T]
-        # The action of a step that is not live may be illegal, with the value -1e30.
+        # The action of a step that is not live may be illegal, with the value -1e18.
         chosen = torch.where(own.live, chosen, 0.0)  # [N, T]
         with torch.no_grad():
             targets = self._targets(forward, columns, state, own)  # [N, T]
         mean, errors = LiveMean(own.live), targets - chosen  # [N, T]
         loss = 0.5 * mean(errors.square() * weights)  # []
-        epsilon = self.schedules["exploration_epsilon"](state["steps"])  # []
-        forward.set_buffer(EPSILON, epsilon)
         with torch.no_grad():
             sizes = errors.abs()  # [N, T]
             steps = own.live.sum(1).clamp(min=1)  # [N]
@@ -99,7 +100,6 @@ class R2d2(TargetNetworkCore):
                 "value_loss": loss.detach(),
                 "mean_value": mean(unscaled(chosen)),
                 "mean_error": mean(sizes),
-                "epsilon": epsilon,
             }
         return Loss(loss, mean.live_steps, metrics, means={}, priorities=priorities)
 

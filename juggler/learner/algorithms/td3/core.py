@@ -107,6 +107,9 @@ class Td3(OffPolicyCore):
     def target_moves(self, state: ParameterGroupState) -> Tensor:
         return super().target_moves(state) & self._policy_moves(state)  # []
 
+    def exploration(self, state: ParameterGroupState) -> dict[str, Tensor]:
+        return {EXPLORATION_NOISE: self.schedules["exploration_noise"](state["steps"])}  # []
+
     def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
         live = columns[c.LIVE]  # [N, T]
         n, t = live.shape
@@ -133,14 +136,11 @@ class Td3(OffPolicyCore):
             # A gradient that moves nothing must not count in the norm that grad_clip limits.
             total = value_loss + torch.where(moves, policy_loss, 0.0)  # []
             of_policy["policy_loss"] = policy_loss.detach()
-        exploration = self.schedules["exploration_noise"](state["steps"])  # []
-        forward.set_buffer(EXPLORATION_NOISE, exploration)
         with torch.no_grad():
             metrics = {
                 "value_loss": value_loss.detach(),
                 **of_policy,
                 "mean_value": mean(values.mean(-1)),
-                "exploration_noise": exploration,
             }
         priorities = errors.detach().abs().mean(-1).amax(1)  # [N]
         return Loss(total, mean.live_steps, metrics, means={}, priorities=priorities)

@@ -90,6 +90,9 @@ class MixInReplay(DataSource):
         rows = [rows_of_episodes(columns) for columns in sample.values()]
         return self._source.expect(sample) + sum(map(self._room.taken_by, rows))
 
+    def try_out(self) -> None:
+        self._source.try_out()
+
     def why_alone(self) -> str:
         return self._source.why_alone()
 

@@ -112,7 +112,7 @@ class Replay(DataSource):
         self._least_steps = begin if max_times_sampled else 0
         self._beta = importance_exponent
         self._saved, self._draws = saved, Draws(seed)
-        self._taken_in = 0
+        self._taken_in, self._is_trial = 0, False
         self._ones = torch.ones(size)  # [B]
         self._modules: dict[str, Kept] = {}
 
@@ -139,12 +139,25 @@ class Replay(DataSource):
             # None draws before all can.
             begin = self._room.begin if filled == learners else inf
             kept.arrived(arrived / learners, round(live), begin, self._ratio)
+        if self._is_trial:
+            there = {
+                module_id: self._modules[module_id].selection.may_draw() for module_id in sample
+            }
+            tried = {key: min(self._size, rows) for key, rows in there.items() if rows}
+            if tried:
+                yield {
+                    key: self._draw(self._modules[key], int(size)) for key, size in tried.items()
+                }
+            return
         while drawn := {
-            module_id: self._draw(self._modules[module_id])
+            module_id: self._draw(self._modules[module_id], self._size)
             for module_id in sample
             if self._modules[module_id].may_draw(self._size, self._least_steps)
         }:
             yield drawn
+
+    def try_out(self) -> None:
+        self._is_trial = True
 
     def expect(self, sample: Sample) -> float:
         return sum(self._room.taken_by(self._rows_of(columns)) for columns in sample.values())
@@ -259,14 +272,15 @@ class Replay(DataSource):
         table = make(steps, directory=self._room.directory)
         kept.begin(table, Selection(table, self._rules, draws.generator), step_bytes)
 
-    def _draw(self, kept: Kept) -> dict[str, Any]:
-        drawn = kept.selection.draw(self._size)
+    def _draw(self, kept: Kept, size: int) -> dict[str, Any]:
+        drawn = kept.selection.draw(size)
         rows = self._columns(kept.table.rows(drawn.slots))
         kept.drawn = kept.selection.let_go(drawn)
-        kept.took(self._size)
+        kept.took(size)
         device = any_leaf(rows).device
         if drawn.shares is None:
-            weights = self._ones = self._ones.to(device)  # [B]
+            self._ones = self._ones.to(device)  # [size]
+            weights = self._ones[:size]  # [B]
         else:
             of_rows = (drawn.shares.min() / drawn.shares) ** self._beta  # [B]
             weights = torch.from_numpy(of_rows.astype(np.float32)).to(device, non_blocking=True)

@@ -74,6 +74,18 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "dqn": (QNetwork, NUMBERS, ACTIONS["discrete"], {}),
     "dqn, mask": (QNetwork, masked(spaces.MultiBinary(5)), ACTIONS["discrete"], {}),
     "dqn, atoms": (QNetwork, masked(spaces.MultiBinary(5)), ACTIONS["discrete"], {"atoms": 11}),
+    "dqn, dueling": (
+        QNetwork,
+        masked(spaces.MultiBinary(5)),
+        ACTIONS["discrete"],
+        {"dueling": True, "activation": "relu"},
+    ),
+    "dqn, dueling, atoms, lstm": (
+        QNetwork,
+        NUMBERS,
+        ACTIONS["discrete"],
+        {"dueling": True, "atoms": 11, "recurrent": "lstm"},
+    ),
     "dqn, gru": (QNetwork, NUMBERS, ACTIONS["discrete"], {"recurrent": "gru"}),
     "sac": (SoftActorCritic, TREE, BOX, {}),
     "sac, discrete": (SoftActorCritic, NUMBERS, ACTIONS["discrete"], {}),
@@ -251,6 +263,7 @@ def shipped() -> dict[str, tuple[Any, Any, Any, dict[str, Any], int]]:
         models = MODELS if critics else [*MODELS, *MEMORIES]
         if name == "QNetwork":
             models = [*models, {"atoms": 5}, {"atoms": 5, "recurrent": "lstm"}]
+            models = [*models, {"dueling": True}, {"dueling": True, "recurrent": "gru"}]
         elif not critics:
             models = [*models, *POLICIES, {"shared_value_layers": True}]
         done = {k: v for k, v in DONE.items() if isinstance(v, kind.action_spaces or spaces.Space)}
