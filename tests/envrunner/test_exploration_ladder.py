@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -11,6 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from torch import Tensor
 
 from juggler.driver.config import RunConfig
 from juggler.driver.workers.module_setups import acting_setup, exploration_exponents
@@ -18,8 +20,12 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.setup import EnvRunnerSetup
 from juggler.envrunner.single_agent_stage import SingleAgentStage
 from juggler.envrunner.stage import OwnCode
+from juggler.learner.algorithms.td3.config import Td3Config
+from juggler.learner.algorithms.td3.core import Td3
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.modules.deterministic_actor_critic import DeterministicActorCritic
 from juggler.runtime.modules.stepping import weights_of
+from juggler.runtime.wire.structures import tree_map
 
 RUNNERS, ENVIRONMENTS, ACTIONS = 2, 4, 5
 EPSILON, ALPHA = 0.4, 7.0
@@ -115,6 +121,26 @@ def test_noise_around_actions_is_less_in_some_environments() -> None:
         spread = batch.actions.std(1).mean(-1) / 2  # [N] in halves of the distance between bounds
         # What is beyond the bounds is clipped, which takes a little off the largest.
         np.testing.assert_allclose(spread, noise, rtol=0.06)
+
+
+@pytest.mark.parametrize("ladder", [ALPHA, 0.0], ids=["with a ladder", "without one"])
+def test_until_learning_begins_actions_are_uniform_in_every_environment(ladder: float) -> None:
+    config, steps = config_of("td3", exploration_ladder=ladder), 3000
+    stage = stage_of(config, 1, steps, Reaching)
+    space, acts = Reaching.observation_space, Reaching.action_space
+    make = partial(DeterministicActorCritic, space, acts, {"hidden_sizes": [8]})
+    core = Td3({"default": make}, Td3Config())
+    stage.load("default", tree_map(Tensor.numpy, core.get_params(core.init(0))["default"]))
+    batch = stage.play({"default"}, {"default": Version(0, 0)}).modules["default"].batch
+    np.testing.assert_allclose(batch.action_logp, -2 * np.log(4), rtol=1e-6)
+    for row in range(ENVIRONMENTS):
+        counts, _ = np.histogram(batch.actions[row], 8, (-1, 3))
+        np.testing.assert_allclose(counts / counts.sum(), 1 / 8, rtol=0.12)
+    beside = np.corrcoef(batch.actions.reshape(ENVIRONMENTS, -1))  # [N, N]
+    assert np.abs(beside - np.eye(ENVIRONMENTS)).max() < 0.06
+    one, other = batch.actions[..., 0], batch.actions[..., 1]  # [N, T] each
+    for before, after in ((one[:, :-1], one[:, 1:]), (one, other)):
+        assert abs(np.corrcoef(before.ravel(), after.ravel())[0, 1]) < 0.03
 
 
 def test_where_no_number_says_how_much_a_policy_explores_there_is_no_ladder() -> None:

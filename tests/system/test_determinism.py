@@ -83,6 +83,16 @@ CASES = {
         replay_batch_size = 32
         priority_exponent = 0.6
     """,
+    "actions that are uniform before learning begins": """
+        env = "Pendulum-v1"
+        env_kwargs = {max_episode_steps = 30}
+        algorithm = "td3"
+        model = {hidden_sizes = [16]}
+        exploration_ladder = 2.0
+        replay_begin = 700  # in the fifth update, between two checkpoints
+        replay_ratio = 4.0
+        replay_batch_size = 32
+    """,
     "agents in turn that keep steps": """
         # Without the wrapper that takes an illegal move for a game that is lost: it is an error.
         env = "pettingzoo.classic.connect_four.connect_four:raw_env"

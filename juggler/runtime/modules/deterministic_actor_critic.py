@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -31,7 +32,8 @@ class DeterministicActorCritic(RLModule):
 
     tanh squashes actions to the bounds. Where the policy explores, it adds normal noise and clips
     the sum; the buffer "exploration_noise" is its standard deviation, in halves of the distance
-    between the bounds. It is 1 until a learner sets it, so that actions are all over the Box.
+    between the bounds. It is infinite until a learner sets it, which stands for actions that are
+    drawn uniformly from the Box.
 
     `forward_train` returns "action_dist_inputs" [B, 2 M] for observations alone. For a batch that
     has "actions" [B, ...] too, it returns nothing but their "q_values" [B, 2]. Encoders are those
@@ -58,7 +60,7 @@ class DeterministicActorCritic(RLModule):
         head = nn.Linear(feature_size(self.encoder), size)
         self.policy_head = initialized(head, catalog.config.initializer, gain=0.01)
         self.critics = TwinCritics(observation_space, action_space, model_config)
-        self.register_buffer(EXPLORATION_NOISE, torch.tensor(1.0))  # []
+        self.register_buffer(EXPLORATION_NOISE, torch.tensor(math.inf))  # []
 
     def action_distribution(self) -> ClippedGaussianSpec:
         return self._distribution

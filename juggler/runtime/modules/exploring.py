@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from juggler.runtime.modules.deterministic_actor_critic import EXPLORATION_NOISE
 from juggler.runtime.modules.q_network import EPSILON
 from juggler.runtime.modules.rl_module import RLModule
@@ -29,4 +27,6 @@ def with_own_exploration(module: RLModule, rows: int) -> None:
     """Let each of B rows that a module acts for explore as much as a number of its own says."""
     # A module with a state has a dimension of time in all that it returns.
     shape = (rows, 1, 1) if module.get_initial_state() else (rows, 1)
-    module.register_buffer(exploration_of(module), torch.ones(shape))  # [B, 1] or [B, 1, 1]
+    name = exploration_of(module)
+    said = module.get_buffer(name)  # []
+    module.register_buffer(name, said.expand(shape).clone())  # [B, 1] or [B, 1, 1]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.distribution_references import drawn, inputs_for
 
+from juggler.runtime.modules.arrays.distributions import array_distribution
 from juggler.runtime.modules.distributions import ClippedGaussian, ClippedGaussianSpec
 
 LOW, HIGH = np.array([-2.0]), np.array([5.0])
@@ -73,3 +74,35 @@ def test_log_prob_entropy_and_kl_are_finite_whatever_the_outputs() -> None:
     assert other.kl(SPEC(inputs.clamp(-3, 3))).isfinite().all()
     low, high = float(LOW[0]), float(HIGH[0])
     assert ((actions >= low) & (actions <= high)).all()
+
+
+def test_an_infinite_deviation_stands_for_uniform_actions() -> None:
+    inputs = torch.tensor([0.9, math.inf]).expand(100_000, 2)
+    distribution, exact = SPEC(inputs), of([0.9, math.inf])
+    actions = distribution.sample(SPEC.draw_noise((100_000,), torch.Generator().manual_seed(0)))
+    shares = (actions.flatten() + 2) / 7
+    torch.testing.assert_close(
+        shares.sort().values, torch.linspace(0, 1, 100_000), rtol=0, atol=0.01
+    )
+    extremes = SPEC(inputs[:3]).sample(torch.tensor([[-30.0], [0.0], [30.0]]))
+    torch.testing.assert_close(extremes, torch.tensor([[-2.0], [1.5], [5.0]]))
+    assert float(exact.entropy()) == pytest.approx(math.log(7))
+    ends = torch.tensor([[-2.0], [1.5], [5.0]], dtype=torch.float64)
+    found = SPEC(torch.tensor([[0.9, math.inf]] * 3, dtype=torch.float64)).log_prob(ends)
+    np.testing.assert_allclose(found.numpy(), -math.log(7))
+    assert float(exact.mode()) == pytest.approx(-2 + 3.5 * (1 + math.tanh(0.9)))
+    assert (
+        SPEC.why_not_finite(torch.tensor([math.nan, math.inf])) == "output 0 of the policy is nan"
+    )
+
+
+def test_numpy_draws_the_uniform_actions_of_torch() -> None:
+    spec = ClippedGaussianSpec(np.array([[-2.0], [0.0]]), np.array([[5.0], [1.0]]))
+    noise = spec.draw_noise((8, 3), torch.Generator().manual_seed(0))  # [8, 3, 2]
+    inputs = torch.randn((8, 3, 4), generator=torch.Generator().manual_seed(1))
+    inputs[4:, :, 2:] = math.inf
+    on_arrays = array_distribution(spec)
+    found = on_arrays.sample(inputs.numpy(), noise.numpy())
+    np.testing.assert_allclose(found, spec(inputs).sample(noise).numpy(), rtol=1e-5, atol=1e-5)
+    assert found.shape == (8, 3, 2, 1)
+    np.testing.assert_allclose(on_arrays.mode(inputs.numpy()), spec(inputs).mode(), atol=1e-5)

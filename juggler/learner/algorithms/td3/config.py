@@ -28,7 +28,8 @@ class Td3Config(LadderConfig):
 
     exploration_noise: Scheduled = 0.1
     """Standard deviation of the noise that is added to training actions, in halves of the distance
-    between their bounds: a number, or a schedule as for lr. Until learning begins, it is 1."""
+    between their bounds: a number, or a schedule as for lr. Until learning begins, actions are
+    drawn uniformly between their bounds instead."""
 
     target_noise: float = 0.2
     """Standard deviation of the noise that is added to the target policy's actions, in the same

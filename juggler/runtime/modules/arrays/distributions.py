@@ -5,6 +5,7 @@ Those that ship are in NumPy, by the very class of their specs. Any other goes t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -160,13 +161,23 @@ class _SquashedGaussian(_Gaussian):
 
 class _ClippedGaussian(_SquashedGaussian):
     def sample(self, inputs: Array, noise: Array) -> Array:
-        _, _, width, lowest, highest = self._bounds
-        actions = np.exp(inputs[..., self._size :])  # [..., M]
+        _, low, width, lowest, highest = self._bounds
+        log_std = inputs[..., self._size :]  # [..., M]
+        anywhere = log_std == np.inf  # [..., M]
+        actions = np.exp(log_std)  # [..., M]
         actions *= noise
         actions *= np.float32(0.5) * width
         actions += self.mode(inputs).reshape(actions.shape)
+        if anywhere.any():  # as it is until learning begins
+            actions = np.where(anywhere, low + width * _below(noise), actions)
         np.clip(actions, lowest, highest, out=actions)
         return actions.reshape(*actions.shape[:-1], *self._action_shape)
+
+
+def _below(z: Array) -> Array:
+    """P(x < z) for standard normal x, elementwise. NumPy has no error function."""
+    chances = [0.5 * math.erfc(each) for each in (z * -math.sqrt(0.5)).ravel().tolist()]
+    return np.array(chances, z.dtype).reshape(z.shape)
 
 
 class _Composite:

@@ -25,6 +25,9 @@ class ClippedGaussian(SquashedGaussian):
     between the bounds. Each bound has a probability, because clipping makes actions that are equal
     to it: `log_prob` is the logarithm of that at a bound, and of the density elsewhere. `entropy`
     and `kl` are those of both together, and exact.
+
+    Where s is infinite, an action is drawn uniformly between the bounds, whatever its mean is. `kl`
+    is for finite s alone.
     """
 
     @property
@@ -43,14 +46,16 @@ class ClippedGaussian(SquashedGaussian):
         inside = -0.5 * z.square() - scale.log() - _HALF_LOG_2_PI  # [..., M]
         below, above = self._chances()  # [..., M]
         at_low = torch.where(flat <= lowest, below.log(), inside)  # [..., M]
-        return torch.where(flat >= highest, above.log(), at_low).sum(-1)  # [...]
+        around = torch.where(flat >= highest, above.log(), at_low)  # [..., M]
+        return torch.where(self._anywhere, -self.bounds.width.log(), around).sum(-1)  # [...]
 
     def entropy(self) -> Tensor:
         below, above = self._chances()  # [..., M]
         within, _, second = self._moments()  # [..., M]
         at_bounds = below * below.log() + above * above.log()  # [..., M]
         between = within * (self._scale.log() + _HALF_LOG_2_PI) + 0.5 * second  # [..., M]
-        return (between - at_bounds).sum(-1)  # [...]
+        around = between - at_bounds  # [..., M]
+        return torch.where(self._anywhere, self.bounds.width.log(), around).sum(-1)  # [...]
 
     def kl(self, other: ActionDistribution) -> Tensor:
         other = same_kind(self, other)
@@ -65,7 +70,11 @@ class ClippedGaussian(SquashedGaussian):
         return (at_bounds + between).sum(-1)  # [...]
 
     def sample(self, noise: Tensor) -> Tensor:
-        return self.moved(self.log_std.exp() * noise)  # [..., *action shape]
+        _, low, width, lowest, highest = self.bounds
+        around = self._moved(self.log_std.exp() * noise)  # [..., M]
+        # What share of normal numbers is below one of them is uniform between 0 and 1.
+        uniform = torch.addcmul(low, width, _below(noise)).clamp(lowest, highest)  # [..., M]
+        return self._shaped(torch.where(self._anywhere, uniform, around))
 
     def sample_with_log_prob(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         actions = self.sample(noise)  # [..., *action shape]
@@ -74,9 +83,17 @@ class ClippedGaussian(SquashedGaussian):
     def moved(self, shares: Tensor) -> Tensor:
         """The most likely actions, moved by shares [..., M] of half the distance between the
         bounds, and clipped -> [..., *action shape]."""
+        return self._shaped(self._moved(shares))
+
+    def _moved(self, shares: Tensor) -> Tensor:
+        """The same, flat [..., M]."""
         _, _, width, lowest, highest = self.bounds
-        actions = torch.addcmul(self._centre, 0.5 * width, shares)  # [..., M]
-        return self._shaped(actions.clamp(lowest, highest))
+        return torch.addcmul(self._centre, 0.5 * width, shares).clamp(lowest, highest)  # [..., M]
+
+    @property
+    def _anywhere(self) -> Tensor:
+        """Which elements are drawn uniformly, bool [..., M]."""
+        return self.log_std == math.inf
 
     def _ends(self) -> tuple[Tensor, Tensor]:
         """The bounds, in deviations from the centre [..., M]."""
@@ -98,7 +115,13 @@ class ClippedGaussian(SquashedGaussian):
 
 class ClippedGaussianSpec(SquashedGaussianSpec):
     """For a float `Box` whose elements all have finite bounds: M numbers that are squashed, then M
-    logarithms of the noise, in halves of the distance between bounds."""
+    logarithms of the noise, in halves of the distance between bounds; infinite: actions are
+    uniform."""
+
+    def why_not_finite(self, inputs: Tensor) -> str:
+        known = inputs.clone()  # [2 M]
+        known[self.noise_size :][inputs[self.noise_size :] == math.inf] = 0.0
+        return super().why_not_finite(known)
 
     def __call__(self, inputs: Tensor) -> ClippedGaussian:
         return ClippedGaussian(inputs, self.action_shape, self.bounds_on(inputs.device))

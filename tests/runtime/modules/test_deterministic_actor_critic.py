@@ -1,0 +1,84 @@
+"""How a deterministic policy explores, and what its critics see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from juggler.runtime.modules.deterministic_actor_critic import DeterministicActorCritic
+from juggler.runtime.modules.stepping import best_actions
+
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+UNEVEN = spaces.Box(np.array([-1, 100], np.float32), np.array([3, 101], np.float32))
+LOW, HIGH = torch.from_numpy(UNEVEN.low), torch.from_numpy(UNEVEN.high)
+SMALL = {"hidden_sizes": [8]}
+
+
+def greedy_of(module: DeterministicActorCritic, batch: dict[str, Any]) -> torch.Tensor:
+    actions: torch.Tensor = best_actions(module, module.forward_inference(batch))
+    return actions
+
+
+def test_noise_is_of_the_size_asked_for_within_bounds_and_none_in_greedy_play() -> None:
+    torch.manual_seed(0)
+    module = DeterministicActorCritic(VECTOR, UNEVEN, SMALL)
+    batch = {"observations": torch.randn(1, 4).expand(20_000, 4)}
+    greedy = greedy_of(module, batch)
+    assert (greedy == greedy[0]).all()
+    torch.testing.assert_close(greedy[0], (LOW + HIGH) / 2, rtol=0.05, atol=0.1)
+    for noise in (0.1, 1.0):
+        module.exploration_noise.fill_(noise)
+        outputs = module.forward_exploration(batch)
+        spec = module.action_distribution()
+        drawn = spec.draw_noise((20_000,), torch.Generator().manual_seed(1))
+        actions = spec(outputs["action_dist_inputs"]).sample(drawn)
+        assert ((actions >= LOW) & (actions <= HIGH)).all()
+        shares = (actions - greedy) / ((HIGH - LOW) / 2)
+        if noise == 0.1:
+            torch.testing.assert_close(shares.std(0), torch.full((2,), 0.1), rtol=0.03, atol=0)
+        else:  # all over the box, and at its bounds
+            assert ((actions < LOW + 0.01 * (HIGH - LOW)).float().mean(0) > 0.1).all()
+            assert ((actions > HIGH - 0.01 * (HIGH - LOW)).float().mean(0) > 0.1).all()
+    module.exploration_noise.fill_(0.0)
+    outputs = module.forward_exploration(batch)
+    distribution = spec(outputs["action_dist_inputs"])
+    torch.testing.assert_close(distribution.sample(drawn), greedy)
+    assert distribution.log_prob(greedy).isfinite().all()
+
+
+def test_actions_are_uniform_until_learning_begins_and_greedy_play_is_as_ever() -> None:
+    torch.manual_seed(0)
+    module = DeterministicActorCritic(VECTOR, UNEVEN, SMALL)
+    with torch.no_grad():
+        module.policy_head.bias.fill_(2.0)  # its own actions are near a bound
+    batch = {"observations": torch.randn(1, 4).expand(50_000, 4)}
+    spec = module.action_distribution()
+    drawn = spec.draw_noise((50_000,), torch.Generator().manual_seed(1))
+    distribution = spec(module.forward_exploration(batch)["action_dist_inputs"])
+    actions, greedy = distribution.sample(drawn), greedy_of(module, batch)
+    shares = (actions - LOW) / (HIGH - LOW)  # [B, 2]
+    for element in shares.T:
+        counts = torch.histc(element, 10, 0, 1) / len(element)
+        torch.testing.assert_close(counts, torch.full((10,), 0.1), rtol=0.05, atol=0)
+    assert abs(float(torch.corrcoef(shares.detach().T)[0, 1])) < 0.02
+    density = -(HIGH - LOW).log().sum()
+    torch.testing.assert_close(distribution.log_prob(actions), density.expand(50_000))
+    module.exploration_noise.fill_(0.1)
+    assert torch.equal(greedy, greedy_of(module, batch))
+    assert ((greedy - LOW) / (HIGH - LOW) > 0.9).all()
+
+
+def test_actions_of_different_bounds_are_the_same_to_the_values() -> None:
+    torch.manual_seed(0)
+    one = DeterministicActorCritic(VECTOR, spaces.Box(-4, 4, (2,), np.float32), SMALL)
+    other = DeterministicActorCritic(VECTOR, spaces.Box(0, 1, (2,), np.float32), SMALL)
+    other.load_state_dict(one.state_dict())
+    seen, share = torch.randn(5, 4), torch.rand(5, 2)
+    values = [
+        module.forward_train({"observations": seen, "actions": low + width * share})["q_values"]
+        for module, low, width in ((one, -4, 8), (other, 0, 1))
+    ]
+    torch.testing.assert_close(*values)
