@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from juggler.driver.agents_config import WAITED_FOR, AgentsConfig
+from juggler.driver.core.room import Room
 from juggler.driver.driver_config import ConfigError, DriverConfig
 from juggler.driver.league.config import LeagueConfig
 from juggler.envrunner.config import EnvRunnerConfig
@@ -42,22 +43,20 @@ def runners_without_room(
         driver: of a run.
         env_runner: of its EnvRunners.
         learner: of its only module.
-        open_updates: how many updates' worth of steps may be open.
+        open_updates: that batches may be open for.
     """
     if driver.synchronous or env_runner.gateway:
         return []
     fragment = env_runner.envs_per_runner * env_runner.fragment_steps
-    room = open_updates * learner.batch_size
-    learners = driver.learners  # each has its part of the room
-    at_once = learners * -(-room // (learners * fragment))
+    at_once = Room(open_updates, learner.batch_size, driver.learners).batches(fragment)
     if driver.num_env_runners <= at_once:
         return []
     # Whole fragments, so many that room is left while all the others' are open.
     enough = ((driver.num_env_runners - 1) // open_updates + 1) * fragment
     return [
-        f"at most {at_once} of the {driver.num_env_runners} EnvRunners sample at a time: fragments "
-        f"of {fragment} steps fill the room for {room} steps, {open_updates} updates of "
-        f"batch_size = {learner.batch_size}, that max_staleness = {learner.max_staleness} leaves. "
+        f"at most {at_once} of the {driver.num_env_runners} EnvRunners sample at a time: "
+        f"max_staleness = {learner.max_staleness} leaves room for {open_updates} updates of "
+        f"batch_size = {learner.batch_size}, which {at_once} fragments of {fragment} steps fill. "
         f"batch_size = {enough} would let all of them sample at once; so would shorter "
         "fragment_steps or a higher max_staleness"
     ]

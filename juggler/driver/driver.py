@@ -214,7 +214,7 @@ class Driver:
             raise
 
     def _start(self) -> None:
-        progress, updates = self._parts.progress, self._parts.updates_before
+        progress, updates = self._parts.progress, self._parts.core.updates_before
         for text, level in self._before:
             progress.message(text, level)
         progress.start(self._config.flat())

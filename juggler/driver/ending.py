@@ -150,7 +150,7 @@ class Ending:
         """A run that trained on nothing, or has no checkpoint of its end, did not end well."""
         parts, end = self._parts, self._parts.end
         last = (parts.confirmation.outcome or {}).get("update", parts.core.updates)
-        if end.reason == "stop_seconds" and parts.core.updates == parts.updates_before:
+        if end.reason == "stop_seconds" and not parts.core.has_updated:
             end.failed_at(f"nothing was trained on. {self._upkeep.standstill.what_is_there()}")
         elif end.reason in _IN_PART and parts.local.keep_failing(ENVRUNNER):
             end.failed_at(
@@ -199,8 +199,7 @@ class Ending:
         """For people, behind the text of a failure. A resumed run that made no update has failed
         at what it would do again, so nothing is said."""
         update = self._newest_update()
-        trained = self._parts.core.updates > self._parts.updates_before
-        if not trained:
+        if not self._parts.core.has_updated:
             return ""
         if update is None:
             return "\nThere is no checkpoint to go on from"

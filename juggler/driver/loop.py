@@ -108,10 +108,7 @@ class Loop:
     def finish_updates(self) -> None:
         """Do what follows from the updates that were answered: end the run, or begin a turn."""
         parts, driver = self._parts, self._parts.config.driver
-        # A resumed run makes an update first: workers that wait for it are to be sent home by it.
-        has_updated = parts.core.updates > parts.updates_before
-        limit = driver.stop_steps
-        if limit is not None and has_updated and parts.core.trained >= limit:
+        if parts.core.trained_enough:
             parts.end.stop("stop_steps")
         self._note_first_update()
         if parts.end.reached or (driver.synchronous and not parts.core.between_turns):
@@ -158,7 +155,7 @@ class Loop:
 
     def _note_first_update(self) -> None:
         parts = self._parts
-        if self.first_update is None and parts.core.updates > parts.updates_before:
+        if self.first_update is None and parts.core.has_updated:
             self.first_update = parts.clock.now().wall
             # Not before: it would slow down the start, and has nothing to play.
             evaluates = parts.only_local and parts.config.driver.evaluation_seconds > 0

@@ -75,7 +75,6 @@ class RunParts:
         callbacks: tells those of the script what happens.
         traces: follows batches.
         stale_runners: by module id, EnvRunners whose steps come too late.
-        updates_before: that the weights had when this process began.
     """
 
     def __init__(
@@ -105,7 +104,6 @@ class RunParts:
         self.traces = traces or NoTraces()
         self.end = RunEnd(clock)
         self.core = core_of(config, resume)
-        self.updates_before = self.core.updates
         trained = trained_now(config, resume.counters if resume else None)
         self.values = ChangedValues(config, trained, resume)
         if told := self.values.in_words():
@@ -117,7 +115,7 @@ class RunParts:
         present = dict(frozen or {})
         self.registry = WorkerRegistry(
             config,
-            self.updates_before,
+            self.core.updates_before,
             most_learners,
             frozen=present,
             trained=trained,
@@ -164,7 +162,7 @@ class RunParts:
             self.registry,
             self.commands,
             snapshots,
-            self.updates_before,
+            self.core.updates_before,
             self.league.learners.needed if self.league else tuple,
         )
         evaluators = Evaluators(

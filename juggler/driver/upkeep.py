@@ -126,7 +126,7 @@ class Upkeep:
         learner, unless there is nothing new to keep."""
         parts = self._parts
         missing = parts.checkpointing.waits_for
-        is_old = self._checkpoint_due and parts.core.updates > parts.updates_before
+        is_old = self._checkpoint_due and parts.core.has_updated
         if is_old and missing and not self._told_what_it_waits_for:
             self._told_what_it_waits_for = True
             text = (
@@ -146,7 +146,7 @@ class Upkeep:
             self._announce()
             if not parts.config.driver.synchronous and not parts.end.reached:
                 parts.checkpointing.begin()
-        if parts.core.updates == parts.updates_before and not parts.end.reached:
+        if not parts.core.has_updated and not parts.end.reached:
             parts.progress.waiting(waits_for(parts), line["wall_time"])
         else:
             parts.progress.update(line)

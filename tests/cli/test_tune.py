@@ -14,6 +14,7 @@ from support.commands import status_of
 from support.slow_environments import loop
 
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.core.room import Room
 from juggler.driver.given_config import load_config
 from juggler.driver.preflight import PreflightError
 from juggler.experiments.tuning import measuring, process
@@ -95,12 +96,15 @@ def test_environments_that_are_kept_from_a_core_do_not_wait_for_something_else()
     assert speeds(busy=1 / 3).wait
 
 
-def best(found: Speeds, now: Sizes, batch_sizes: tuple[int, ...] = ()) -> Sizes:
+def best(
+    found: Speeds, now: Sizes, batch_sizes: tuple[int, ...] = (), *, synchronous: bool = False
+) -> Sizes:
     return advised(
         found,
         now,
-        synchronous=False,
+        synchronous=synchronous,
         open_updates=3,
+        learners=1,
         allowed=lambda sizes: True,
         batch_sizes=batch_sizes or (now.batch_size,),
     ).sizes
@@ -110,6 +114,31 @@ def test_the_fewest_processes_that_keep_the_learner_busy_are_advised() -> None:
     assert best(speeds(), Sizes(2, 4, 32, 2048)) == Sizes(1, 64, 32, 2048)
     slower = speeds(step=4e-4)
     assert best(slower, Sizes(2, 4, 32, 2048)) == Sizes(3, 64, 32, 2048)
+
+
+def test_synchronous_runs_are_advised_several_runners_whose_batches_are_one_update() -> None:
+    slow = speeds(step=0.0, each=1e-4)
+    alone = Sizes(1, 64, 32, 2048)
+    found = best(slow, alone, synchronous=True)
+    assert found.runners == 4
+    assert found.runners * found.fragment <= 1.1 * 2048
+    rate = expected(slow, found, synchronous=True).rate
+    assert rate > 3 * expected(slow, alone, synchronous=True).rate
+
+
+def test_a_synchronous_update_has_a_batch_of_every_runner() -> None:
+    costly = speeds(step=0.0, each=0.0, of_step=0.0, update=1.0)
+    one, four = (
+        expected(costly, Sizes(runners, 64, 32, 2048), synchronous=True).rate for runners in (1, 4)
+    )
+    assert four == pytest.approx(4 * one)
+
+
+def test_no_more_runners_are_advised_than_sample_at_once() -> None:
+    waiting = speeds(step=1e-2, each=0.0, busy=0.02)
+    sizes = best(waiting, Sizes(1, 256, 32, 7500))
+    assert sizes == Sizes(3, 256, 32, 7500), "each fragment is an update"
+    assert sizes.runners == Room(updates=3, batch_size=7500).batches(sizes.fragment)
 
 
 def with_threads(found: Speeds, gain: float, cpu: float) -> Speeds:

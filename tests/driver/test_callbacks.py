@@ -14,6 +14,8 @@ import juggler
 from juggler.driver import callbacks
 from juggler.driver.callbacks import checked
 from juggler.driver.upkeep import metrics_line
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.v1 import training_pb2
 
 
 class Heard(juggler.Callback):
@@ -66,6 +68,22 @@ def test_updates_checkpoints_and_lost_workers_are_told_between_turns(tmp_path: P
     world.leave(world.runner)
     world.parts.callbacks.tell()
     assert heard.told[2:] == [("checkpoint", written.path), ("lost", "envrunner-0", "gone")]
+
+
+def test_an_update_whose_answer_never_came_is_told_when_its_learner_is_back(
+    tmp_path: Path,
+) -> None:
+    heard, world = Heard(), WorkersWorld(tmp_path)
+    world.parts.callbacks.callbacks = [heard]
+    world.leave(world.learner)
+    learner = world.join("learner")
+    ((command_id, _),) = world.asked(learner, training_pb2.AddModule)
+    made = Version(1, 1).message()
+    kept = [training_pb2.UpdateDone(version=made)] * 2
+    ready = training_pb2.ModuleReady(handed_over=made, last_updates=kept)
+    world.reply(learner, command_id, ready)
+    world.parts.callbacks.tell()
+    assert [each for each in heard.told if each[0] == "update"] == [("update", "default", 1, {})]
 
 
 def test_metrics_have_the_tags_of_tensorboard(tmp_path: Path) -> None:

@@ -27,8 +27,13 @@ def test_runners_that_would_always_wait_for_requests_are_doubted() -> None:
     several = {"agents": {"*": "default"}}  # whose number is not known
     for other in ({"batch_size": 2560}, {"synchronous": True}, several):
         assert RunConfig.from_flat({**sizes, "num_env_runners": 15, **other}).doubts() == []
-    # Each learner has room for 720 steps, and so for two fragments.
-    assert RunConfig.from_flat({**sizes, "num_env_runners": 4, "num_learners": 2}).doubts() == []
+    # Each fragment is an update of a learner by itself, and three may be open.
+    two = {**sizes, "num_learners": 2}
+    assert RunConfig.from_flat({**two, "num_env_runners": 6}).doubts() == []
+    (doubt,) = RunConfig.from_flat({**two, "num_env_runners": 7}).doubts()
+    assert doubt.startswith("at most 6 of the 7 EnvRunners sample at a time")
+    assert RunConfig.from_flat({**two, "num_env_runners": 7, "batch_size": 1536}).doubts() == []
+    assert "batch_size = 1536" in doubt
 
 
 def test_keys_without_effect_are_doubted_and_not_refused_since_older_runs_have_them() -> None:

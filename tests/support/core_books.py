@@ -23,6 +23,7 @@ from juggler.driver.core.events import (
     WorkerKey,
 )
 from juggler.driver.core.group import worker_order
+from juggler.driver.core.ledger import Batch
 from juggler.driver.core.module_core import ModuleCore
 from juggler.runtime.episodes.version import Version
 from support.core_fakes import FakeLearner
@@ -119,7 +120,9 @@ class ModuleBooks:
     def check_left(self, command: LeftGroup) -> None:
         assert command.learner in self.leaving()
         assert not self.updates_in_flight(), "left during an update"
-        assert not self._open_steps(command.learner), "something of it is lost"
+        assert not any(each.steps for each in self._open(command.learner)), (
+            "something of it is lost"
+        )
         self.ignored.add(WorkerKey(command.learner, self.known[command.learner]))
         self.group = tuple(name for name in self.group if name != command.learner)
 
@@ -181,7 +184,8 @@ class ModuleBooks:
             assert self.updates_in_flight() <= self.settings.max_updates_in_flight
 
     def check_admission(self, commands: list[Command]) -> None:
-        """The last request for a learner found less than its part of the bound open."""
+        """The last request for a learner found less than its part of the bound open, or fewer
+        batches than updates may wait."""
         if self.settings.synchronous:
             return
         bound = self.settings.max_open_updates * self.settings.batch_size / max(1, len(self.group))
@@ -189,18 +193,20 @@ class ModuleBooks:
         ours = [each for each in asked if each.module_id == self.core.module_id]
         for learner, request in {each.learner: each for each in ours}.items():
             batch = self.core.ledger.requested[request.batch_id]
-            assert self._open_steps(learner) - batch.steps < bound
+            behind = [each for each in self._open(learner) if each is not batch]
+            few = len(behind) < self.settings.max_open_updates
+            assert few or sum(each.steps for each in behind) < bound
 
-    def _open_steps(self, learner: str) -> int:
-        """Steps requested for this very process, held by it, or in its shares."""
+    def _open(self, learner: str) -> list[Batch]:
+        """Requested for this very process, held by it, or in its shares."""
         worker = WorkerKey(learner, self.known[learner])
         ledger = self.core.ledger
-        return sum(
-            batch.steps
+        return [
+            batch
             for state in (ledger.requested, ledger.held, ledger.updating)
             for batch in state.values()
             if batch.learner == worker
-        )
+        ]
 
     def check_reopened(self, unreported: set[int]) -> None:
         ledger = self.core.ledger
@@ -224,7 +230,11 @@ class ModuleBooks:
         assert core.members == self.group
         members = core._group.members
         for worker_id, learner in members.items():
-            assert learner.open_steps == self._open_steps(worker_id)
+            open_ = self._open(worker_id)
+            updating = [each for each in open_ if each.batch_id in ledger.updating]
+            assert learner.open_batches == len(open_)
+            assert learner.open_steps == sum(batch.steps for batch in open_)
+            assert learner.updating_steps == sum(batch.steps for batch in updating)
             assert learner.held_steps == sum(batch.steps for batch in learner.held)
         held = [batch.batch_id for learner in members.values() for batch in learner.held]
         assert sorted(held) == sorted(ledger.held)

@@ -40,11 +40,13 @@ def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
         )
         for module_id, settings_of in trained.items()
     }
+    stop_steps = config.driver.stop_steps
     if resume is None:
-        return DriverCore(starts, 1, together)
+        return DriverCore(starts, 1, together, stop_steps=stop_steps)
     there = [[each for each in ids if each in trained] for ids in together]
     past = past_in(resume, trained)
-    return DriverCore(starts, resume.counters["next_id"], filter(None, there), past)
+    next_id = resume.counters["next_id"]
+    return DriverCore(starts, next_id, filter(None, there), past, stop_steps)
 
 
 def settings_for(config: RunConfig, settings_of: str, num_learners: int) -> ModuleSettings:

@@ -8,13 +8,15 @@ room: no request waits for another module's room, so modules cannot wait for eac
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple, Protocol
 
 from juggler.driver.core.group import Learner, worker_order
 from juggler.driver.core.ledger import Batch
+from juggler.driver.core.room import Room
 from juggler.driver.core.runners import Runner, Runners
 from juggler.driver.core.state import State
 
@@ -48,12 +50,15 @@ class Admission(Protocol):
 class Asynchronous:
     """Requests are always in the air, so many that nothing gets older than it may.
 
-    A learner of k consumes batch_size / k steps in each update, in order of arrival. While fewer
-    than max_open_updates times as many are open for it, a further batch waits for
-    max_open_updates - 1 updates at most. The bound is kept for each learner, not for their sum: a
-    sum that is used up by the batches of one learner would leave another short of its share, and
-    the run would stand. Once everything that was asked for is reported, each module either has room
-    or can make an update, whatever the others do.
+    A learner of k consumes batch_size / k steps in each update, or one larger batch, in order of
+    arrival. While what is open for it is less than max_open_updates updates (see `Room`), a further
+    batch waits for max_open_updates - 1 updates at most. The bound is kept for each learner, not
+    for their sum: a sum that is used up by the batches of one learner would leave another short of
+    its share, and the run would stand. Once everything that was asked for is reported, each module
+    either has room or can make an update, whatever the others do.
+
+    A run that is to end after so many steps makes no update more than that takes, and asks for no
+    more than any one module could need for it.
 
     For learners that leave nothing more is asked. Updates take what they still hold, at most a
     share of it each time, and wait for what was asked for them and has not come yet.
@@ -61,11 +66,18 @@ class Asynchronous:
     Args:
         modules: by module id, in the order in which a round asks for them. They may come and go.
         runners: whom to ask.
+        steps_left: tells how many steps the run is still to train on that are in no update yet.
     """
 
-    def __init__(self, modules: Mapping[str, State], runners: Runners) -> None:
+    def __init__(
+        self,
+        modules: Mapping[str, State],
+        runners: Runners,
+        steps_left: Callable[[], float],
+    ) -> None:
         self._modules = modules
         self._runners = runners
+        self._steps_left = steps_left
 
     def has_room(self, runner: Runner) -> None:
         self._runners.stand_in_line(runner)
@@ -75,7 +87,7 @@ class Asynchronous:
 
     def next_update(self, module: State) -> dict[str, list[Batch]] | None:
         settings, members = module.settings, module.group.members
-        if len(module.updates) >= settings.max_updates_in_flight:
+        if len(module.updates) >= settings.max_updates_in_flight or self._steps_left() <= 0:
             return None
         share = settings.batch_size / len(members)
         if any(learner.held_steps < share for learner in module.group.staying):
@@ -85,6 +97,8 @@ class Asynchronous:
         return {worker_id: _take(learner, share) for worker_id, learner in members.items()}
 
     def next_round(self) -> Round | None:
+        if (left := self._steps_left()) <= 0:
+            return None
         learners: dict[str, Learner] = {}
         for module_id, module in self._modules.items():
             settings, members = module.settings, module.group.members
@@ -93,8 +107,7 @@ class Asynchronous:
                     return None
                 continue
             learner = min(module.group.staying, key=_open_steps)
-            most = settings.max_open_updates * settings.batch_size / len(members)
-            if learner.open_steps < most:
+            if _has_room(module, learner) and _is_needed(module, learner, left):
                 learners[module_id] = learner
             elif settings.waited_for:
                 return None
@@ -244,6 +257,22 @@ def _has_enough(module: State) -> bool:
     """Whether each of the module's learners holds something to update with, and none waits."""
     members, joiners = module.group.members.values(), module.group.joiners
     return bool(members) and not joiners and all(learner.held_steps for learner in members)
+
+
+def _has_room(module: State, learner: Learner) -> bool:
+    settings = module.settings
+    room = Room(settings.max_open_updates, settings.batch_size, len(module.group.members))
+    return room.is_left(learner.open_batches, learner.open_steps)
+
+
+def _is_needed(module: State, learner: Learner, left: float) -> bool:
+    """Whether updates that train on so many steps could take more of the learner than it holds and
+    was asked for."""
+    batch_size = module.settings.batch_size
+    to_come = learner.open_steps - learner.updating_steps
+    return left == math.inf or (
+        to_come * len(module.group.members) < batch_size * math.ceil(left / batch_size)
+    )
 
 
 def _open_steps(learner: Learner) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from juggler.driver.core import events
@@ -10,7 +11,7 @@ from juggler.driver.core.events import WorkerKey
 from juggler.driver.core.ledger import Counters
 from juggler.driver.core.module_core import ModuleCore
 from juggler.driver.core.runners import Runners
-from juggler.driver.core.state import ModuleSettings, ModuleStart, Past, State
+from juggler.driver.core.state import ModuleStart, Past, shared_settings
 from juggler.runtime.episodes.version import Version
 
 
@@ -26,11 +27,13 @@ class DriverCore:
         first_id: of batches and updates; a run that goes on passes the `next_id` it had got to.
         together: groups of modules that share parts, and so have the same learners.
         past: what was booked of modules that were trained before.
+        stop_steps: after so many steps trained on, the run is to end; None: it goes on.
 
     Attributes:
         modules: by module id.
         next_id: of the next batch or update.
         past: what modules did that are gone.
+        updates_before: that weights had when this process began.
 
     Raises:
         ValueError: the modules differ in what must be the same for all.
@@ -42,14 +45,20 @@ class DriverCore:
         first_id: int = 1,
         together: Iterable[Sequence[str]] = (),
         past: Past | None = None,
+        stop_steps: int | None = None,
     ) -> None:
         self.next_id = first_id
         self.past = past or Past()
-        self._shared = _shared_settings([start.settings for start in modules.values()])
+        self._shared = shared_settings([start.settings for start in modules.values()])
         self._runners = Runners(self._shared.requests_per_runner)
         self._states = {module_id: start.state() for module_id, start in modules.items()}
         together = [tuple(ids) for ids in together]
-        self._admission = _admission(self._shared, self._states, self._runners, together)
+        self._stop_steps = stop_steps
+        self._admission: Admission
+        if (shared := self._shared).synchronous:
+            self._admission = Synchronous(self._states, self._runners, shared.num_runners, together)
+        else:
+            self._admission = Asynchronous(self._states, self._runners, self._steps_left)
         self._learners: dict[str, WorkerKey] = {}  # whoever has an id now
         self._gone: set[WorkerKey] = set()  # learners that are gone, or are to go
         self._forgotten: set[str] = set()  # modules
@@ -60,6 +69,7 @@ class DriverCore:
         shares = {module_id: ids for ids in together for module_id in ids}
         groups = dict.fromkeys(shares.get(module_id, (module_id,)) for module_id in modules)
         self._together = [[self.modules[each] for each in ids] for ids in groups]
+        self.updates_before = self.updates
 
     def add(self, module_id: str, start: ModuleStart) -> None:
         """Train another module from now on, beside the others. Runners that are here take part
@@ -73,7 +83,7 @@ class DriverCore:
             raise ValueError(f"a module {module_id!r} is or was in this run: use a new id")
         if self._shared.synchronous:
             raise ValueError("modules of a synchronous run are there from its beginning")
-        _shared_settings([self._shared, start.settings])
+        shared_settings([self._shared, start.settings])
         self._states[module_id] = start.state()
         self.modules[module_id] = self._module_core(module_id, start)
         self._together.append([self.modules[module_id]])
@@ -224,6 +234,28 @@ class DriverCore:
         return now + self.past.counters.trained
 
     @property
+    def has_updated(self) -> bool:
+        """Whether weights are newer than when this process began."""
+        return self.updates > self.updates_before
+
+    @property
+    def trained_enough(self) -> bool:
+        """Whether the run is to end after so many steps.
+
+        A resumed run makes an update first: workers that wait for it are to be sent home by it.
+        """
+        enough = self._stop_steps is not None and self.trained >= self._stop_steps
+        return enough and self.has_updated
+
+    def _steps_left(self) -> float:
+        """How many steps the run is still to train on that are in no update yet."""
+        if self._stop_steps is None:
+            return math.inf
+        updating = sum(module.updating_steps for module in self.modules.values())
+        left = self._stop_steps - self.trained - updating
+        return left if left > 0 or self.has_updated or not self.idle else 1
+
+    @property
     def requests_in_flight(self) -> int:
         return sum(len(module.ledger.requested) for module in self.modules.values())
 
@@ -314,30 +346,3 @@ def _admitted(modules: Sequence[ModuleCore]) -> list[events.Command]:
     if len({module.admissible for module in modules}) > 1:
         return []
     return [command for module in modules for command in module.admit()]
-
-
-def _shared_settings(settings: list[ModuleSettings]) -> ModuleSettings:
-    """
-    Raises:
-        ValueError: the modules differ in what must be the same for all.
-    """
-    first, *others = settings
-    for name in ("synchronous", "requests_per_runner", "num_runners"):
-        for other in others:
-            if getattr(other, name) != getattr(first, name):
-                raise ValueError(
-                    f"{name} is {getattr(first, name)} for one module and {getattr(other, name)} "
-                    "for another: must be the same for all modules"
-                )
-    return first
-
-
-def _admission(
-    settings: ModuleSettings,
-    states: Mapping[str, State],
-    runners: Runners,
-    together: Iterable[Sequence[str]],
-) -> Admission:
-    if settings.synchronous:
-        return Synchronous(states, runners, settings.num_runners, together)
-    return Asynchronous(states, runners)

@@ -12,20 +12,37 @@ from juggler.driver.core.ledger import Batch
 @dataclass(slots=True, eq=False)
 class Learner:
     worker: WorkerKey
-    open_steps: int = 0  # requested for it, held by it, or in its share of an update
+    open_batches: int = 0  # requested for it, held by it, or in its share of an update
+    open_steps: int = 0  # in them
     held_steps: int = 0
+    updating_steps: int = 0  # in its shares of updates
     held: deque[Batch] = field(default_factory=deque)  # in order of arrival
     leaves: bool = False  # as soon as it can
+
+    def opens(self, batch: Batch) -> None:
+        self.open_batches += 1
+        self.open_steps += batch.steps
+
+    def closes(self, batch: Batch) -> None:
+        self.open_batches -= 1
+        self.open_steps -= batch.steps
 
     def hold(self, batch: Batch) -> None:
         self.held.append(batch)
         self.held_steps += batch.steps
 
     def take(self) -> Batch:
-        """The batch that it has held for the longest time."""
+        """The batch that it has held for the longest time, for an update."""
         batch = self.held.popleft()
         self.held_steps -= batch.steps
+        self.updating_steps += batch.steps
         return batch
+
+    def answers(self, share: list[Batch]) -> None:
+        """Its share of an update is closed."""
+        for batch in share:
+            self.closes(batch)
+            self.updating_steps -= batch.steps
 
 
 class Group:

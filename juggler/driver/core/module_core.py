@@ -98,6 +98,11 @@ class ModuleCore:
         return self._group.can_spare(learner)
 
     @property
+    def updating_steps(self) -> int:
+        """Steps in updates that are not finished."""
+        return sum(learner.updating_steps for learner in self._group.members.values())
+
+    @property
     def held_steps(self) -> int:
         """Steps that wait at learners and are in no update yet."""
         return sum(batch.steps for batch in self.ledger.held.values())
@@ -187,7 +192,7 @@ class ModuleCore:
         steps = runner.steps[self.module_id]
         batch = Batch(self._take_id(), runner.worker, learner.worker, steps, number)
         self.ledger.request(batch)
-        learner.open_steps += steps
+        learner.opens(batch)
         return events.Request(
             runner=runner.worker.worker_id,
             incarnation=runner.worker.incarnation,
@@ -204,7 +209,7 @@ class ModuleCore:
         """Close what a runner that left was asked for; of `not_begun` it has made no step."""
         owed = [batch for batch in self.ledger.requested.values() if batch.runner == worker]
         for batch in owed:
-            self._open_for(batch, -batch.steps)
+            self._close_request(batch)
             if batch.batch_id in not_begun:
                 self.ledger.cancel(batch)
             else:
@@ -258,9 +263,7 @@ class ModuleCore:
         if learner is None:
             return
         ledger = self.ledger
-        batch = ledger.requested.get(event.batch_id)
-        if batch is None and (batch := ledger.revive(event.batch_id)) is not None:
-            self._open_for(batch, batch.steps)
+        batch = ledger.requested.get(event.batch_id) or self._revived(event.batch_id)
         if batch is None:
             ledger.confirm(event.batch_id, worker, event.live_steps)
         else:
@@ -271,6 +274,13 @@ class ModuleCore:
         if kept is None or kept.learner != worker:
             self._discard(event.learner, event.batch_id)
 
+    def _revived(self, batch_id: int) -> Batch | None:
+        """A request that was lost, and is open again."""
+        batch = self.ledger.revive(batch_id)
+        if batch is not None and (learner := self._group.find(batch.learner)) is not None:
+            learner.opens(batch)
+        return batch
+
     def _first_report(self, batch: Batch, reporter: WorkerKey, steps: int, dropped: str) -> None:
         """Book a requested batch as sampled; its learner holds it unless it is dropped."""
         self._end_request(batch)
@@ -279,19 +289,18 @@ class ModuleCore:
         if dropped or learner is None:
             self.ledger.drop(batch, dropped or "learner_lost")
         else:
-            learner.open_steps += steps
+            learner.opens(batch)
             learner.hold(batch)
 
     def _end_request(self, batch: Batch) -> None:
         """Nobody waits for this request any more."""
-        self._open_for(batch, -batch.steps)
+        self._close_request(batch)
         if (runner := self._runners.request_ended(batch.runner, batch.round)) is not None:
             self._admission.has_room(runner)
 
-    def _open_for(self, batch: Batch, steps: int) -> None:
-        learner = self._group.find(batch.learner)
-        if learner is not None:
-            learner.open_steps += steps
+    def _close_request(self, batch: Batch) -> None:
+        if (learner := self._group.find(batch.learner)) is not None:
+            learner.closes(batch)
 
     # Updates.
 
@@ -318,7 +327,7 @@ class ModuleCore:
         if share is None:
             self.ledger.duplicates += 1
             return
-        learner.open_steps -= sum(batch.steps for batch in share)
+        learner.answers(share)
         if isinstance(event, events.UpdateFinished):
             self.ledger.settle(share, event.used)
             self.weights_version = max(self.weights_version, event.version)

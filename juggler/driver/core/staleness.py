@@ -11,9 +11,9 @@ class StalenessBudget:
 
     Attributes:
         drop_after: a learner drops a batch that is older than this when its update comes.
-        open_updates: how many updates' worth of steps admission lets be open. Weights that act may
-            be `weights_interval - 1` updates old to begin with. Of what is left, half is for the
-            queue; the other half is slack for a runner that is held up while batches that were
+        open_updates: how many updates' worth of batches may be open (see `Room`). Weights that act
+            may be `weights_interval - 1` updates old to begin with. Of what is left, half is for
+            the queue; the other half is slack for a runner that is held up while batches that were
             asked for later go before its own.
         row_age: gateways and EnvRunners with several agents hand in a row that is older than this
             before it is full, and drop a complete row that is twice as old. 0 in synchronous mode,

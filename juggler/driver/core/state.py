@@ -17,7 +17,8 @@ class ModuleSettings:
     """Live steps in one update, over all learners of the group."""
 
     max_open_updates: int
-    """How many updates' worth of steps may be open at once. Asynchronous mode only."""
+    """How many updates' worth of batches may be open at once (see `Room`). Asynchronous mode
+    only."""
 
     requests_per_runner: int = 2
     """Rounds of requests that one runner may have and that are not reported in full. The same for
@@ -55,6 +56,22 @@ class ModuleSettings:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least 1")
+
+
+def shared_settings(settings: list[ModuleSettings]) -> ModuleSettings:
+    """
+    Raises:
+        ValueError: the modules differ in what must be the same for all.
+    """
+    first, *others = settings
+    for name in ("synchronous", "requests_per_runner", "num_runners"):
+        for other in others:
+            if getattr(other, name) != getattr(first, name):
+                raise ValueError(
+                    f"{name} is {getattr(first, name)} for one module and {getattr(other, name)} "
+                    "for another: must be the same for all modules"
+                )
+    return first
 
 
 @dataclass(slots=True)

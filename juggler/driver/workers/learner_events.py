@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from google.protobuf.message import Message
 
@@ -37,7 +37,7 @@ class LearnerEvents:
         for command in learners.reset_again(worker, ready):
             parts.commands.send(worker, command)
         for kept in learners.ready(worker, ready):
-            parts.happened(kept)
+            self._made(kept, {})
         parts.registry.learner_ready(worker, ready)
         parts.trained.learner_ready()
         parts.happened(events.LearnerJoined(worker.worker_id, worker.incarnation, module_id))
@@ -71,9 +71,9 @@ class LearnerEvents:
             connectors.merge_waiting()
         parts.stale_runners[module_id].answered(used, parts.core.modules[module_id].ledger.updating)
         key = worker_id, worker.incarnation
-        module = parts.core.modules[module_id]
-        before = module.weights_version
-        parts.happened(events.UpdateFinished(done.update_id, *key, version, used, module_id))
+        metrics = {key: each.values for key, each in done.metrics.items()}
+        finished = events.UpdateFinished(done.update_id, *key, version, used, module_id)
+        self._made(finished, metrics)
         parts.local.of_use(worker_id)
         parts.learners[module_id].updated(worker_id, done)
         trained = [batch for batch in used if not batch.dropped]
@@ -84,11 +84,20 @@ class LearnerEvents:
         if parts.league:
             parts.league.trained(module_id, steps)
         parts.metrics.workers.spent(worker_id, done.seconds)
-        metrics = {key: each.values for key, each in done.metrics.items()}
         parts.metrics.updated(worker_id, module_id, metrics)
         parts.metrics.replayed(worker_id, module_id, done.replay)
-        if module.weights_version != before:  # with several learners, once
-            parts.callbacks.updated(module_id, metrics)
+
+    def _made(
+        self,
+        update: events.UpdateFinished | events.UnheardUpdate,
+        metrics: Mapping[str, Mapping[str, float]],
+    ) -> None:
+        """Book an update, and tell callbacks of it, once where several learners made it."""
+        module = self._parts.core.modules[update.module_id]
+        before = module.weights_version
+        self._parts.happened(update)
+        if module.weights_version != before:
+            self._parts.callbacks.updated(update.module_id, metrics)
 
     def left(self, event: Left) -> None:
         """The batches that it held are lost. If it failed and no module has a learner left, the

@@ -102,6 +102,7 @@ def advice_for(config: RunConfig, given: Collection[str], speeds: Speeds) -> Adv
             now,
             synchronous=config.driver.synchronous,
             open_updates=config.staleness.open_updates,
+            learners=config.driver.learners,
             allowed=lambda sizes: _is_valid(config, sizes),
             batch_sizes=batch_sizes,
         )

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
 
+from juggler.driver.core.room import Room
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -150,8 +152,8 @@ def expected(speeds: Speeds, sizes: Sizes, *, synchronous: bool) -> Expected:
     sending = speeds.transport.seconds + speeds.transport.seconds_per_step * of_batch
     sampling = _between(speeds.sampling, n, _environments, lambda each: each.seconds)
     sampling_cpu = _between(speeds.sampling, n, _environments, lambda each: each.cpu)
-    # Updates have whole batches.
-    update = max(float(sizes.batch_size), of_batch)
+    # Updates have whole batches: one at least, and of every EnvRunner in synchronous runs.
+    update = max(float(sizes.batch_size), of_batch * (sizes.runners if synchronous else 1))
     updates = [each for each in speeds.updating if each.threads == sizes.threads]
     updating = _between(updates, update, _steps, lambda each: each.seconds)
     updating_cpu = _between(updates, update, _steps, lambda each: each.cpu)
@@ -181,6 +183,7 @@ def advised(
     *,
     synchronous: bool,
     open_updates: int,
+    learners: int,
     allowed: Callable[[Sizes], bool],
     batch_sizes: Sequence[int],
 ) -> Expected:
@@ -191,7 +194,8 @@ def advised(
         speeds: of the machine.
         now: the sizes in the configuration.
         synchronous: whether EnvRunners and learners take turns.
-        open_updates: how many updates' worth of steps may be open.
+        open_updates: that batches may be open for. Asynchronous runs only.
+        learners: that make each update together.
         allowed: whether the algorithm can learn from batches of these sizes.
         batch_sizes: to choose from.
     """
@@ -199,15 +203,15 @@ def advised(
     threads = sorted({each.threads for each in speeds.updating})
     for batch_size in batch_sizes:
         for sampling in speeds.sampling:
-            steps = min(now.fragment_steps, int(_ABOUT * batch_size) // sampling.environments)
-            if steps < min(now.fragment_steps, _LEAST_STEPS):
-                continue
             for runners in range(1, _most_runners(speeds, sampling) + 1):
-                sizes = Sizes(runners, sampling.environments, steps, batch_size)
-                # Two requests of each EnvRunner are on their way, or most of them would wait.
-                room = max(1, open_updates) * batch_size
-                if runners > 1 and runners * sizes.fragment > room:
+                rows = sampling.environments * (runners if synchronous else 1)  # of an update
+                steps = min(now.fragment_steps, int(_ABOUT * batch_size) // rows)
+                if steps < min(now.fragment_steps, _LEAST_STEPS):
                     break
+                sizes = Sizes(runners, sampling.environments, steps, batch_size)
+                room = Room(open_updates, batch_size, learners)
+                if not synchronous and runners > room.batches(sizes.fragment):
+                    break  # the others would always wait for requests
                 if allowed(sizes):
                     candidates += [replace(sizes, threads=count) for count in threads]
     found = [expected(speeds, sizes, synchronous=synchronous) for sizes in candidates]
@@ -224,7 +228,7 @@ def advised(
     return min(fast, key=effort)
 
 
-#: How much larger than an update its one batch may be, some steps of which only reset.
+#: How much larger than an update its batches may be, some steps of which only reset.
 _ABOUT = 1.1
 #: Shorter fragments bootstrap nearly every return.
 _LEAST_STEPS = 8

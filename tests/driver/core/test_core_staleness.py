@@ -22,6 +22,7 @@ from juggler.driver.core.events import (
     UpdateFinished,
     UsedBatch,
 )
+from juggler.driver.core.staleness import StalenessBudget
 from juggler.driver.core.state import ModuleSettings
 from juggler.runtime.episodes.version import Version
 
@@ -35,6 +36,7 @@ class Simulation:
         sample_seconds: what a runner needs for one batch, give or take `jitter` of it.
         update_seconds: what the learners need for one update.
         message_seconds: at most so long is any message or any weights on the way.
+        steps: of every batch.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class Simulation:
         message_seconds: float,
         jitter: float,
         seed: int,
+        steps: int = STEPS,
     ) -> None:
+        self.steps = steps
         self.core = one_module(settings)
         self.sample_seconds = sample_seconds
         self.update_seconds = update_seconds
@@ -70,7 +74,7 @@ class Simulation:
         for index in range(runners):
             self._requests[f"envrunner-{index}"] = deque()
             self._acting[f"envrunner-{index}"] = 0
-            self._tell(joined(index, STEPS))
+            self._tell(joined(index, steps))
 
     def run(self, updates: int) -> None:
         while self._made < updates:
@@ -106,8 +110,10 @@ class Simulation:
 
     def _sampled(self, request: Request) -> None:
         batch_id, version = request.batch_id, Version(1, self._acted[request.batch_id])
-        arrival = Arrived(request.learner, "L", batch_id, STEPS)
-        receipt = SampleReceived(batch_id, request.runner, "R", request.learner, STEPS, version)
+        arrival = Arrived(request.learner, "L", batch_id, self.steps)
+        receipt = SampleReceived(
+            batch_id, request.runner, "R", request.learner, self.steps, version
+        )
         self._at(self._message(), "tell", arrival)
         self._at(self._message(), "tell", receipt)
         self._requests[request.runner].popleft()
@@ -127,7 +133,7 @@ class Simulation:
             for runner in self._acting:
                 self._at(self._message(), "weights", (runner, self._made))
         for learner, batch_ids in update.shares:
-            used = tuple(UsedBatch(batch_id, STEPS, 0) for batch_id in batch_ids)
+            used = tuple(UsedBatch(batch_id, self.steps, 0) for batch_id in batch_ids)
             version = Version(1, self._made)
             answer = UpdateFinished(update.update_id, learner, "L", version, used)
             self._at(self._message(), "tell", answer)
@@ -171,6 +177,47 @@ def test_in_a_healthy_run_nothing_gets_staler_than_it_may(
     simulation.core.ledger.check()
     assert simulation.core.ledger.duplicates == 0
     assert max(simulation.staleness) <= max_open_updates + weights_interval - 1
+
+
+@pytest.mark.parametrize("learners", [1, 2, 3])
+@pytest.mark.parametrize("max_staleness", [2, 6])
+@pytest.mark.parametrize("steps", [250, 400, 1600])
+@pytest.mark.parametrize("update_seconds", SECONDS)
+def test_batches_that_are_updates_by_themselves_get_no_staler_than_they_may(
+    learners: int, max_staleness: int, steps: int, update_seconds: float
+) -> None:
+    """Half of what is allowed is open, and others overtake a runner that is held up."""
+    budget = StalenessBudget.of(max_staleness, 1, synchronous=False)
+    simulation = Simulation(
+        ModuleSettings(batch_size=384, max_open_updates=budget.open_updates, num_learners=learners),
+        runners=8,
+        sample_seconds=0.1,
+        update_seconds=update_seconds,
+        message_seconds=0.005,
+        jitter=0.3,
+        seed=learners,
+        steps=steps,
+    )
+    simulation.run(updates=200)
+    simulation.core.ledger.check()
+    assert max(simulation.staleness) <= budget.drop_after
+
+
+@pytest.mark.parametrize("learners", [1, 2, 3])
+def test_runners_and_learners_work_side_by_side_however_large_batches_are(learners: int) -> None:
+    """Each would be busy for half of the time if they waited for each other."""
+    simulation = Simulation(
+        ModuleSettings(batch_size=384, max_open_updates=3, num_learners=learners),
+        runners=learners,
+        sample_seconds=0.1,
+        update_seconds=0.1,
+        message_seconds=0.005,
+        jitter=0.1,
+        seed=0,
+        steps=1600,
+    )
+    simulation.run(updates=100)
+    assert simulation.busy_seconds / simulation.now > 0.85
 
 
 def test_a_slow_learner_never_waits_for_batches() -> None:
