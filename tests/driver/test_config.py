@@ -120,7 +120,7 @@ def test_a_whole_number_may_be_written_with_an_exponent() -> None:
     config = RunConfig.from_flat({"stop_steps": 1e6, "batch_size": 5e2})
     assert (config.driver.stop_steps, config.learner.batch_size) == (1_000_000, 500)
     assert type(config.driver.stop_steps) is type(config.learner.batch_size) is int
-    with pytest.raises(ConfigError, match="stop_steps: Expected .int . none., got .float."):
+    with pytest.raises(ConfigError, match=r"stop_steps: Expected .int . none., got .float."):
         RunConfig.from_flat({"stop_steps": 1e6 + 0.5})
 
 

@@ -224,6 +224,8 @@ def _why_none(path: Path) -> str:
     try:
         end = json.loads((path / _SUMMARY).read_bytes())
         how = end.get("failure") or f"it ended by {end['reason_for_stop']}"
+        if end.get("env_steps_trained"):
+            return f" any more, or could not write any: {how}"
     except (OSError, ValueError, LookupError, AttributeError):
         return (
             ": its run was killed before its first one, or has made none yet. The first comes "

@@ -226,6 +226,7 @@ def test_no_change_of_bytes_gives_another_checkpoint_or_another_exception(
             "its run ended before its first update, so it has learned nothing: it ended by sto",
         ),
         ("failed", "its run ended before its first update, so it has learned nothing: no GPU"),
+        ("deleted", "holds no checkpoint any more, or could not write any: it ended by solved"),
         ("seeds", "it holds several runs, of which to name one, such as "),
         ("000000003", "checkpoint.json is missing"),
     ],
@@ -236,7 +237,9 @@ def test_a_path_without_a_checkpoint_says_so(tmp_path: Path, what: str, reason: 
         (tmp_path / name).mkdir(parents=True)
     ended = {"reason_for_stop": "stop_seconds", "failure": None}
     failed = {"reason_for_stop": "failed", "failure": "no GPU"}
-    for name, summary in (("killed", None), ("ended", ended), ("failed", failed)):
+    deleted = {"reason_for_stop": "solved", "failure": None, "env_steps_trained": 9}
+    runs = {"killed": None, "ended": ended, "failed": failed, "deleted": deleted}
+    for name, summary in runs.items():
         (tmp_path / name / "checkpoints").mkdir(parents=True)
         (tmp_path / name / "config.toml").touch()
         if summary:
