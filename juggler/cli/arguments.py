@@ -104,11 +104,18 @@ class WorkerArguments:
         )
 
 
-def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:
+def parse(
+    kind: type[T],
+    arguments: Sequence[str],
+    command: str,
+    default: T | None = None,
+    *,
+    checked: bool = True,
+) -> T:
     """Parse options into a dataclass, under flat names. Exits with 2 if they are wrong.
 
     Options that can only be switched on are a `Flag`; other booleans may be set by a file in either
-    way.
+    way. What is not `checked` is read as None where it is no value of its option.
     """
     options: dict[str, Any] = {} if default is None else {"default": default}
     # `from` is a keyword of Python, so the field has another name.
@@ -119,7 +126,7 @@ def parse(kind: type[T], arguments: Sequence[str], command: str, default: T | No
         args=arguments,
         prog=f"juggler {command}",
         config=(tyro.conf.OmitArgPrefixes,),
-        registry=registry_of_values(),
+        registry=registry_of_values(checked=checked),
         **options,
     )
     return parsed
@@ -142,6 +149,7 @@ def parse_first(kind: type[T], arguments: Sequence[str], command: str) -> tuple[
     """Parse what decides which options there are and what their defaults are: the configuration,
     and the algorithm if it is given. At this point, every option of every algorithm that ships is
     accepted; or, where the command is about an algorithm of somebody's own, the options of that.
+    Wrong values are told by `parse_rest`, which knows this run's defaults.
 
     Args:
         kind: a dataclass with a RunConfig as `run`.
@@ -166,7 +174,7 @@ def parse_first(kind: type[T], arguments: Sequence[str], command: str) -> tuple[
     asked = [argument for argument in arguments if argument not in ("-h", "--help")]
     run = RunConfig(learner=every())
     _must_say_booleans_alone(arguments, run)
-    first = parse(kind, asked, command, kind(run=run))  # type: ignore[call-arg]
+    first = parse(kind, asked, command, kind(run=run), checked=False)  # type: ignore[call-arg]
     return first, first.run.learner.algorithm or None  # type: ignore[attr-defined]
 
 

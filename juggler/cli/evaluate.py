@@ -34,7 +34,10 @@ class Arguments:
     """An environment to play instead of the run's."""
 
     video: str | None = None
-    """A directory for one video of each episode."""
+    """A directory for a video of the first episode."""
+
+    videos: int = 1
+    """How many episodes --video films, from the first on."""
 
     play: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Who plays an agent, as AGENT=PLAYER; may be given several times. AGENT may be a pattern, such
@@ -64,6 +67,7 @@ def _evaluate(given: Arguments) -> int:
             given.seed,
             env=given.env,
             video=given.video,
+            videos=given.videos,
             watch=Progress(given.episodes),
         )
     print(f"checkpoint: {played.checkpoint}")
@@ -74,7 +78,7 @@ def _evaluate(given: Arguments) -> int:
     for (agent, module_id), returns in list(played.agent_returns.items())[:MOST_WITH_METRICS]:
         each = Played.of(returns)
         print(f"{agent} ({module_id}): return {each.mean:.2f} ± {each.deviation:.2f}")
-    _tell_videos(given, played.videos)
+    _tell_videos(played.videos)
     return 0
 
 
@@ -96,13 +100,15 @@ def _play(given: Arguments) -> int:
             explore=given.explore,
             env=given.env,
             video=given.video,
+            videos=given.videos,
             watch=Progress(given.episodes),
         )
     print(played)
-    _tell_videos(given, played.videos)
+    _tell_videos(played.videos)
     return 0
 
 
-def _tell_videos(given: Arguments, videos: Sequence[Path]) -> None:
+def _tell_videos(videos: Sequence[Path]) -> None:
     if videos:
-        print(f"videos: {given.video}, {len(videos)} of them")
+        more = f", and {len(videos) - 1} more" if len(videos) > 1 else ""
+        print(f"video: {videos[0]}{more}")

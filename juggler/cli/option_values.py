@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import tyro
 
@@ -13,9 +15,35 @@ from juggler.learner.optim.config import Scheduled
 T = TypeVar("T")
 
 
-def registry_of_values() -> tyro.constructors.ConstructorRegistry:
-    """Of the kinds of values that tyro reads otherwise, or of whose errors it says less."""
+def registry_of_values(*, checked: bool = True) -> tyro.constructors.ConstructorRegistry:
+    """Of the kinds of values that tyro reads otherwise, or of whose errors it says less.
+
+    Args:
+        checked: a wrong value is an error; False: it is read as None.
+    """
     registry = tyro.constructors.ConstructorRegistry()
+
+    def reading(read: Callable[[list[str]], Any]) -> Callable[[list[str]], Any]:
+        def leniently(given: list[str]) -> Any:
+            with suppress(ValueError):
+                return read(given)
+
+        return read if checked else leniently
+
+    if not checked:
+
+        @registry.primitive_rule
+        def word(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+            """One of several words, whose errors are otherwise tyro's."""
+            if get_origin(info.type) is not Literal:
+                return None
+            return tyro.constructors.PrimitiveConstructorSpec(
+                nargs=1,
+                metavar="WORD",
+                instance_from_str=lambda given: given[0],
+                is_instance=lambda value: True,
+                str_from_instance=lambda value: [str(value)],
+            )
 
     @registry.primitive_rule
     def table(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
@@ -25,7 +53,7 @@ def registry_of_values() -> tyro.constructors.ConstructorRegistry:
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs=1,
             metavar="JSON",
-            instance_from_str=_from_json,
+            instance_from_str=reading(_from_json),
             is_instance=lambda value: isinstance(value, dict),
             str_from_instance=lambda value: [json.dumps(value)],
         )
@@ -39,7 +67,7 @@ def registry_of_values() -> tyro.constructors.ConstructorRegistry:
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs=1,
             metavar="FLOAT|JSON",
-            instance_from_str=_number_or_table,
+            instance_from_str=reading(_number_or_table),
             is_instance=lambda value: value is None or isinstance(value, float | int | dict),
             str_from_instance=lambda value: [
                 "none"
@@ -62,8 +90,8 @@ def registry_of_values() -> tyro.constructors.ConstructorRegistry:
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs=1,
             metavar=kind.__name__.upper(),
-            instance_from_str=lambda given: (
-                nothing if given[0] == "none" else _number(given[0], kind)
+            instance_from_str=reading(
+                lambda given: nothing if given[0] == "none" else _number(given[0], kind)
             ),
             is_instance=lambda value: value == nothing or isinstance(value, kind),
             str_from_instance=lambda value: ["none" if value == nothing else str(value)],
@@ -78,7 +106,7 @@ def registry_of_values() -> tyro.constructors.ConstructorRegistry:
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs=1,
             metavar=kind.__name__.upper(),
-            instance_from_str=lambda given: _number(given[0], kind),
+            instance_from_str=reading(lambda given: _number(given[0], kind)),
             is_instance=lambda value: type(value) is kind or (kind is float and type(value) is int),
             str_from_instance=lambda value: [str(value)],
         )
@@ -91,7 +119,7 @@ def registry_of_values() -> tyro.constructors.ConstructorRegistry:
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs="*",
             metavar="FLOAT|STEP FLOAT STEP FLOAT ...",
-            instance_from_str=_schedule,
+            instance_from_str=reading(_schedule),
             is_instance=lambda value: isinstance(value, float | int | list),
             str_from_instance=lambda value: (
                 [str(each) for pair in value for each in pair]
@@ -104,8 +132,12 @@ def registry_of_values() -> tyro.constructors.ConstructorRegistry:
 
 
 def _number(given: str, kind: type[T]) -> T:
-    try:
+    with suppress(ValueError):
         return kind(given)  # type: ignore[call-arg]
+    try:
+        if not float(given).is_integer():  # 1e6 is a whole number, too
+            raise ValueError
+        return kind(float(given))  # type: ignore[call-arg]
     except ValueError:
         expected = "a whole number" if kind is int else "a number"
         raise ValueError(f"expected {expected}, not {given!r}") from None

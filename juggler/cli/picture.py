@@ -269,7 +269,7 @@ def _draw_mean(
         axes.plot(x, y, style, color=colour, linewidth=0.8, alpha=0.3, label="one run")
     if (mean := mean_curve(curves)) is not None:
         axes.plot(mean.x, mean.mean, style, color=colour, linewidth=2, label="interquartile mean")
-        if len(runs) > 1:
+        if np.isfinite(mean.low).all():
             axes.fill_between(mean.x, mean.low, mean.high, color=colour, alpha=0.2, linewidth=0)
 
 

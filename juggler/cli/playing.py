@@ -59,5 +59,5 @@ def in_words(played: WithReturns) -> str:
         return f"1 episode: return {played.mean:.1f}"
     return (
         f"{len(played.returns)} episodes: return {played.mean:.1f} ± {played.deviation:.1f} "
-        f"(least {min(played.returns):.1f}, most {max(played.returns):.1f})"
+        f"(standard deviation; least {min(played.returns):.1f}, most {max(played.returns):.1f})"
     )

@@ -128,6 +128,9 @@ def _value(of_kind: Field[Any], value: Any, hint: Any, where: str) -> Any:
     said = value if isinstance(value, str) and NoneType in get_args(hint) else ""
     if said == "none":  # TOML has no word for None
         value = None
+    kinds = {hint, *get_args(hint)}
+    if type(value) is float and value.is_integer() and int in kinds and float not in kinds:
+        value = int(value)  # 1e6, which is a whole number, too
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:

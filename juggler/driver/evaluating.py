@@ -41,7 +41,7 @@ class Evaluated(WithReturns):
         returns: undiscounted returns, by environment and then by time; with several agents, the
             sums over them.
         lengths: numbers of environment steps, in the same order.
-        videos: paths of the videos, in the same order; empty if none were recorded.
+        videos: paths of the videos, by environment and then by time; empty if none were recorded.
         agent_returns: by agent and the module that played it, what it got in the episodes in which
             it acted; empty if there is one agent.
     """
@@ -63,6 +63,7 @@ def evaluate(
     connectors: Mapping[str, Any] | None = None,
     mapping: Callable[..., Any] | None = None,
     video: str | Path | None = None,
+    videos: int = 1,
     watch: Callable[[int, int], None] | None = None,
     recording: Recording | None = None,
 ) -> Evaluated:
@@ -78,8 +79,8 @@ def evaluate(
         module: the class that the run trained, if it cannot be imported by name.
         connectors: the run's connectors again, if some of their classes cannot be imported by name.
         mapping: the run's function again, if it cannot be imported by name.
-        video: a directory for a video of each episode. Environments are then stepped one after
-            the other.
+        video: a directory for videos. Environments are then stepped one after the other.
+        videos: how many episodes `video` films, from the first on.
         watch: called after each step of all environments, with the number of finished episodes and
             of steps so far.
         recording: makes what hears of every step, as `juggler.record` does; None: nobody does.
@@ -100,9 +101,12 @@ def evaluate(
 
     if episodes < 1:
         raise ConfigError(f"episodes = {episodes}: must be at least 1")
+    if videos < 1:
+        raise ConfigError(f"videos = {videos}: must be at least 1")
+    filmed = min(videos, episodes)
     found = read_or_warn(checkpoint)
     where = found.path or Path(checkpoint)
-    videos: list[Path] = []
+    films: list[Path] = []
     named = {key: name for key, name in (("env", env), ("module", module)) if type(name) is str}
     keys: dict[str, Any] = {} if connectors is None else {"connectors": connectors}
     own: dict[str, Any] = own_connectors(keys)
@@ -134,15 +138,15 @@ def evaluate(
         if video is not None:
             from juggler.envrunner.multi_agent.game_videos import record_games
 
-            shares = shares_of(Path(video), config.env_runner.envs_per_runner, episodes)
-            videos = [path for share in shares for path in share]
+            shares = shares_of(Path(video), config.env_runner.envs_per_runner, filmed)
+            films = [path for share in shares for path in share]
             factory = record_games(config.env_runner, factory, shares)
         frozen = frozen_modules(config, run_of(where))
         given = module if callable(module) else None
         played = _play_together(config, factory, parts, frozen, given, own, episodes, seed, watch)
-        return Evaluated(where, played.returns, played.lengths, videos, played.agent_returns)
+        return Evaluated(where, played.returns, played.lengths, films, played.agent_returns)
     if video is not None:
-        factory, videos = record_videos(config.env_runner, factory, Path(video), episodes)
+        factory, films = record_videos(config.env_runner, factory, Path(video), filmed)
         config.env_runner.vectorize = "sync"
     environments = make_vector_env(config.env_runner, factory)
     try:
@@ -156,7 +160,7 @@ def evaluate(
             )
     finally:
         environments.close()
-    return Evaluated(where, played.returns, played.lengths, videos)
+    return Evaluated(where, played.returns, played.lengths, films)
 
 
 def _play_together(

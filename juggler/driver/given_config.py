@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import gymnasium
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.defaults import may_be_chosen
 from juggler.driver.shipped import read_shipped, shipped_configs
 from juggler.envrunner.environments.naming import is_name
+from juggler.learner.algorithms.registry import find_algorithm, must_act_in
 from juggler.runtime.nearest import closest
 
 
@@ -57,11 +61,32 @@ def load_given(
     config = read_shipped(found).config
     if algorithm not in (None, config.learner.algorithm):
         RunConfig.from_flat(keys)  # raises if the algorithm is unknown
+        env = config.env_runner.env
+        _must_act_in(env, algorithm)
+        configs = {each: read_shipped(each).config for each in shipped}
+        same = [each for each, other in configs.items() if other.env_runner.env == env]
         raise ConfigError(
             f"{found!r} has settings for algorithm = {config.learner.algorithm!r}, and none ship "
-            f"for {algorithm!r}: give a .toml file or one of those that ship: {', '.join(shipped)}"
+            f"for {algorithm!r} in {env}: give one of {', '.join(same)}, or a .toml file. --env "
+            f"{env} --algorithm {algorithm} trains with the defaults of {algorithm!r}"
         )
     return config, frozenset(config.flat())
+
+
+def _must_act_in(env: str, algorithm: object) -> None:
+    """
+    Raises:
+        ConfigError: the algorithm cannot choose the actions of an environment, as far as this can
+            be told without what the environment may need; names algorithms that can.
+    """
+    with suppress(gymnasium.error.Error, ImportError):
+        made = gymnasium.make(env)
+        space = made.action_space
+        made.close()
+        try:
+            must_act_in(str(algorithm), find_algorithm(algorithm), space)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
 
 def differing(values: Mapping[str, Any], wanted: Collection[str] = ()) -> dict[str, Any]:

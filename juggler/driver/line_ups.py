@@ -45,7 +45,8 @@ class PlayedMatches:
         lines = [f"checkpoint: {self.checkpoint}"]
         for agent, record in self.records.items():
             low, high = record.interval()
-            error = "" if math.isnan(record.error) else f" ± {record.error:.2f}"
+            known = not math.isnan(record.error)
+            error = f" (standard error {record.error:.2f})" if known else ""
             lines.append(
                 f"{agent} ({self.players[agent]}): return {record.mean:.2f}{error}; "
                 f"{record.wins} won, {record.draws} drawn, {record.losses} lost: "
@@ -63,6 +64,7 @@ def play_matches(
     explore: bool = False,
     env: str | Callable[..., Any] | None = None,
     video: str | Path | None = None,
+    videos: int = 1,
     watch: Callable[[int, int], None] = lambda *_: None,
 ) -> PlayedMatches:
     """Play whole episodes of the environment of a run, with given players for its agents.
@@ -79,7 +81,8 @@ def play_matches(
         explore: policies draw their actions as in training, instead of taking the most likely ones.
             Without it, policies repeat the same match if neither they nor the game draw anything.
         env: another environment than the run's; required if the run was trained on a callable.
-        video: a directory for a video of each match.
+        video: a directory for videos.
+        videos: how many matches `video` films, from the first on.
         watch: called after each step of all environments, with the number of matches that are over
             and of steps so far.
 
@@ -96,6 +99,8 @@ def play_matches(
 
     if episodes < 1:
         raise ConfigError(f"episodes = {episodes}: must be at least 1")
+    if videos < 1:
+        raise ConfigError(f"videos = {videos}: must be at least 1")
     found = read_or_warn(checkpoint)
     where = found.path or Path(checkpoint)
     named = {"env": env} if isinstance(env, str) else {}
@@ -108,12 +113,12 @@ def play_matches(
             "matches: use juggler evaluate without --play"
         )
     config.env_runner.envs_per_runner = min(config.env_runner.envs_per_runner, episodes)
-    factory, videos = env if callable(env) else None, list[Path]()
+    factory, films = env if callable(env) else None, list[Path]()
     if video is not None:
         from juggler.envrunner.multi_agent.game_videos import record_games
 
-        videos = [Path(video) / f"match-{number}.mp4" for number in range(episodes)]
-        factory = record_games(config.env_runner, factory, [list(videos)])
+        films = [Path(video) / f"match-{number}.mp4" for number in range(min(videos, episodes))]
+        factory = record_games(config.env_runner, factory, [list(films)])
     envs = make_multi_agent_envs(config.env_runner, factory)
     try:
         own = config.played_by_in([group.agents for group in envs.groups])
@@ -126,7 +131,7 @@ def play_matches(
     finally:
         envs.close()
     words = {agent: who if isinstance(who, str) else repr(who) for agent, who in chosen.items()}
-    return PlayedMatches(where, words, played, matches.records(played), videos)
+    return PlayedMatches(where, words, played, matches.records(played), films)
 
 
 def _chosen(

@@ -15,6 +15,7 @@ from juggler.driver.config import RunConfig
 from juggler.driver.result import Result
 from juggler.driver.training import train
 from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
+from juggler.runtime.importing import must_not_be_imported
 
 _MOST_LINES = 1000  # that wait for a reader
 _ANSWER_SECONDS = 60.0  # for the run to take a number
@@ -31,6 +32,7 @@ class StartedRun:
         Args:
             train_with: trains with one callback, and returns when the run is over.
         """
+        must_not_be_imported()  # in this thread, as the run has one of its own
         self._train_with = train_with
         self._follower = _Follower()
         self._result: Future[Result] = Future()

@@ -47,6 +47,7 @@ from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.open_files import allow_many_open_files
 from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
+from juggler.runtime.importing import must_not_be_imported
 
 
 def start_run(
@@ -70,6 +71,7 @@ def start_run(
         ConfigError: the configuration names something that this host does not have or cannot make,
             or weights that the run cannot begin with.
     """
+    must_not_be_imported()
     callbacks = (*callbacks_of(config.driver), *callbacks)
     progress = make_progress(config.driver.progress)
     path = Path(config.driver.run_dir) if config.driver.run_dir else None
@@ -132,6 +134,7 @@ def resume_run(
         RunDirectoryError: this is not a run directory, or nothing can be written in it.
         ConfigError: the algorithm or the starting weights have changed.
     """
+    must_not_be_imported()
     must_be_sound(checkpoint)
     run_dir = run_dir.absolute()
     if checkpoint.path:

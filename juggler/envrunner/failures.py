@@ -11,6 +11,10 @@ from juggler.runtime.own_frames import place_of_readers, traceback_of
 _MISCALLED: Final = re.compile(r"\(\) (got an unexpected|got multiple|missing \d+|takes )")
 
 
+class FilmFailed(OSError):
+    """A video of an environment could not be made, which is no failure of the environment."""
+
+
 class EnvironmentFailed(Exception):
     """An environment raised, hung, died, or broke Gymnasium's contract.
 
@@ -42,7 +46,13 @@ class EnvironmentFailed(Exception):
 
     @classmethod
     def during(cls, environment: str, call: str, error: Exception) -> EnvironmentFailed:
-        """Make one from the exception that is being handled."""
+        """Make one from the exception that is being handled.
+
+        Raises:
+            FilmFailed: it is this, and the environment is not at fault.
+        """
+        if isinstance(error, FilmFailed):
+            raise error
         return cls(environment, call, *_told(call, error))
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ from juggler.driver.given_config import load_given
 from juggler.driver.record.checkpoints import write_synced
 from juggler.driver.record.directory_lock import lock
 from juggler.driver.record.run_directory import RunDirectoryError, must_be_free
+from juggler.runtime.importing import must_not_be_imported
 
 
 def configured(
@@ -72,6 +73,7 @@ def make_directory(
     Raises:
         RunDirectoryError: something is there, or it cannot be made.
     """
+    must_not_be_imported()
     name = re.sub(r"[^\w.-]+", "-", env.rpartition(":")[2])
     path = path or Path("runs") / f"{kind}-{name}-{datetime.now():%Y%m%d-%H%M%S}"
     must_be_free(path, going_on=going_on)
@@ -90,6 +92,7 @@ def held(path: Path, file: str) -> Iterator[None]:
     Raises:
         RunDirectoryError: another process has it, or it is not one that `make_directory` has made.
     """
+    must_not_be_imported()
     if not (path / file).is_file():
         raise RunDirectoryError(f"{path} has no {file}: give the directory that was made for this")
     with (path / file).open("rb") as locked:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import read_toml
+from juggler.driver.record.bootstrap import FEWEST
 from juggler.driver.record.checkpoints import write_synced
 from juggler.driver.record.episode_returns import RETURN_WINDOW
 from juggler.driver.record.metrics_file import number as finite
@@ -277,10 +278,12 @@ def _conclusion(result: SeedsResult) -> list[str]:
         ("final return", result.final_return),
         ("best return", result.best_return),
     ):
-        of = "1 seed"
+        count = len(result.runs)
+        of = "1 seed" if count == 1 else f"interquartile mean of {count} seeds"
         if interval.low is not None:
-            bounds = f"{number(interval.low)} to {number(interval.high)}"
-            of = f"95 % interval {bounds}; interquartile mean of {len(result.runs)} seeds"
+            of = f"95 % interval {number(interval.low)} to {number(interval.high)}; {of}"
+        elif count > 1:
+            of += f"; {FEWEST} have an interval"
         lines.append(f"{name:<13} {number(interval.mean)}  ({of})")
     if solved := sum(run["solved"] for run in result.runs):
         lines.append(f"{'solved':<13} {solved} of {len(result.runs) + len(result.failed)}")

@@ -51,6 +51,11 @@ class Choices:
         """The values that the configuration has to accept."""
         return self.values
 
+    @property
+    def count(self) -> float:
+        """How many values it takes."""
+        return len(self.values)
+
 
 @dataclass(frozen=True, slots=True)
 class Range:
@@ -90,6 +95,15 @@ class Range:
         """The values that the configuration has to accept."""
         return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
 
+    def names(self) -> Sequence[int]:
+        """The values, where they are whole."""
+        return range(int(self.low), int(self.high) + 1, int(self.step or 1))
+
+    @property
+    def count(self) -> float:
+        """How many values it takes; infinite: they are not whole."""
+        return len(self.names()) if self.whole else math.inf
+
 
 Axis = Choices | Range
 
@@ -114,6 +128,11 @@ def parse_space(given: Mapping[str, str | Sequence[Value]], run: Mapping[str, An
     for _ in configurations(axes, run):
         pass  # each was checked
     return axes
+
+
+def settings_in(axes: Sequence[Axis]) -> float:
+    """How many different settings a space has; infinite: as many as there are numbers."""
+    return math.prod(axis.count for axis in axes)
 
 
 def configurations(axes: Sequence[Axis], run: Mapping[str, Any]) -> Iterator[RunConfig]:
@@ -191,7 +210,7 @@ def _choices(key: str, values: Sequence[Value], where: str) -> Choices:
         raise ConfigError(
             f"{where}: give several values, such as {key}=A,B, or a range, such as {key}=LOW..HIGH"
         )
-    return Choices(key, tuple(values))
+    return Choices(key, tuple({_name(value): value for value in values}.values()))
 
 
 def _range(key: str, match: re.Match[str], where: str, run: Mapping[str, Any]) -> Range:

@@ -2,7 +2,7 @@
 
 Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021): the
 interquartile mean is less moved by single runs than the mean, and says more than the median; how
-far it can be trusted is told by a percentile bootstrap that is stratified by task.
+far it can be trusted is told by a bootstrap that is stratified by task.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-_REPETITIONS = 2000
-_CONFIDENCE = (2.5, 97.5)  # percentiles
-_POINTS = 200  # of a curve
+from juggler.driver.record.bootstrap import Column, bootstrap_interval
 
-Column = NDArray[np.float64]
+_POINTS = 100  # of a curve
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +24,8 @@ class Interval:
 
     Attributes:
         mean: the interquartile mean.
-        low: the lower bound of its 95 % confidence interval; None: each task has one run alone,
-            which does not say how much runs vary.
+        low: the lower bound of its 95 % confidence interval; None: there are too few runs to say
+            how much they vary, fewer than five of one task or three of one of several.
         high: the upper one; likewise.
     """
 
@@ -50,16 +48,8 @@ def interquartile_mean(*tasks: ArrayLike) -> Interval:
     if not scores or not all(len(task) and np.isfinite(task).all() for task in scores):
         raise ValueError("give for each task the scores of one run at least, all finite")
     mean = float(_middle_mean(np.concatenate(scores)))
-    if all(len(task) < 2 for task in scores):
-        return Interval(mean, None, None)
-    random = np.random.default_rng(0)
-    drawn = [
-        task[random.integers(len(task), size=(_REPETITIONS, len(task)))]  # [repetitions, runs]
-        for task in scores
-    ]
-    means = _middle_mean(np.concatenate(drawn, axis=1))  # [repetitions]
-    low, high = np.percentile(means, _CONFIDENCE)
-    return Interval(mean, float(low), float(high))
+    low, high = bootstrap_interval(_middle_mean, scores) or (None, None)
+    return Interval(mean, low, high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +59,7 @@ class MeanCurve:
     Attributes:
         x: the places, [points].
         mean: [points].
-        low: [points]; NaN for one curve, which has no interval.
+        low: [points]; NaN where there are too few curves for an interval.
         high: [points]; likewise.
     """
 

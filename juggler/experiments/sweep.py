@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from random import Random
+from typing import TYPE_CHECKING, Any
 
 from juggler.driver.callbacks import MetricsLine
 from juggler.driver.config import ConfigError
 from juggler.experiments.board import Board
 from juggler.experiments.run_process import RunEnd, RunProcess
-from juggler.experiments.space import Axis, placed
+from juggler.experiments.space import Axis, Value, placed, settings_in
 from juggler.experiments.sweep_directory import SweepDirectory, SweepPlan
 from juggler.experiments.sweep_tables import Row, progress_table, trial_line
 from juggler.experiments.trials import RUN, SAID, trials_over
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 _POINTS = 10  # of a trial, at which it is compared with others
 _UNPRUNED_POINTS = 2  # at first, where returns say little
 _MEDIAN_OF = 5  # complete trials at least
+_MOST_LISTED = 10_000  # settings of a space; of more, hardly any comes twice
 _MOST_FAILED = 3  # trials, before any has ended well
 
 
@@ -83,6 +86,7 @@ class Sweep:
         self._axes = axes
         self._board = board
         self._at_work: dict[int, _AtWork] = {}  # by process id
+        self._random = Random(int(plan.run.get("seed", 0)))
         self._begun = 0  # trials that are over or at work
         self._failed = 0
         self._said = ""  # how the last trial failed
@@ -96,15 +100,42 @@ class Sweep:
         if self._begun >= self._plan.trials or self._hopeless:
             return None
         self._begun += 1
-        trial = self.study.ask()
+        trial, values = self._asked()
         number = int(trial.user_attrs.get(RUN, self._next_run))
         self._next_run = max(self._next_run, number + 1)
         trial.set_user_attr(RUN, number)
-        values = {axis.key: axis.suggest(trial) for axis in self._axes}
         config = self._directory.write_config(number, placed(self._plan.run, values))
         run = RunProcess(config, self._directory.run_dir(number))
         self._at_work[run.pid] = _AtWork(trial, number)
         return run
+
+    def _asked(self) -> tuple[Trial, dict[str, Value]]:
+        """A trial, and the values that it is to have: where a space has few settings, others than
+        those of all trials before."""
+        from optuna.trial import TrialState
+
+        untried = self._untried()
+        while True:
+            trial = self.study.ask()
+            values = {axis.key: axis.suggest(trial) for axis in self._axes}
+            setting = tuple(trial.params[axis.key] for axis in self._axes)
+            if untried is None or setting in untried:
+                return trial, values
+            self.study.tell(trial, state=TrialState.FAIL)
+            other = self._random.choice(untried)
+            self.study.enqueue_trial(
+                {axis.key: value for axis, value in zip(self._axes, other, strict=True)}
+            )
+
+    def _untried(self) -> list[tuple[Any, ...]] | None:
+        """The settings that no trial has had; None: there are many."""
+        if settings_in(self._axes) > _MOST_LISTED:
+            return None
+        had = [each.settings for each in trials_over(self.study)]
+        had += [each.trial.params for each in self._at_work.values()]
+        tried = {tuple(each.get(axis.key) for axis in self._axes) for each in had}
+        every = itertools.product(*(axis.names() for axis in self._axes))
+        return [each for each in every if each not in tried]
 
     def heard(self, run: RunProcess) -> None:
         """Report what is new of a trial, and end it if it has fallen behind."""

@@ -15,7 +15,7 @@ from juggler.experiments.at_once import jobs_for, must_be_some, run_all
 from juggler.experiments.board import Board
 from juggler.experiments.directory import configured, held, must_not_record
 from juggler.experiments.metric_names import must_be_a_metric
-from juggler.experiments.space import Axis, configurations, parse_space, placed
+from juggler.experiments.space import Axis, configurations, parse_space, placed, settings_in
 from juggler.experiments.sweep import Sweep, optuna_is_there
 from juggler.experiments.sweep_directory import PLAN_FILE, SweepDirectory, SweepPlan
 from juggler.experiments.sweep_picture import write_picture
@@ -228,12 +228,15 @@ def _sweep(
     directory: SweepDirectory, plan: SweepPlan, axes: Sequence[Axis], jobs: int | None
 ) -> SweepResult | None:
     config = RunConfig.from_flat(plan.run)
+    if is_whole_grid := (settings := settings_in(axes)) <= plan.trials:
+        plan = dataclasses.replace(plan, trials=int(settings))
     board = Board(config.driver.progress)
     going_on = f"juggler sweep --resume {here(directory.path)}"
     with held(directory.path, PLAN_FILE), board.interruptible(going_on):
         going = Sweep(directory, plan, axes, board)
         try:
-            what = f"sweep of {plan.trials} trials"
+            once = ", one of each setting" if is_whole_grid else ""
+            what = f"sweep of {plan.trials} trials{once}"
             run_all(going, board, what, directory.path, jobs or jobs_for(config))
             going.must_be_good()
         finally:

@@ -93,18 +93,13 @@ def load_policy(
         module if callable(module) else None,
         own,
     )
-    if not (spaces := saved.spaces_of(module_id)):
+    if (spaces := _spaces_of(saved, module_id)) is None:
         raise CheckpointError(
             saved.path or Path(),
             "does not have the spaces of its environment, one of which has no encoding: play it "
             "with juggler evaluate",
         )
-    observation_space, action_space = (
-        space_from_message(ParseDict(spaces[key], spaces_pb2.Space()))
-        for key in ("observation", "action")
-    )
-    parts = restore_parts(saved, policy_config, observation_space, action_space, module_id)
-    return Policy(*parts, observation_space, action_space, seed)
+    return Policy(*restore_parts(saved, policy_config, *spaces, module_id), *spaces, seed)
 
 
 def module_config(config: Mapping[str, Any]) -> ModuleConfig:
@@ -162,6 +157,13 @@ def restore_parts(
             weights = {name: weights[name] for name in acting_names(module)}
         load_weights(weights_of(module), weights)
     except (KeyError, TypeError, ValueError) as error:
+        here = observation_space, action_space
+        if (there := _spaces_of(saved, module_id)) is not None and there != here:
+            raise CheckpointError(
+                where,
+                f"was learned in another environment: its observation space is {there[0]} and its "
+                f"action space {there[1]}, and here they are {here[0]} and {here[1]}",
+            ) from error
         fit = "does not fit what this environment and configuration make of it"
         raise CheckpointError(where, f"{fit}: {error}") from error
     try:
@@ -170,3 +172,17 @@ def restore_parts(
     except ValueError as error:
         raise CheckpointError(where, str(error)) from error
     return module, env_to_module, module_to_env
+
+
+def _spaces_of(
+    saved: Checkpoint, module_id: str
+) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None:
+    """The observation space and the action space of the agents that a module played in training;
+    None: the checkpoint does not have them."""
+    if not (spaces := saved.spaces_of(module_id)):
+        return None
+    observation, action = (
+        space_from_message(ParseDict(spaces[key], spaces_pb2.Space()))
+        for key in ("observation", "action")
+    )
+    return observation, action

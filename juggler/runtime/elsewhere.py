@@ -1,8 +1,9 @@
-"""What keys of other libraries are called here. The guides' tables say the same, which a test of
-them compares."""
+"""What keys and algorithms of other libraries are called here. The guides' tables say the same of
+keys, which a test of them compares."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -188,6 +189,80 @@ MODEL_KEYS: Final = {
     "use_lstm": 'recurrent = "lstm"',
     "vf_share_layers": "shared_value_layers",
 }
+
+
+_PPO = "ppo is the nearest here"
+_DQN = "dqn is the nearest here, with priority_exponent and n_step"
+_SAC = "sac is the nearest here, with replay_ratio for more updates of each step"
+_MODELS = (
+    "no algorithm here learns a model of its environment; of those here, sac and dqn need the "
+    "fewest steps, and r2d2 has a memory"
+)
+_CENTRAL = (
+    "ppo is the nearest here, with critic_sees for a value function that sees what all agents do"
+)
+_DATA = "iql and bc learn from data sets here"
+_ACTORS = "impala is the nearest here: it corrects for policies that are some updates older"
+
+#: Algorithms that others have, in small letters and without other signs.
+_ALGORITHMS: Final = {
+    "a2c": "ppo is the nearest here: with epochs = 1 and minibatches = 1, it makes A2C's update",
+    "a3c": _ACTORS,
+    "acer": f"{_ACTORS}, and learns from old steps too with replay_share",
+    "acktr": _PPO,
+    "apex": f"{_DQN}, and exploration_ladder for many EnvRunners",
+    "apexdqn": f"{_DQN}, and exploration_ladder for many EnvRunners",
+    "ars": "no algorithm here is an evolution strategy: ppo works with many EnvRunners, too",
+    "awac": _DATA,
+    "awr": _DATA,
+    "bcq": _DATA,
+    "c51": _DQN,
+    "cql": _DATA,
+    "crossq": _SAC,
+    "d4pg": "td3 is the nearest here",
+    "ddpg": "td3 is its successor: it is DDPG with two critics, target_noise and policy_period",
+    "ddqn": _DQN,
+    "discretesac": "sac is for Discrete actions, too",
+    "doubledqn": _DQN,
+    "dreamer": _MODELS,
+    "dreamerv3": _MODELS,
+    "drqn": "r2d2 is the nearest here",
+    "dt": _DATA,
+    "duelingdqn": _DQN,
+    "es": "no algorithm here is an evolution strategy: ppo works with many EnvRunners, too",
+    "gail": "it is the key imitation here, beside an algorithm such as ppo",
+    "iqn": _DQN,
+    "ippo": "ppo is it here, with several modules in the tables agents and modules",
+    "maddpg": _CENTRAL,
+    "mappo": _CENTRAL,
+    "marwil": _DATA,
+    "maskableppo": "ppo is it here: an action mask in infos is always kept to",
+    "mpo": "sac is the nearest here",
+    "muzero": _MODELS,
+    "pg": _PPO,
+    "ppo2": "ppo is it here",
+    "ppolstm": 'ppo is it here, with recurrent = "lstm" in the table model',
+    "qlearning": _DQN,
+    "qmix": _CENTRAL,
+    "qrdqn": _DQN,
+    "rainbow": _DQN,
+    "recurrentppo": 'ppo is it here, with recurrent = "lstm" in the table model',
+    "redq": _SAC,
+    "reinforce": _PPO,
+    "rnd": "it is the key intrinsic here, beside an algorithm such as ppo",
+    "sarsa": "pqn is the nearest here",
+    "simpleq": _DQN,
+    "td3bc": _DATA,
+    "tqc": _SAC,
+    "trpo": f"{_PPO}: clip, and perhaps target_kl, are in place of TRPO's constraint",
+    "vdn": _CENTRAL,
+    "vpg": _PPO,
+}
+
+
+def algorithm_here(name: str) -> str:
+    """What is to be used here in place of another library's algorithm; "": it is not known."""
+    return _ALGORITHMS.get(re.sub(r"[^a-z0-9]", "", name.lower()), "")
 
 
 def called_here(key: str, table: Mapping[str, str] = RUN_KEYS) -> str:

@@ -13,9 +13,13 @@ from juggler.driver.evaluating import Evaluated
 
 @pytest.mark.parametrize(
     ("returns", "told"),
-    [([480.0, 480.0], ["mean return: 480.0 to 480.0 (95 % interval)"]), ([480.0], [])],
+    [
+        ([480.0] * 5, ["mean return: 480.0 to 480.0 (95 % interval)"]),
+        ([480.0] * 4, []),
+        ([480.0], []),
+    ],
 )
-def test_one_episode_has_a_return_and_no_interval(
+def test_few_episodes_have_a_return_and_no_interval(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     returns: list[float],
@@ -26,4 +30,5 @@ def test_one_episode_has_a_return_and_no_interval(
     assert status_of("evaluate", "run", "--episodes", len(returns)) == 0
     said = capsys.readouterr().out
     assert ("1 episode: return " in said) == (len(returns) == 1)
+    assert ("± 0.0 (standard deviation; least 480.0" in said) == (len(returns) > 1)
     assert [each for each in said.splitlines() if "interval" in each] == told

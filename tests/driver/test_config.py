@@ -116,6 +116,14 @@ def test_whole_numbers_stand_for_floats_and_not_the_other_way_round() -> None:
     assert "seed: Expected `int`, got `bool`" in _error({"seed": True})
 
 
+def test_a_whole_number_may_be_written_with_an_exponent() -> None:
+    config = RunConfig.from_flat({"stop_steps": 1e6, "batch_size": 5e2})
+    assert (config.driver.stop_steps, config.learner.batch_size) == (1_000_000, 500)
+    assert type(config.driver.stop_steps) is type(config.learner.batch_size) is int
+    with pytest.raises(ConfigError, match=r"stop_steps: Expected .int . none., got .float."):
+        RunConfig.from_flat({"stop_steps": 1e6 + 0.5})
+
+
 def test_a_value_within_a_list_is_named_by_its_place() -> None:
     said = _error({"adam_betas": [0.9, "x"]})
     assert said == (

@@ -38,6 +38,13 @@ def test_a_task_without_settings_for_an_algorithm_is_named() -> None:
         ConfigError, match=r"'cartpole-ppo' has settings for .*'ppo', and none ship"
     ):
         load_config("cartpole-ppo", "appo")
+    same = r"in CartPole-v1: give one of cartpole, cartpole-appo, .*cartpole-sac, or a .toml file"
+    with pytest.raises(ConfigError, match=rf"{same}. --env CartPole-v1 --algorithm r2d2 trains"):
+        load_config("cartpole", "r2d2")
+    with pytest.raises(
+        ConfigError, match=r"'td3' needs a Box .*Discrete\(2\): choose .* appo or d"
+    ):
+        load_config("cartpole", "td3")
     with pytest.raises(ConfigError, match=r"algorithm = 'pppo' is not known: did you mean 'ppo'\?"):
         load_config("cartpole", "pppo")
     with pytest.raises(

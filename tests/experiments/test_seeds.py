@@ -26,9 +26,9 @@ QUICK = ["--value-coefficient", 0.0, "--lr", 2.0]
 def seeds(
     tmp_path: Path, scripted_runs: None, capsys: pytest.CaptureFixture[str]
 ) -> tuple[Path, str]:
-    """Four seeds from 3 on -> their directory, and what was said."""
+    """Five seeds from 3 on -> their directory, and what was said."""
     directory = tmp_path / "seeds"
-    given = ["--seeds", 4, "--seed", 3, "--jobs", 2, "--run-dir", directory]
+    given = ["--seeds", 5, "--seed", 3, "--jobs", 2, "--run-dir", directory]
     assert status_of("train", "cartpole", *RUNS, *QUICK, *given) == 0
     return directory, capsys.readouterr().out
 
@@ -36,14 +36,14 @@ def seeds(
 def test_each_seed_has_a_run_and_they_are_reported_together(seeds: tuple[Path, str]) -> None:
     directory, said = seeds
     runs = sorted(path.name for path in directory.glob("seed-?"))
-    assert runs == ["seed-3", "seed-4", "seed-5", "seed-6"]
+    assert runs == ["seed-3", "seed-4", "seed-5", "seed-6", "seed-7"]
     for run in runs:
         config = tomllib.loads((directory / run / "config.toml").read_text())
         assert (config["seed"], config["lr"]) == (int(run[-1]), 2.0)
     assert "seed   3  starting; seed   4  starting" in said, "before any has ended"
-    assert "final return  20.00  (95 % interval 20.00 to 20.00; interquartile mean of 4" in said
+    assert "final return  20.00  (95 % interval 20.00 to 20.00; interquartile mean of 5" in said
     result = json.loads((directory / "seeds.json").read_text())
-    assert [run["seed"] for run in result["runs"]] == [3, 4, 5, 6]
+    assert [run["seed"] for run in result["runs"]] == [3, 4, 5, 6, 7]
     assert result["best_return"] == {"mean": 20.0, "low": 20.0, "high": 20.0}
     assert (directory / "plot.png").read_bytes().startswith(b"\x89PNG")
 
@@ -61,25 +61,30 @@ def test_a_directory_of_seeds_is_drawn_as_a_mean_with_its_interval(
     x, y = np.asarray(mean.get_xdata()), np.asarray(mean.get_ydata())
     np.testing.assert_allclose(y, 2.0 * x / 100, err_msg="the script's line")
     assert len(over_steps.collections) == 1, "a band"
-    assert len(over_steps.get_lines()) == 4 + 1 + 1
+    assert len(over_steps.get_lines()) == 5 + 1 + 1
 
-    together = draw([directory / "seed-3", directory / "seed-4"], together=True)
-    assert len(together.get_axes()[0].collections) == 1
+    runs = [directory / f"seed-{seed}" for seed in range(3, 8)]
+    for count, bands in ((5, 1), (4, 0)):
+        together = draw(runs[:count], together=True)
+        assert len(together.get_axes()[0].collections) == bands
     assert plot([directory], tmp_path / "a.png").exists()
     with pytest.raises(PlotError, match="leave out --by module"):
         draw([directory], by="module")
 
 
 @pytest.mark.usefixtures("scripted_runs")
-def test_one_seed_has_returns_and_no_interval(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("seeds", "of"), [(1, "1 seed"), (2, "interquartile mean of 2 seeds; 5 have an interval")]
+)
+def test_few_seeds_have_returns_and_no_interval(
+    seeds: int, of: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = tmp_path / "seeds"
-    given = ["--seeds", 1, "--run-dir", directory]
+    given = ["--seeds", seeds, "--run-dir", directory]
     assert status_of("train", "cartpole", *RUNS, *QUICK, *given) == 0
     said = capsys.readouterr().out.splitlines()
-    assert "final return  20.00  (1 seed)" in said
-    assert "best return   20.00  (1 seed)" in said
+    assert f"final return  20.00  ({of})" in said
+    assert f"best return   20.00  ({of})" in said
     result = json.loads((directory / "seeds.json").read_text())
     assert result["final_return"] == {"mean": 20.0, "low": None, "high": None}
     assert len(draw([directory]).get_axes()[0].collections) == 0, "no band"

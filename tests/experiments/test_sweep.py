@@ -75,14 +75,27 @@ def test_the_best_settings_are_found_and_written_as_a_configuration(
     ), "the configuration's own goal, and not the length of a trial"
     for row in rows(tmp_path / "sweep"):
         assert float(row["episode_return_mean"]) == pytest.approx(10 * float(row["lr"]))
-    assert [row["trial"] for row in rows(tmp_path / "sweep")] == [str(i) for i in range(12)]
+    assert [row["trial"] for row in rows(tmp_path / "sweep")] == [str(i) for i in range(6)]
     assert (tmp_path / "sweep" / "sweep.png").read_bytes().startswith(b"\x89PNG")
     said = capsys.readouterr().out
-    assert "12 trials complete, 0 pruned, 0 failed" in said
+    assert "sweep of 6 trials, one of each setting, 3 at once, in" in said
+    assert "6 trials complete, 0 pruned, 0 failed" in said
     table = said.partition("0 failed\n")[2].splitlines()
     assert table[0].split() == ["trial", "episode_return_mean", "lr", "model.hidden_sizes"]
     assert table[1].split()[1:3] == ["30.00", "3"], "the best one first"
     assert "sweep.png" in said
+
+
+@pytest.mark.usefixtures("scripted_runs")
+def test_no_setting_of_a_list_comes_twice_and_the_last_one_ends_the_sweep(tmp_path: Path) -> None:
+    directory = tmp_path / "sweep"
+    space = {"lr": [1.0, 2.0, 3.0], "learner_threads": "1..2"}
+    scripted(directory, space, trials=5, jobs=2, prune=False)
+    assert len({(row["lr"], row["learner_threads"]) for row in rows(directory)}) == 5
+    found = juggler.resume_sweep(directory, trials=40)
+    assert found.settings["lr"] == 3.0
+    assert len(rows(directory)) == 6
+    assert len({(row["lr"], row["learner_threads"]) for row in rows(directory)}) == 6
 
 
 @pytest.mark.usefixtures("scripted_runs")
@@ -106,7 +119,9 @@ def test_trials_that_fall_behind_are_ended_and_told(
 
     monkeypatch.setattr(Sweep, "heard", heard)
     waiting = {"value_coefficient": 1.0}
-    scripted(tmp_path / "sweep", {"lr": [1.0, 2.0, 51.0, 52.0]}, trials=12, jobs=4, **waiting)
+    scripted(
+        tmp_path / "sweep", {"lr": [*range(1, 7), *range(51, 57)]}, trials=12, jobs=4, **waiting
+    )
     pruned = [row for row in rows(tmp_path / "sweep") if row["ended"].startswith("pruned after")]
     assert pruned
     assert states(tmp_path / "sweep").count("PRUNED") == len(pruned)
@@ -119,7 +134,7 @@ def test_trials_that_fall_behind_are_ended_and_told(
 
 @pytest.mark.usefixtures("scripted_runs")
 def test_a_trial_that_is_over_before_it_can_be_ended_is_complete(tmp_path: Path) -> None:
-    scripted(tmp_path / "sweep", {"lr": [1.0, 2.0, 51.0, 52.0]}, trials=12, jobs=4)
+    scripted(tmp_path / "sweep", {"lr": [*range(1, 7), *range(51, 57)]}, trials=12, jobs=4)
     whole = [
         row
         for row in rows(tmp_path / "sweep")

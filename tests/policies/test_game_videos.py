@@ -83,7 +83,7 @@ def brightness(video: Path) -> list[float]:
 def test_each_episode_of_several_agents_is_a_video_of_all_its_steps(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    played = juggler.evaluate(checkpoint, episodes=3, video=tmp_path / "videos")
+    played = juggler.evaluate(checkpoint, episodes=3, video=tmp_path / "videos", videos=3)
     assert [each.name for each in played.videos] == [
         "environment-0-episode-0.mp4",
         "environment-0-episode-1.mp4",
@@ -101,15 +101,16 @@ def test_each_match_is_a_video(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     videos = tmp_path / "videos"
-    played = juggler.play_matches(checkpoint, {"bob": "random"}, episodes=5, video=videos)
+    players = {"bob": "random"}
+    played = juggler.play_matches(checkpoint, players, episodes=5, video=videos, videos=5)
     assert [each.name for each in played.videos] == [f"match-{k}.mp4" for k in range(5)]
     assert sorted(videos.iterdir()) == played.videos
     assert {len(brightness(video)) for video in played.videos} == {LENGTH + 1}
     again = juggler.play_matches(checkpoint, {"bob": "random"}, episodes=5)
     assert again.matches == played.matches
-    options = ["--play", "bob=random", "--episodes", "2", "--video", str(tmp_path / "others")]
+    options = ["--play", "bob=random", "--videos", "2", "--video", str(tmp_path / "others")]
     assert main(["evaluate", str(checkpoint), *options]) == 0
-    assert f"videos: {tmp_path / 'others'}, 2 of them" in capsys.readouterr().out
+    assert f"video: {tmp_path / 'others'}/match-0.mp4, and 1 more" in capsys.readouterr().out
 
 
 def test_a_move_of_one_agent_is_a_frame(checkpoint: Path, tmp_path: Path) -> None:

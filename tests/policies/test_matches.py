@@ -88,9 +88,10 @@ def test_played_matches_are_shown_with_a_line_for_each_agent() -> None:
     assert str(shown) == repr(shown)
     assert str(shown).splitlines() == [
         "checkpoint: run/1",
-        "column (random): return -0.75 ± 0.25; 0 won, 1 drawn, 3 lost: "
+        "column (random): return -0.75 (standard error 0.25); 0 won, 1 drawn, 3 lost: "
         "score 0.12 (95 %: 0.01 to 0.60)",
-        "row (main): return 0.75 ± 0.25; 3 won, 1 drawn, 0 lost: score 0.88 (95 %: 0.40 to 0.99)",
+        "row (main): return 0.75 (standard error 0.25); 3 won, 1 drawn, 0 lost: "
+        "score 0.88 (95 %: 0.40 to 0.99)",
     ]
 
 

@@ -337,6 +337,13 @@ def test_another_module_or_none_at_all_is_a_checkpoint_error(tmp_path: Path) -> 
     wider = juggler.RLModuleSpec(model_config={"hidden_sizes": [5]})
     with pytest.raises(juggler.CheckpointError, match="does not fit what this environment and c"):
         juggler.load_policy(path, module=wider)
+    cartpole = worlds.written(tmp_path / "cartpole", env="CartPole-v1")
+    spaces = (
+        r"its observation space is Box\(.*, \(4,\).* and its action space Discrete\(2\), and here"
+    )
+    here = r"they are Box\(.*, \(6,\).* and Discrete\(3\)"
+    with pytest.raises(juggler.CheckpointError, match=f"another environment: {spaces} {here}"):
+        juggler.evaluate(cartpole, 1, env="Acrobot-v1")
     with pytest.raises(juggler.CheckpointError, match="no such file"):
         juggler.load_policy(tmp_path / "nothing")
 

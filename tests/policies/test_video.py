@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from support import worlds
 
 import juggler
 from juggler.cli import main
+from juggler.envrunner.environments.film_file import FilmFile
 from juggler.runtime.installing import installing
 
 CARTPOLE = {"env": "CartPole-v1", "env_kwargs": {"max_episode_steps": 12}}
@@ -22,7 +24,7 @@ CARTPOLE = {"env": "CartPole-v1", "env_kwargs": {"max_episode_steps": 12}}
 
 def test_each_episode_is_a_video_of_all_its_steps(tmp_path: Path) -> None:
     path = worlds.written(tmp_path, **CARTPOLE, envs_per_runner=2)
-    played = juggler.evaluate(path, episodes=3, video=tmp_path / "videos")
+    played = juggler.evaluate(path, episodes=3, video=tmp_path / "videos", videos=3)
     assert [each.name for each in played.videos] == [
         "environment-0-episode-0.mp4",
         "environment-0-episode-1.mp4",
@@ -36,6 +38,61 @@ def test_each_episode_is_a_video_of_all_its_steps(tmp_path: Path) -> None:
         assert len(images) == length + 1
         assert np.abs(images[0].astype(int) - images[-1]).max() > 100  # it moves
     assert played.returns == juggler.evaluate(path, episodes=3).returns
+
+
+def test_of_several_episodes_the_first_is_filmed(tmp_path: Path) -> None:
+    path = worlds.written(tmp_path, **CARTPOLE, envs_per_runner=2)
+    (video,) = juggler.evaluate(path, episodes=3, video=tmp_path / "videos").videos
+    assert video.name == "environment-0-episode-0.mp4"
+    assert [*(tmp_path / "videos").iterdir()] == [video]
+    with pytest.raises(juggler.ConfigError, match="videos = 0: must be at least 1"):
+        juggler.evaluate(path, episodes=3, video=tmp_path / "videos", videos=0)
+
+
+ENCODERS = {
+    "one that ends at once": "echo cannot load a library >&2; exit 1",
+    "one that ends late": "cat > /dev/null; echo cannot load a library >&2; exit 1",
+}
+
+
+@pytest.mark.parametrize("program", ENCODERS.values(), ids=ENCODERS)
+def test_an_encoder_that_fails_leaves_no_video_and_is_told_once(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    encoder = tmp_path / "ffmpeg"
+    encoder.write_text(f"#!/bin/sh\n{program}\n")
+    encoder.chmod(0o700)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(encoder))
+    path = worlds.written(tmp_path, **CARTPOLE)
+    assert main(["evaluate", str(path), "--video", str(tmp_path / "videos")]) == 1
+    assert [*(tmp_path / "videos").iterdir()] == []
+    said = capfd.readouterr().err
+    assert "could not be encoded by ffmpeg: cannot load a library" in said
+    assert said.count("cannot load a library") == 1
+
+
+def test_a_program_that_is_killed_leaves_no_part_of_a_video(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, signal\n"
+        "from juggler.envrunner.environments.film_file import FilmFile\n"
+        "film = FilmFile(pathlib.Path('episode.mp4'), 64, 64, 30)\n"
+        "for each in range(200):\n"
+        "    film.add(os.urandom(64 * 64 * 3))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGKILL, b"")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_video_for_which_there_is_no_room_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    film = FilmFile(tmp_path / "videos" / "episode.mp4", 6, 4, 30)
+    film.add(bytes(6 * 4 * 3))
+    (tmp_path / "videos").write_text("no directory")
+    with pytest.raises(OSError, match=r"episode.mp4 could not be written: Not a directory"):
+        film.finish()
 
 
 def test_nothing_is_printed_where_there_is_no_screen(tmp_path: Path) -> None:
@@ -85,7 +142,7 @@ def test_the_command_says_where_they_are(tmp_path: Path, capsys) -> None:
     path = worlds.written(tmp_path, **CARTPOLE)
     videos = tmp_path / "videos"
     assert main(["evaluate", str(path), "--episodes", "1", "--video", str(videos)]) == 0
-    assert f"videos: {videos}, 1 of them" in capsys.readouterr().out
+    assert f"video: {videos}/environment-0-episode-0.mp4\n" in capsys.readouterr().out
 
 
 class Painted(worlds.World):

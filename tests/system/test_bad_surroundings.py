@@ -123,7 +123,7 @@ def test_a_damaged_or_foreign_checkpoint_is_named(place: Place) -> None:
 
     played = place.run("evaluate", good, "--env", "Acrobot-v1")
     assert played.status == 1
-    assert "does not fit what this environment" in played.output
+    assert "learned in another environment: its observation space is Box([-4.8" in played.output
     assert "Traceback" not in played.output
 
     record = json.loads((good / "checkpoint.json").read_text())

@@ -180,8 +180,11 @@ def test_modules_of_a_run_play_matches_against_each_other_and_random_play(place:
 
     played = place.run("evaluate", "run", "--play", "column=random", "--episodes", 50)
     assert played.status == 0, played.output
-    assert "row (row): return 1.00 ± 0.00; 50 won, 0 drawn, 0 lost" in played.output
-    assert "column (random): return -1.00 ± 0.00; 0 won, 0 drawn, 50 lost" in played.output
+    assert "row (row): return 1.00 (standard error 0.00); 50 won, 0 drawn, 0 lost" in played.output
+    assert (
+        "column (random): return -1.00 (standard error 0.00); 0 won, 0 drawn, 50 lost"
+        in played.output
+    )
     drawn = juggler.play_matches(place.path / "run", {"*": "random"}, 400, seed=3)
     assert 0.4 < drawn.records["row"].score < 0.6
     policy = juggler.load_policy(place.path / "run", module_id="row")

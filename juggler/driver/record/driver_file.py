@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from juggler.driver.record.run_directory import CONFIG_FILE, SUMMARY_FILE, RunDirectoryError
+from juggler.driver.record.wording import how_it_ended
 
 DRIVER_FILE = "driver.json"
 _LOOK_SECONDS = 0.5
@@ -101,6 +102,10 @@ def _told(run_dir: Path) -> tuple[list[str], str]:
 
 def not_running(run_dir: Path) -> str:
     """Say that a run has no driver now, and why."""
-    ended = (run_dir / SUMMARY_FILE).is_file()
-    how = f"{run_dir / SUMMARY_FILE} says how it ended" if ended else "it was killed, or starts now"
+    file, how = run_dir / SUMMARY_FILE, "it was killed, or starts now"
+    with contextlib.suppress(OSError):
+        text, how = file.read_bytes(), f"{file} says how it ended"
+        with contextlib.suppress(ValueError, AttributeError):
+            end = json.loads(text)
+            how = f"it {'is ' if end.get('solved') else ''}{how_it_ended(end)}; {file} says more"
     return f"the run in {run_dir} is not running: {how}"

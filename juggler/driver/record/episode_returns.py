@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from juggler.driver.record.bootstrap import bootstrap_interval
+
 #: Episodes that the training return is a mean over. If it reaches the goal, there is a candidate.
 RETURN_WINDOW = 100
-
-#: Of a bootstrap.
-_REPETITIONS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +47,8 @@ class WithReturns:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The mean's 95 % confidence interval: a percentile bootstrap over the episodes. It is
-        about other episodes of the same policy, and not about other runs. None: one episode does
-        not say how much returns vary."""
-        if len(self.returns) < 2:
-            return None
+        """The mean's 95 % confidence interval: a bootstrap over the episodes. It is about other
+        episodes of the same policy, and not about other runs. None: fewer than five episodes do not
+        say how much returns vary."""
         returns = np.asarray(self.returns, dtype=np.float64)  # [episodes]
-        random, count = np.random.default_rng(0), len(returns)
-        means = [returns[random.integers(count, size=count)].mean() for _ in range(_REPETITIONS)]
-        low, high = np.percentile(means, (2.5, 97.5))
-        return float(low), float(high)
+        return bootstrap_interval(lambda drawn: drawn.mean(axis=-1), [returns])

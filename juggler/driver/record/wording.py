@@ -190,7 +190,7 @@ def age(line: Mapping[str, Any]) -> str:
 
 
 def how_it_ended(summary: Mapping[str, Any]) -> str:
-    """Word the end of a run in a few words."""
+    """Word the end of a run in a few words, such as "ended (stop_steps)"."""
     return "solved" if summary.get("solved") else f"ended ({summary.get('reason_for_stop')})"
 
 

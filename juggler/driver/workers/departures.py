@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections import deque
 
 from juggler.driver.config import RunConfig
 from juggler.driver.record.metrics import Metrics
@@ -21,8 +20,8 @@ from juggler.runtime.wire.v1 import attach_pb2
 
 _REMEMBERED = 100  # failures
 
-#: Which of its environments it was differs from life to life.
-_NUMBER = re.compile(r"(?<=environment )\d+")
+#: Which of its environments and steps it was differs from life to life.
+_NUMBER = re.compile(r"(?<=environment )\d+|(?<=at step )\d+")
 
 
 class Departures:
@@ -59,8 +58,8 @@ class Departures:
         self._progress = progress
         self._only_local = only_local
         self._lasting: dict[str, str] = {}  # by worker id, the rule that it broke last
-        # Failures that people have seen already.
-        self._shown: deque[str] = deque(maxlen=_REMEMBERED)
+        # Failures that people have seen already, and which worker had each of them last.
+        self._shown: dict[str, str] = {}
 
     def hopeless(self, event: Left) -> bool:
         """Where no EnvRunner has ever worked, to try again would only fail in the same way."""
@@ -79,10 +78,16 @@ class Departures:
             if event.worker.local:  # it may stay down, and people see it again
                 self.failures[event.worker.worker_id] = failure.message
                 self._fails(event.worker, failure)
-            # A worker that fails in the same way again need not print it all again.
+            # Where workers fail in the same way again, it need not be printed all again.
             words = _NUMBER.sub("", failure.message)
-            if words not in self._shown and failure.traceback:
-                self._shown.append(words)
+            before = self._shown.pop(words, "")
+            self._shown[words] = event.worker.worker_id
+            if len(self._shown) > _REMEMBERED:
+                del self._shown[next(iter(self._shown))]
+            if before:
+                same = "before" if before == event.worker.worker_id else before
+                text = f"{event.worker.worker_id} left for the same reason as {same}"
+            elif failure.traceback:
                 text += f"\n{_inset(failure.traceback)}"
         if event.stack:
             text += f"\nIt was here:\n{_inset(event.stack)}"

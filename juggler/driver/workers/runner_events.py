@@ -76,8 +76,9 @@ class RunnerEvents:
         parts.stale_runners[module_id].brought(worker.worker_id, receipt.stale_steps)
         if receipt.dropped:
             self._count_episodes_of_others(receipt)
-            # A learner that is lost is told of elsewhere, and once.
-            if receipt.dropped != "learner_lost":
+            # A learner that is lost is told of elsewhere, and once. Who has numbers that are not
+            # finite leaves because of them, and says so.
+            if receipt.dropped not in ("learner_lost", "nonfinite"):
                 parts.progress.message(f"{worker.worker_id}: {receipt.explanation}", "warning")
             return
         parts.local.of_use(worker.worker_id)

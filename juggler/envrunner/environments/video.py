@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -19,13 +19,16 @@ from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
 from juggler.envrunner.environments.naming import Env, EnvironmentFactory, find_environment
 from juggler.runtime.installing import installing
 
+if TYPE_CHECKING:
+    from juggler.envrunner.environments.film_file import FilmFile
+
 Image = NDArray[np.uint8]
 
 RENDERING = {"render_mode": "rgb_array"}
 
 
 def record_videos(
-    config: EnvRunnerConfig, factory: EnvironmentFactory | None, directory: Path, episodes: int
+    config: EnvRunnerConfig, factory: EnvironmentFactory | None, directory: Path, videos: int
 ) -> tuple[Callable[..., Env], list[Path]]:
     """Prepare environments that record their first episodes.
 
@@ -33,7 +36,7 @@ def record_videos(
         config: the environments and their number.
         factory: makes the environments instead of `config.env`.
         directory: of the videos; created if it is missing.
-        episodes: number of videos, over all environments.
+        videos: how many, over all environments.
 
     Returns:
         A factory that makes environments 0, 1, … in this order, and the paths of the videos, by
@@ -42,7 +45,7 @@ def record_videos(
     Raises:
         ValueError: the environment cannot render images, or a package is missing.
     """
-    shares = shares_of(directory, config.envs_per_runner, episodes)
+    shares = shares_of(directory, config.envs_per_runner, videos)
     makes = _recording(config, factory, shares)
     directory.mkdir(parents=True, exist_ok=True)
     return makes, [path for share in shares for path in share]
@@ -71,12 +74,14 @@ def _recording(
     return _Recording(source, name, config.env_kwargs, shares)
 
 
-def shares_of(directory: Path, num_envs: int, episodes: int) -> list[list[Path]]:
-    """The paths of the videos of each environment that plays its share of the episodes."""
+def shares_of(directory: Path, num_envs: int, videos: int) -> list[list[Path]]:
+    """The paths of the videos of each environment, [num_envs]; each has its share of them."""
     return [
-        [directory / f"environment-{i}-episode-{k}.mp4" for k in range(len(share))]
+        [
+            directory / f"environment-{i}-episode-{k}.mp4"
+            for k in range(len(range(i, videos, num_envs)))
+        ]
         for i in range(num_envs)
-        if (share := range(i, episodes, num_envs))
     ]
 
 
@@ -178,7 +183,7 @@ class Film:
         self._env, self._paths = env, paths
         self._fps = float(getattr(env, "metadata", {}).get("render_fps", 30))
         self._first: Image | None = None
-        self._video: Generator[None, bytes | None, None] | None = None
+        self._video: FilmFile | None = None
 
     def begin(self) -> None:
         """An episode begins."""
@@ -191,35 +196,33 @@ class Film:
             self._start(self._first)
         self._first = None
         if self._video is not None:
-            self._video.send(self._image().tobytes())
+            self._add(self._image())
             if over:
                 self.stop()
 
     def stop(self) -> None:
         """Nothing more comes of the running episode."""
-        if self._video is not None:
-            self._video.close()
-            self._video = None
+        video, self._video = self._video, None
+        if video is not None:
+            video.finish()
 
     def _image(self) -> Image:
         return np.ascontiguousarray(self._env.render())  # [H, W, 3]
 
     def _start(self, image: Image) -> None:
-        height, width, _ = image.shape
-        # Else it forks to start ffmpeg, and where gRPC was imported before Juggler, gRPC's fork
-        # handlers have ended ffmpeg before it could start.
-        os.environ.setdefault("IMAGEIO_FFMPEG_NO_PREVENT_SIGINT", "1")
-        from imageio_ffmpeg import write_frames
+        from juggler.envrunner.environments.film_file import FilmFile  # its package may be missing
 
-        self._video = write_frames(
-            str(self._paths.pop(0)),
-            (width, height),
-            fps=self._fps,
-            macro_block_size=2,  # the codec needs even sides
-            ffmpeg_log_level="error",
-        )
-        next(self._video)
-        self._video.send(image.tobytes())
+        height, width, _ = image.shape
+        self._video = FilmFile(self._paths.pop(0), width, height, self._fps)
+        self._add(image)
+
+    def _add(self, image: Image) -> None:
+        assert self._video is not None
+        try:
+            self._video.add(image.tobytes())
+        except OSError:
+            self._video = None  # there is nothing to finish any more
+            raise
 
 
 def must_render(env: Any, name: str) -> None:

@@ -25,6 +25,7 @@ from juggler.learner.config import LearnerConfig
 from juggler.learner.imitation_config import ImitationConfig
 from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.elsewhere import algorithm_here
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import found
 from juggler.runtime.modules.named_classes import NamedClasses
@@ -48,7 +49,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "td3": Td3Algorithm,
 }
 
-_classes = NamedClasses("algorithm", ALGORITHMS, checked_algorithm, "algorithm={}")
+_classes = NamedClasses("algorithm", ALGORITHMS, checked_algorithm, "algorithm={}", algorithm_here)
 find_algorithm = _classes.find
 give_algorithm = _classes.give
 
@@ -107,7 +108,7 @@ def build_learner(
     named = config.get("algorithm") if isinstance(config, Mapping) else config.algorithm
     name = named or LearnerConfig.algorithm
     algorithm = (own_connectors or {}).get(name) or find_algorithm(name)
-    _check_action_space(name, algorithm, action_space)
+    must_act_in(name, algorithm, action_space)
     if isinstance(config, Mapping):
         known = [each.name for each in fields(algorithm.config)]
         for key in config:
@@ -153,9 +154,7 @@ def _with_rewards(core: Any, config: LearnerConfig) -> LearnerCore[Any]:
     return made
 
 
-def _check_action_space(
-    name: str, algorithm: type[Algorithm], action_space: gymnasium.Space[Any]
-) -> None:
+def must_act_in(name: str, algorithm: type[Algorithm], action_space: gymnasium.Space[Any]) -> None:
     """
     Raises:
         ValueError: the algorithm cannot choose actions of this space; names those that can.

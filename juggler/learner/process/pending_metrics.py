@@ -18,6 +18,12 @@ _HOPELESS = 5
 _METRICS_SECONDS = 0.5
 
 
+class NothingFinite(FloatingPointError):
+    """No update of a module worked any more."""
+
+    traceback = ""  # it would show Juggler's own code, and the message says all
+
+
 @dataclass(frozen=True, slots=True)
 class _OnTheirWay:
     """Copies under way: means over some updates, and how much of each of these was skipped."""
@@ -57,7 +63,7 @@ class PendingMetrics:
             update: the number of the newest update.
 
         Raises:
-            FloatingPointError: too many updates in a row had no finite gradient at all.
+            NothingFinite: too many updates in a row had no finite gradient at all.
         """
         now = time.perf_counter()
         # The first updates are all read, so that a loss that is never finite ends even a short run.
@@ -78,7 +84,7 @@ class PendingMetrics:
             # Where only some steps were skipped, the others have changed the weights.
             self._skipped_in_a_row = self._skipped_in_a_row + 1 if share == 1 else 0
             if self._skipped_in_a_row >= _HOPELESS:
-                raise FloatingPointError(
+                raise NothingFinite(
                     f"module {self._module_id!r}: the loss or its gradients were not finite in "
                     f"any step of {_HOPELESS} updates in a row, the last of them update {update}. "
                     "Lower lr, or check the scale of rewards; if no update ever worked, check the "

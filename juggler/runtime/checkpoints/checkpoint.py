@@ -41,6 +41,9 @@ REPLAY: Final = "replay"
 RND: Final = "rnd"
 IMITATION: Final = "imitation"
 
+_CONFIG: Final = "config.toml"  # of a run directory, as below
+_SUMMARY: Final = "summary.json"
+
 OLD_MODULE: Final = "default"  # which a checkpoint without modules by id is of
 #: What newer checkpoints have by module.
 _BY_MODULE: Final = {"counters", "spaces"}
@@ -163,7 +166,10 @@ def read(path: str | Path) -> Checkpoint:
         is_run = (path / DIRECTORY).is_dir()
         if not is_run and (_NAME.fullmatch(path.name) or (path / RECORD_FILE).exists()):
             return _read_one(path)
-        checkpoint, problems = newest_good(path / DIRECTORY if is_run else path)
+        directory = path / DIRECTORY if is_run else path
+        if not newest_first(directory):
+            raise CheckpointError(path, f"holds no checkpoint{_why_none(path)}")
+        checkpoint, problems = newest_good(directory)
     except OSError as error:
         raise CheckpointError(path, f"cannot be read: {error}") from error
     return replace(checkpoint, problems=tuple(problems))
@@ -207,6 +213,25 @@ def newest_good(directory: Path) -> tuple[Checkpoint, list[str]]:
         )
     found = "".join(f"\n  {problem}" for problem in problems)
     raise CheckpointError(directory, f"none of the checkpoints here is good:{found}")
+
+
+def _why_none(path: Path) -> str:
+    """Why a directory has no checkpoint, for people."""
+    if runs := sorted(path.glob(f"*/{DIRECTORY}")):
+        return f": it holds several runs, of which to name one, such as {runs[0].parent}"
+    if not (path / _CONFIG).is_file():
+        return "; give a checkpoint, or the directory of a run that has made one"
+    try:
+        end = json.loads((path / _SUMMARY).read_bytes())
+        how = end.get("failure") or f"it ended by {end['reason_for_stop']}"
+        if end.get("env_steps_trained"):
+            return f" any more, or could not write any: {how}"
+    except (OSError, ValueError, LookupError, AttributeError):
+        return (
+            ": its run was killed before its first one, or has made none yet. The first comes "
+            "after checkpoint_seconds, or after checkpoint_updates where synchronous = true"
+        )
+    return f": its run ended before its first update, so it has learned nothing: {how}"
 
 
 def digest(record: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ class NamedClasses(Generic[Named]):
         checked: takes a name and what it stands for, and returns the latter. It raises ValueError
             if that is no class for this key.
         passed: how a script passes a class of its own, with {} for its name.
+        elsewhere: says what to name in place of a name that other libraries have; "": nothing.
     """
 
     def __init__(
@@ -28,8 +29,10 @@ class NamedClasses(Generic[Named]):
         shipped: Mapping[str, type[Named]],
         checked: Callable[[str, Any], type[Named]],
         passed: str,
+        elsewhere: Callable[[str], str] = lambda _: "",
     ) -> None:
         self._key, self._shipped, self._checked, self._passed = key, shipped, checked, passed
+        self._elsewhere = elsewhere
         #: Classes of a script that were given to this process, by the names that stand for them.
         self._given: dict[str, type[Named]] = {}
 
@@ -43,8 +46,11 @@ class NamedClasses(Generic[Named]):
                 name is nearest, or what is wrong.
         """
         if not isinstance(name, str) or (":" not in name and name not in self._shipped):
+            said = f"{self._key} = {name!r} is not known"
+            if answer := self._elsewhere(str(name)):
+                raise ValueError(f"{said}: {answer}. Known are {', '.join(sorted(self._shipped))}")
             raise ValueError(
-                f"{self._key} = {name!r} is not known"
+                said
                 + nearest(
                     name, self._shipped, own="one of your own is named as 'package.module:Class'"
                 )

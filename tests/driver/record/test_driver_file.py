@@ -34,6 +34,17 @@ def test_a_driver_that_takes_no_workers_is_told(run_dir: Path) -> None:
         find_driver_from_elsewhere(run_dir, 0.0)
 
 
-def test_a_run_without_a_driver_is_told(run_dir: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="is not running"):
+@pytest.mark.parametrize(
+    ("summary", "how"),
+    [
+        (None, "it was killed, or starts now$"),
+        ('{"solved": true, "reason_for_stop": "solved"}', "it is solved; .*summary.json says more"),
+        ('{"solved": false, "reason_for_stop": "stop_steps"}', r"it ended \(stop_steps\); .*"),
+        ("{", "summary.json says how it ended"),
+    ],
+)
+def test_a_run_without_a_driver_is_told(run_dir: Path, summary: str | None, how: str) -> None:
+    if summary:
+        (run_dir / "summary.json").write_text(summary)
+    with pytest.raises(RunDirectoryError, match=f"is not running: .*{how}"):
         find_driver_from_elsewhere(run_dir, 0.0)

@@ -363,7 +363,27 @@ def test_the_same_failure_of_another_environment_is_not_printed_whole_again(
         message = f"environment {number} (Robot) failed in step: RuntimeError: no contact"
         failure = attach_pb2.Failure(message=message, traceback="Traceback\nRuntimeError")
         world.leave(world.join("envrunner", 1), failure=failure)
-    assert [text.count("Traceback") for text in world.told.messages] == [1, 0, 0]
+    first, *others = world.told.messages
+    assert first.startswith("envrunner-1 left: gone\n  Traceback")
+    assert others == ["envrunner-1 left for the same reason as before"] * 2
+
+
+def test_numbers_that_are_not_finite_are_told_once_and_not_by_each_worker(
+    world: WorkersWorld,
+) -> None:
+    said = "rewards of environment 0 at step 7 of a fragment are nan: the environment must give"
+    world.sample(dropped="nonfinite", explanation=said)
+    assert world.told.messages == [], "the EnvRunner leaves, and says it then"
+    for index in (0, 1, 2):
+        worker = world.runner if index == 0 else world.join("envrunner", index)
+        failure = attach_pb2.Failure(message=said.replace("step 7", f"step {index}"))
+        world.leave(worker, failure=failure)
+    first, *others = world.told.messages
+    assert first == "envrunner-0 left: gone"
+    assert others == [
+        "envrunner-1 left for the same reason as envrunner-0",
+        "envrunner-2 left for the same reason as envrunner-1",
+    ]
 
 
 def test_what_failures_are_remembered_by_is_bounded(world: WorkersWorld) -> None:

@@ -90,6 +90,21 @@ def test_steps_that_are_not_live_do_not_change_the_gradient(make_batch: MakeBatc
     torch.testing.assert_close(after["default"], before["default"])
 
 
+def test_the_rounding_of_a_ratio_is_not_counted_as_clipped(make_batch: MakeBatch) -> None:
+    core = make_core()
+    state = core.init(seed=0)
+    batch = make_batch(4, 10, ends=0.0)
+    module = in_training(core, state, core._factories["default"])
+    seen = module.forward_train({"observations": torch.as_tensor(batch.observations).flatten(0, 1)})
+    policy = torch.distributions.Categorical(logits=seen["action_dist_inputs"])
+    logp = policy.log_prob(torch.as_tensor(batch.actions).flatten()).detach().numpy()
+    for error, clipped in ((1e-5, 0.0), (1e-3, 0.5)):
+        errors = np.where(np.arange(40) % 2, error, -error)  # every other ratio is above 1
+        batch.action_logp[:] = (logp + errors).reshape(4, 10)
+        output = core.step(copied(state), {"default": collate([batch])})
+        assert fetch_metrics(output.metrics)["default"]["clip_fraction"] == clipped
+
+
 def test_metrics_say_what_they_are_called(make_batch: MakeBatch) -> None:
     core = make_core(lr=[(0, 1e-3), (100, 0.0)])
     state = core.init(seed=0)
@@ -107,7 +122,7 @@ def test_metrics_say_what_they_are_called(make_batch: MakeBatch) -> None:
     metrics = fetch_metrics(output.metrics)["default"]
     assert metrics["entropy"] == pytest.approx(policy.entropy().mean().item())
     assert metrics["kl"] == pytest.approx((log_ratio.exp() - 1 - log_ratio).mean().item(), rel=1e-4)
-    assert metrics["clip_fraction"] == pytest.approx((log_ratio > 0).float().mean().item())
+    assert metrics["clip_fraction"] == pytest.approx((log_ratio > 1e-4).float().mean().item())
     gradient = core.grads(state, sample)[0]["default"]
     assert metrics["grad_norm"] == pytest.approx(gradient.norm().item())
     assert metrics["lr"] == 1e-3

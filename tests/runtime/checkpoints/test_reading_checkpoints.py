@@ -216,14 +216,34 @@ def test_no_change_of_bytes_gives_another_checkpoint_or_another_exception(
         ("nowhere", "no such file"),
         ("file", "is a file"),
         ("empty", "holds no checkpoint"),
-        ("run", "holds no checkpoint"),
+        ("run", "holds no checkpoint; give a checkpoint, or"),
+        (
+            "killed",
+            "holds no checkpoint: its run was killed before its first one, or has made none",
+        ),
+        (
+            "ended",
+            "its run ended before its first update, so it has learned nothing: it ended by sto",
+        ),
+        ("failed", "its run ended before its first update, so it has learned nothing: no GPU"),
+        ("deleted", "holds no checkpoint any more, or could not write any: it ended by solved"),
+        ("seeds", "it holds several runs, of which to name one, such as "),
         ("000000003", "checkpoint.json is missing"),
     ],
 )
 def test_a_path_without_a_checkpoint_says_so(tmp_path: Path, what: str, reason: str) -> None:
     (tmp_path / "file").touch()
-    for name in ("empty", "run/checkpoints", "000000003"):
+    for name in ("empty", "run/checkpoints", "000000003", "seeds/seed-0/checkpoints"):
         (tmp_path / name).mkdir(parents=True)
+    ended = {"reason_for_stop": "stop_seconds", "failure": None}
+    failed = {"reason_for_stop": "failed", "failure": "no GPU"}
+    deleted = {"reason_for_stop": "solved", "failure": None, "env_steps_trained": 9}
+    runs = {"killed": None, "ended": ended, "failed": failed, "deleted": deleted}
+    for name, summary in runs.items():
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / "config.toml").touch()
+        if summary:
+            (tmp_path / name / "summary.json").write_text(json.dumps(summary))
     with pytest.raises(CheckpointError) as raised:
         read(tmp_path / what)
     assert reason in raised.value.reason

@@ -29,6 +29,11 @@ from juggler.learner.data.replay.mix_in import MixInReplay
 from juggler.learner.data.sources import DataSource, Queue
 from juggler.runtime.modules import columns as c
 
+#: By how much a ratio has to exceed its bound to count as clipped. EnvRunners and learners compute
+#: log-probabilities in other orders, so that those of the same policy differ by rounding, which is
+#: below 1e-5 in float32.
+_BEYOND_ROUNDING = 1 + 1e-4
+
 
 class Impala(ActorCriticCore):
     """The core of IMPALA."""
@@ -81,7 +86,7 @@ class Impala(ActorCriticCore):
                 "value_loss": value_loss.detach(),
                 "entropy": entropy.detach(),
                 "kl": mean.kl(log_ratios, ratios),
-                "clip_fraction": mean((ratios > config.rho_bar).float()),
+                "clip_fraction": mean((ratios > config.rho_bar * _BEYOND_ROUNDING).float()),
                 "explained_variance": mean.explained_variance(estimates.targets, errors),
             }
         return Loss(total, mean.live_steps, metrics, means={})
