@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import subprocess
 import tempfile
 from contextlib import suppress
@@ -17,20 +17,19 @@ from juggler.envrunner.failures import FilmFailed
 
 class FilmFile:
     """A video that is being encoded. Its file is there when it is whole, and not before: ffmpeg
-    writes to memory, of which nothing is left where this process is killed.
+    writes to a file without a name, of which nothing is left where this process is killed.
 
     Args:
         path: of the file, in MP4.
         width: of the images.
         height: likewise.
         fps: images per second.
-
     """
 
     def __init__(self, path: Path, width: int, height: int, fps: float) -> None:
         self._path = path
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self._memory = os.memfd_create(path.name)
+        self._video: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         rate = str(Fraction(fps).limit_denominator())
         images = [*f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {rate}".split(), "-i", "-"]
         # Most players know no other format of pixels, and with it sides have to be even.
@@ -47,12 +46,12 @@ class FilmFile:
                 *images,
                 *video,
                 "-y",
-                f"/proc/self/fd/{self._memory}",
+                f"/dev/fd/{self._video.fileno()}",
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._words,
-            pass_fds=[self._memory],
+            pass_fds=[self._video.fileno()],
             start_new_session=True,
         )
 
@@ -75,16 +74,17 @@ class FilmFile:
             FilmFailed: ffmpeg has failed, or the file cannot be written. Then there is none.
         """
         part = self._path.with_name(f".{self._path.name}.part")
-        with self._words, open(self._memory, "rb") as video:
+        with self._words, self._video:
             self._process.communicate()
             if self._process.returncode:
                 self._words.seek(0)
                 said = self._words.read().decode(errors="replace").strip().splitlines()
                 why = said[-1] if said else f"it ended with status {self._process.returncode}"
                 raise FilmFailed(f"the video {self._path} could not be encoded by ffmpeg: {why}")
-            video.seek(0)
+            self._video.seek(0)
             try:
-                part.write_bytes(video.read())
+                with part.open("wb") as file:
+                    shutil.copyfileobj(self._video, file)
                 part.replace(self._path)
             except OSError as error:
                 with suppress(OSError):
