@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -19,7 +20,7 @@ _MOST_DAYS = 36_500.0
 class Arguments:
     """Make an authority, a certificate that it signs, and a token, for all hosts of a run."""
 
-    directory: tyro.conf.Positional[str]
+    directory: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIRECTORY")]
     """Where to put ca.pem, cert.pem, key.pem and token: the value for --tls."""
 
     host: tyro.conf.UseAppendAction[tuple[str, ...]] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -20,7 +21,7 @@ class Arguments:
     """Play whole episodes with the policies in a checkpoint. They take their most likely actions;
     in matches (--play), --explore draws them instead."""
 
-    checkpoint: tyro.conf.Positional[str]
+    checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
     """A checkpoint, or a run directory, whose newest good checkpoint is taken; its `best`, as in
     runs/demo/best, has the checkpoint that played best in an evaluation."""
 

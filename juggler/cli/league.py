@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -34,7 +35,7 @@ class Arguments:
     """Show the players of a league, who comes from whom, their ratings, and how often each beats
     each."""
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """A checkpoint, or a run directory, whose newest good checkpoint is taken."""
 
     tournament: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import tyro
 
@@ -17,7 +18,7 @@ class Arguments:
     """Play whole episodes with the policy in a checkpoint, which takes its most likely actions, and
     write them as a Minari data set, which juggler train --dataset learns from."""
 
-    checkpoint: tyro.conf.Positional[str]
+    checkpoint: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
     """A checkpoint, or a run directory, whose newest good checkpoint is taken; its `best`, as in
     runs/demo/best, has the checkpoint that played best in an evaluation."""
 

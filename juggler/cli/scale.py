@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -19,7 +19,7 @@ class Arguments:
     """Have another number of workers in a run, which goes on meanwhile. EnvRunners that are too
     many finish what they do, and lose nothing; so do learners of `juggler train`."""
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """The directory of a run of `juggler train` or `juggler launch`, on the host of its driver."""
 
     env_runners: int | None = None

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -20,7 +20,7 @@ from juggler.cli.arguments import Flag, parse, report_errors
 class Arguments:
     """Serve an environment over dm_env_rpc, to any number of clients, until Ctrl-C."""
 
-    env: tyro.conf.Positional[str]
+    env: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENV")]
     """A Gymnasium id, "module:id" if a module must be imported first, or "module:callable"."""
 
     bind: str = "127.0.0.1:0"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -24,7 +24,7 @@ class Arguments:
     """Show the state of a run: its workers, versions, rates, step counts and last events. The
     display is renewed every second until the run ends, or until Ctrl-C."""
 
-    where: tyro.conf.Positional[str]
+    where: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DRIVER")]
     """The driver's address, HOST:PORT; or, on its host, the run directory."""
 
     once: Flag = False

@@ -32,3 +32,26 @@ def test_help_shows_no_words_of_python(
         assert f"usage: juggler {command} [-h] [OPTIONS] [CONFIG]" in said
         assert "--stop-steps INT " in said
         assert "--synchronous, --no-synchronous" in said  # a file may say it
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("evaluate", "CHECKPOINT"),
+        ("record", "CHECKPOINT"),
+        ("status", "DRIVER"),
+        ("scale", "RUN"),
+        ("league", "RUN"),
+        ("certs", "DIRECTORY"),
+        ("serve-gym", "ENV"),
+    ],
+)
+def test_what_a_command_is_missing_has_a_name(
+    command: str, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([command])
+    assert left.value.code == 2
+    said = capsys.readouterr().err.replace("│", " ").split()
+    assert named in said
+    assert "STR" not in said
