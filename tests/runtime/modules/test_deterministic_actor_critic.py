@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import torch
 from gymnasium import spaces
 
+from juggler.runtime.connectors.acting_graph import ActingGraph, to_onnx
+from juggler.runtime.connectors.building import build_runner_pipelines
+from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.modules.acting import strip_to_acting
 from juggler.runtime.modules.deterministic_actor_critic import DeterministicActorCritic
 from juggler.runtime.modules.stepping import best_actions
 
@@ -69,6 +74,24 @@ def test_actions_are_uniform_until_learning_begins_and_greedy_play_is_as_ever() 
     module.exploration_noise.fill_(0.1)
     assert torch.equal(greedy, greedy_of(module, batch))
     assert ((greedy - LOW) / (HIGH - LOW) > 0.9).all()
+
+
+def test_a_model_for_simulators_draws_uniform_actions_too_until_learning_begins() -> None:
+    module = DeterministicActorCritic(VECTOR, UNEVEN, SMALL)
+    strip_to_acting(module)
+    connectors = build_runner_pipelines(ConnectorsConfig.parse({}), VECTOR, UNEVEN, None)
+    graph = ActingGraph(module.eval(), *connectors, VECTOR, UNEVEN, explores=True)
+    model = to_onnx(graph, optimize=False).model_proto.SerializeToString()
+    session = onnxruntime.InferenceSession(model)
+    generator = np.random.default_rng(0)
+    given = {
+        "observation": generator.uniform(-1, 1, (20_000, 4)).astype(np.float32),
+        "uniform": generator.random((20_000, 2, 2), np.float32),
+    }
+    action, logp = session.run(["action", "action_logp"], given)
+    for element in ((action - UNEVEN.low) / (UNEVEN.high - UNEVEN.low)).T:
+        np.testing.assert_allclose(np.histogram(element, 10, (0, 1))[0] / 20_000, 0.1, rtol=0.07)
+    np.testing.assert_allclose(logp, -np.log(UNEVEN.high - UNEVEN.low).sum(), rtol=1e-5)
 
 
 def test_actions_of_different_bounds_are_the_same_to_the_values() -> None:

@@ -26,6 +26,7 @@ from juggler.runtime.modules.distributions import (
     SquashedGaussianSpec,
 )
 from juggler.runtime.modules.distributions.base import illegal_logit
+from juggler.runtime.modules.distributions.gaussian import LARGEST_LOG_STD
 from juggler.runtime.wire.structures import tree_map
 
 Array = NDArray[Any]
@@ -163,7 +164,7 @@ class _ClippedGaussian(_SquashedGaussian):
     def sample(self, inputs: Array, noise: Array) -> Array:
         _, low, width, lowest, highest = self._bounds
         log_std = inputs[..., self._size :]  # [..., M]
-        anywhere = log_std == np.inf  # [..., M]
+        anywhere = log_std > LARGEST_LOG_STD  # [..., M]
         actions = np.exp(log_std)  # [..., M]
         actions *= noise
         actions *= np.float32(0.5) * width

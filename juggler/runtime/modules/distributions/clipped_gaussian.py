@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from juggler.runtime.modules.distributions.base import ActionDistribution, same_kind
+from juggler.runtime.modules.distributions.gaussian import LARGEST_LOG_STD
 from juggler.runtime.modules.distributions.squashed_gaussian import (
     SquashedGaussian,
     SquashedGaussianSpec,
@@ -93,7 +94,8 @@ class ClippedGaussian(SquashedGaussian):
     @property
     def _anywhere(self) -> Tensor:
         """Which elements are drawn uniformly, bool [..., M]."""
-        return self.log_std == math.inf
+        # Not those that are equal to infinity: ONNX Runtime clamps to what float32 can hold.
+        return self.log_std > LARGEST_LOG_STD
 
     def _ends(self) -> tuple[Tensor, Tensor]:
         """The bounds, in deviations from the centre [..., M]."""
@@ -120,7 +122,7 @@ class ClippedGaussianSpec(SquashedGaussianSpec):
 
     def why_not_finite(self, inputs: Tensor) -> str:
         known = inputs.clone()  # [2 M]
-        known[self.noise_size :][inputs[self.noise_size :] == math.inf] = 0.0
+        known[self.noise_size :][inputs[self.noise_size :] > LARGEST_LOG_STD] = 0.0
         return super().why_not_finite(known)
 
     def __call__(self, inputs: Tensor) -> ClippedGaussian:

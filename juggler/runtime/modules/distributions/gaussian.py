@@ -19,7 +19,7 @@ from juggler.runtime.modules.distributions.base import (
 
 _HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
 # The exponential of slightly more is infinite in float32, and that of its negative nearly 0.
-_LARGEST_LOG_STD = 88.0
+LARGEST_LOG_STD = 88.0
 
 
 class DiagGaussian(ActionDistribution):
@@ -90,7 +90,7 @@ class GaussianSpec(DistributionSpec):
 
     def why_not_finite(self, inputs: Tensor) -> str:
         log_std = inputs[self.noise_size :]  # [M]
-        bad = ~(log_std.abs() <= _LARGEST_LOG_STD)  # [M] true for NaN as well
+        bad = ~(log_std.abs() <= LARGEST_LOG_STD)  # [M] true for NaN as well
         if not bad.any():
             return super().why_not_finite(inputs)
         first = int(bad.int().argmax())
