@@ -20,6 +20,7 @@ from juggler.gateway.player import Acted
 from juggler.gateway.row_layout import Layout
 from juggler.gateway.session_manager import GatewaySettings, SessionManager, Work
 from juggler.gateway.sessions import Code, Session, SessionAgent, SessionError
+from juggler.gateway.shared_episodes import MOST_UNTOLD
 from juggler.gateway.step_batches import Batch, Steps, read_steps
 from juggler.gateway.transport import Transport
 from juggler.runtime.actors.tls import Tls
@@ -321,13 +322,26 @@ class GatewayServer:
             late |= {each.session for each in player.waiting if each.batch.arrived < since}
             late |= {each.session for each in player.recorder.waiting if each.arrived < since}
         self._tell(late)
+        if any(player.environments.counts["episodes_untold"] for player in players):
+            self._tell_of_untold()
 
     def _tell(self, waiting: set[Session]) -> None:
         """Tell simulators that have waited for long, each once until it gets an answer."""
         text = "nobody asks for samples now; answers come as soon as somebody does"
-        notice = pb.Notice(kind=pb.Notice.WAITING, text=text)
-        message = pb.ToSimulator(notice=notice).SerializeToString()
         for session in waiting:
             if session.stream is not None and not session.told_to_wait:
-                session.stream.send(message)
+                session.stream.send(_notice(text))
                 session.told_to_wait = True
+
+    def _tell_of_untold(self) -> None:
+        """Tell simulators, each once, that not all of their episodes are counted."""
+        text = f"nobody has asked for samples for long: of the episodes that ended, {MOST_UNTOLD:,}"
+        for session in self._manager.sessions.by_id.values():
+            if session.stream is not None and not session.told_of_untold:
+                session.stream.send(_notice(f"{text} are counted, the newest"))
+                session.told_of_untold = True
+
+
+def _notice(text: str) -> bytes:
+    notice = pb.Notice(kind=pb.Notice.WAITING, text=text)
+    return pb.ToSimulator(notice=notice).SerializeToString()

@@ -27,7 +27,7 @@ from juggler.gateway.sessions import (
     Sessions,
     check_hello,
 )
-from juggler.gateway.shared_episodes import SharedEpisodes
+from juggler.gateway.shared_episodes import SharedEpisodes, keep_newest
 from juggler.gateway.step_batches import Batch, Steps
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.errors import UnsupportedSpace, WireError
@@ -283,7 +283,7 @@ class SessionManager:
         for module_id, of_module in places.items():
             self.players[module_id].unseat(of_module)
         if session.episodes is not None:
-            self.env_ended += session.episodes.cut()
+            self._end(session.episodes.cut())
         if session.infos is not None:
             session.infos.cut()
         self.sessions.remove(session)
@@ -301,9 +301,13 @@ class SessionManager:
             over: the environments whose episodes are over with it.
         """
         if session.episodes is not None:
-            self.env_ended += session.episodes.book(parts, over)
+            self._end(session.episodes.book(parts, over))
         if session.infos is not None:
             session.infos.see(parts, over)
+
+    def _end(self, episodes: list[tuple[float, int]]) -> None:
+        self.env_ended += episodes
+        keep_newest(self.env_ended)
 
     def take_infos(self) -> InfoNumbers:
         """Numbers that simulators told of their steps, of the episodes that ended since the last

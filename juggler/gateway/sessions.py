@@ -137,6 +137,7 @@ class Session:
         stream: its connection; None: its simulator has vanished.
         lost_at: when it vanished, in seconds of `time.monotonic`.
         told_to_wait: it knows that nobody asks for samples.
+        told_of_untold: it knows that episodes are not counted.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ class Session:
         self.last_seq = 0
         self.stream: Stream | None = stream
         self.lost_at = 0.0
-        self.told_to_wait = False
+        self.told_to_wait = self.told_of_untold = False
         self._unanswered: set[int] = set()
         self._answers: OrderedDict[int, bytes] = OrderedDict()
 
