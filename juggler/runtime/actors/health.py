@@ -216,9 +216,9 @@ def check_health(address: str, service: str, tls: Tls | None, timeout: float) ->
             try:
                 answer = ask(request, timeout=left)
             except grpc.RpcError as error:
-                if error.code() is grpc.StatusCode.UNAVAILABLE:
-                    if why := why_not_secure(address, "process", tls):
-                        return f"no answer: {why}"
+                gone = error.code() is grpc.StatusCode.UNAVAILABLE
+                if gone and (why := why_not_secure(address, "process", tls)):
+                    return f"no answer: {why}"
                 if error.code() not in _CROWDED or left <= _PAUSE_SECONDS:
                     return _why_no_answer(error, service, timeout)
             else:
