@@ -38,7 +38,7 @@ def test_of_more_episodes_than_a_driver_takes_the_newest_are_told_and_the_simula
         world.connect(environments=MANY, real_time=True) as session,
     ):
         for step in range(2 + MOST_UNTOLD // MANY):
-            session.step(shown, np.full(MANY, step), over if step else ~over, None, shown)
+            session.step(shown, np.full(MANY, step), over if step else ~over, False, shown)
         assert world.count("episodes") == MOST_UNTOLD + MANY
         assert world.count("episodes_untold") == MANY
 
