@@ -15,7 +15,8 @@ class Arguments(WorkerArguments):
     """Sample for the driver of a run, until the driver sends this worker home."""
 
     gateway: str = ""
-    """Accept simulators at this address, HOST:PORT, instead of making environments."""
+    """Accept simulators at exactly this address, HOST:PORT, instead of making environments. PORT 0:
+    any free port."""
 
     insecure: Flag = False
     """With --gateway: listen beyond loopback without TLS or without a token."""

@@ -174,21 +174,29 @@ def run(arguments: Sequence[str]) -> int:
 def _launch(given: LaunchArguments, options: Sequence[str]) -> Launch:
     """The run to launch, once its configuration and the driver's options have been checked."""
     from juggler.cli.driver import read_arguments
+    from juggler.launch.commands import LaunchError
     from juggler.learner.process.program import must_allow_receivers
 
     must_allow_receivers(given.receivers)
     config = given.config or ""
-    launch = Launch(
-        launch_directory(given.run_dir, config).absolute(),
+    run_dir = launch_directory(given.run_dir, config).absolute()
+    checked = [*([config] if config else []), "--run-dir", str(run_dir), "--go-on"]
+    gateway = read_arguments([*checked, *options]).arguments.run.env_runner.gateway
+    if gateway and not isinstance(given, KubernetesArguments):
+        raise LaunchError(
+            f"gateway = {gateway!r}: EnvRunners of this engine make environments, and those of "
+            "this run are simulators'. Launch it on kubernetes; or start its processes yourself, "
+            "with `juggler driver`, `juggler learner` and `juggler envrunner --gateway HOST:PORT`"
+        )
+    return Launch(
+        run_dir,
         config,
         options,
         isinstance(given, HostArguments) and given.insecure,
         given.plain_gradients,
         given.receivers,
+        gateway,
     )
-    checked = [*([config] if config else []), "--run-dir", str(launch.run_dir), "--go-on"]
-    read_arguments([*checked, *options])
-    return launch
 
 
 def _ssh(given: SshArguments, options: Sequence[str]) -> int:

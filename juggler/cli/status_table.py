@@ -61,6 +61,7 @@ def _books(status: status_pb2.RunStatus) -> Table:
         f"{number(staleness.sum / consumed if consumed else None)} on average",
         "queues": f"{queues.requests_in_flight} requests and {queues.updates_in_flight} updates in "
         f"flight, {queues.queued_batches} batches ({quantity(queues.queued_steps)} steps) queued",
+        **_simulators(status),
         "driver": f"{clock(status.driver.cpu_seconds)} of CPU, "
         f"{_memory(status.driver.resident_bytes)}; {status.restarts} restarts",
     }
@@ -85,6 +86,15 @@ def _league(status: status_pb2.RunStatus) -> dict[str, str]:
     return {
         "league": f"{league.players} players, {league.historical} of them frozen; Elo {ratings}"
     }
+
+
+def _simulators(status: status_pb2.RunStatus) -> dict[str, str]:
+    """A row about the simulators at gateways, if there are any gateways."""
+    told = [each.simulators for each in status.workers if each.HasField("simulators")]
+    connected = sum(each.connected for each in told)
+    environments = sum(each.environments for each in told)
+    text = f"{connected:,} connected, with {environments:,} environments"
+    return {"simulators": text} if told else {}
 
 
 def _returns(

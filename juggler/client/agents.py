@@ -7,6 +7,7 @@ from typing import Any
 
 from juggler.client.connection import PROTOCOL, AnySession, Connection
 from juggler.client.spaces import Values, as_first, as_message, names_of_infos, one_of, told
+from juggler.runtime.wire.flags import as_flag
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 
@@ -136,7 +137,8 @@ class AgentsSession(AnySession):
         parts: dict[str, pb.Rows] = {}
         acting: list[str] = []
         for name, agent in self._agents.items():
-            over, cut = _is_set(terminated, name), _is_set(truncated, name)
+            over = _is_set("terminated", terminated, name)
+            cut = _is_set("truncated", truncated, name)
             if over or cut:
                 if agent.acted:
                     parts[name] = self._last(name, agent, shown.get(name), over)
@@ -198,5 +200,7 @@ class AgentsSession(AnySession):
                     )
 
 
-def _is_set(flags: Mapping[str, bool] | bool, name: str) -> bool:
-    return bool(flags.get(name, False) if isinstance(flags, Mapping) else flags)
+def _is_set(what: str, flags: Mapping[str, bool] | bool, name: str) -> bool:
+    if isinstance(flags, Mapping):
+        return as_flag(f"{what} of agent {name!r}", flags.get(name, False))
+    return as_flag(what, flags)

@@ -13,6 +13,7 @@ from juggler.client.connection import Connection
 from juggler.client.model import Model, Path
 from juggler.client.recording import RecordingSession, as_version
 from juggler.client.spaces import Values, as_first, for_each, one_of, rows_of, tensor_of, told
+from juggler.runtime.wire.flags import as_flag
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _Arrays = dict[Path, NDArray[Any]]  # [R, ...] by path
@@ -103,7 +104,7 @@ class LocalSession(RecordingSession):
         self._calls += 1
         if self._count is None:
             seen = _copies(self._observations.arrays(as_first(observation)))  # [1, ...]
-            ended = bool(terminated or truncated)
+            ended = as_flag("terminated", terminated) or as_flag("truncated", truncated)
             finals = None if final_observation is None else as_first(final_observation)
             last = seen if finals is None else _copies(self._observations.arrays(finals))
             self._take([0], *_columns(1, reward, terminated, truncated), last, infos)

@@ -20,6 +20,7 @@ from juggler.client.spaces import (
     rows_of,
     told,
 )
+from juggler.runtime.wire.flags import as_flag
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _MODES = {"remote": pb.REMOTE_INFERENCE, "local": pb.LOCAL_INFERENCE, "logged": pb.LOGGED_DATA}
@@ -196,7 +197,8 @@ class Session(OneAgentSession):
             )
             rows.environments.extend(() if environments is None else environments)
             return self._actions.from_tensors(self._exchange(rows))
-        ended, paused = bool(terminated or truncated), False
+        ended = as_flag("terminated", terminated) or as_flag("truncated", truncated)
+        paused = False
         if ended and final_observation is None:
             final_observation, paused = observation, True
         finals = as_first(final_observation) if ended else None
@@ -220,10 +222,11 @@ class Session(OneAgentSession):
         rows.rewards.extend(for_each("reward", reward, count, np.float32).tolist())
         if infos:
             rows.infos.extend(told(self._connection.info_names, infos, count).ravel().tolist())
-        if np.any(terminated):
-            rows.terminated.extend(for_each("terminated", terminated, count, np.bool_).tolist())
-        if np.any(truncated):
-            cut = for_each("truncated", truncated, count, np.bool_)  # [R]
+        over = for_each("terminated", terminated, count, np.bool_)  # [R]
+        cut = for_each("truncated", truncated, count, np.bool_)  # [R]
+        if over.any():
+            rows.terminated.extend(over.tolist())
+        if cut.any():
             rows.truncated.extend(cut.tolist())
             if finals is None:
                 raise ValueError("an episode was truncated: give its final_observation, too")

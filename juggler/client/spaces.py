@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from juggler.runtime.wire.flags import as_flags
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 from juggler.runtime.wire.v1.spaces_pb2 import Space
 from juggler.runtime.wire.v1.tensors_pb2 import DType
@@ -181,9 +182,9 @@ def for_each(name: str, given: Any, count: int, dtype: Any) -> NDArray[Any]:
         dtype: dtype of the result.
 
     Raises:
-        ValueError: `given` has another shape.
+        ValueError: `given` has another shape, or is neither true nor false where the dtype is bool.
     """
-    values = np.asarray(given, dtype)
+    values = as_flags(name, given) if dtype is np.bool_ else np.asarray(given, dtype)
     if values.shape not in ((), (count,)):
         whose = "one number" if count == 1 else f"one for each of {count} environments"
         raise ValueError(f"{name} has shape {list(values.shape)}: give {whose}")

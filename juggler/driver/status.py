@@ -134,6 +134,8 @@ class StatusReader:
             seconds=record.total_seconds(),
             counts=record.total_counts(),
         )
+        if record.simulators is not None:
+            status.simulators.CopyFrom(record.simulators)
         if record.version is not None:
             status.version.CopyFrom(record.version.message())
         if (worker := record.worker) is not None:

@@ -55,8 +55,8 @@ class EnvRunnerConfig:
     """An async environment counts as hung if a step or reset takes longer than this, and so does a
     simulator whose reply takes longer."""
     gateway: str = ""
-    """Accept simulators at this address, HOST:PORT, instead of making environments. EnvRunner i
-    listens at PORT + i, or at any free port if PORT is 0. `env` is then only a name."""
+    """Accept simulators at this address, HOST:PORT, instead of making environments. EnvRunner i of
+    this host listens at PORT + i, or at any free port if PORT is 0. `env` is then only a name."""
     gateway_max_batch: int = 1024
     """The most rows of simulators in one inference."""
     gateway_max_wait_ms: float = 0.0

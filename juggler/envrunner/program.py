@@ -15,7 +15,7 @@ class GatewayAddress:
     """Where a gateway listens for simulators.
 
     Attributes:
-        address: "host:port"; gateway i of a host has port + i; port 0: any.
+        address: "host:port"; of those that a driver starts, gateway i has port + i; port 0: any.
         insecure: whether to listen beyond loopback even without TLS or a token.
     """
 

@@ -35,7 +35,7 @@ _NOTHING_CAME = cygrpc.CompletionType.queue_timeout
 
 class _Stream(GatewayStream):
     def __init__(self, call: Any, transport: CoreTransport) -> None:
-        super().__init__(transport.listener)
+        super().__init__(transport.listener, _peer(call))
         self._call, self._transport = call, transport
         self._sending = False
         self._over = False
@@ -173,6 +173,7 @@ class CoreTransport:
         self._expect()
         method = event.call_details.method.decode("utf-8", "replace")
         if (refusal := why_not_admitted(event.invocation_metadata, self._token)) is not None:
+            self.listener.refused(_peer(event.call), refusal)
             self._finish(event.call, _status(_Status.unauthenticated, refusal))
         elif method == f"/{SERVICE}/Session":
             stream = _Stream(event.call, self)
@@ -207,6 +208,11 @@ class _Ports:
 
 def _status(code: Any, text: str) -> Any:
     return cygrpc.SendStatusFromServerOperation(None, code, text.encode(), _PLAIN)
+
+
+def _peer(call: Any) -> str:
+    peer: bytes = call.peer()
+    return peer.decode("utf-8", "replace")
 
 
 def _nothing(_: Any) -> None:

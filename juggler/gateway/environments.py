@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.envrunner.paced.places import take
 from juggler.envrunner.paced.slots import PacedSlots
+from juggler.gateway.shared_episodes import keep_newest
 from juggler.gateway.step_batches import Steps
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
@@ -54,6 +55,15 @@ class Environments(PacedSlots):
                 self._end_episodes(np.array([place]))
             self.of["acted"][place] = False
             self._places.give_back(place)
+
+    def ended_with(self, total: float, length: int) -> None:
+        """An episode ended that has filled no place: its return, and its length."""
+        self.ended.append((total, length))
+        self.counts["episodes_untold"] += keep_newest(self.ended)
+
+    def _end_episodes(self, places: NDArray[np.intp]) -> None:
+        super()._end_episodes(places)
+        self.counts["episodes_untold"] += keep_newest(self.ended)
 
     def pause(self, places: NDArray[np.intp]) -> None:
         """Complete rows, as `PacedSlots.pause` does."""

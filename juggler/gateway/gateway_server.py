@@ -15,7 +15,9 @@ from juggler.gateway.answers import action_batch
 from juggler.gateway.clock import Clock
 from juggler.gateway.gateway_info import GatewayInfo
 from juggler.gateway.gateway_stream import GatewayStream
+from juggler.gateway.guest_book import connected
 from juggler.gateway.local_inference import LocalInference
+from juggler.gateway.notices import tell_of_untold, tell_to_wait
 from juggler.gateway.player import Acted
 from juggler.gateway.row_layout import Layout
 from juggler.gateway.session_manager import GatewaySettings, SessionManager, Work
@@ -97,6 +99,10 @@ class GatewayServer:
         """As `GatewayInfo.counts`."""
         return self._info.counts()
 
+    def connected(self) -> tuple[int, int]:
+        """As `guest_book.connected`."""
+        return connected(self._manager.sessions)
+
     def wake(self) -> None:
         """Call `Work.go_on` soon. May be called in any thread."""
         self._clock.within(0.0)
@@ -170,7 +176,7 @@ class GatewayServer:
         for session in leaving:
             if session.stream is not None:
                 session.stream.close()
-            self._manager.close(session)
+            self._manager.close(session, "it said goodbye")
         self.seconds["messages"] += time.perf_counter() - began
 
     def _take_steps(self, arrivals: list[Batch]) -> None:
@@ -217,7 +223,10 @@ class GatewayServer:
         self._silent.pop(stream, None)
         session = stream.session
         if session is not None and session.stream is stream:
-            session.vanishes()
+            self._manager.vanish(session)
+
+    def refused(self, peer: str, why: str) -> None:
+        self._manager.guests.refused(peer, why)
 
     def info(self) -> bytes:
         return self._info.message().SerializeToString()
@@ -306,10 +315,11 @@ class GatewayServer:
     def _sweep(self) -> None:
         """Do what is due every now and then."""
         now = time.monotonic()
-        players = self._manager.players.values()
-        if not players or now < self._next_sweep:
+        if now < self._next_sweep:
             return
         self._next_sweep = now + _SWEEP_SECONDS
+        self._manager.guests.look()
+        players = self._manager.players.values()
         for player in players:
             player.environments.hand_in_stalled()
             player.recorder.hand_in_stalled()
@@ -320,14 +330,6 @@ class GatewayServer:
         for player in players:
             late |= {each.session for each in player.waiting if each.batch.arrived < since}
             late |= {each.session for each in player.recorder.waiting if each.arrived < since}
-        self._tell(late)
-
-    def _tell(self, waiting: set[Session]) -> None:
-        """Tell simulators that have waited for long, each once until it gets an answer."""
-        text = "nobody asks for samples now; answers come as soon as somebody does"
-        notice = pb.Notice(kind=pb.Notice.WAITING, text=text)
-        message = pb.ToSimulator(notice=notice).SerializeToString()
-        for session in waiting:
-            if session.stream is not None and not session.told_to_wait:
-                session.stream.send(message)
-                session.told_to_wait = True
+        tell_to_wait(late)
+        if any(player.environments.counts["episodes_untold"] for player in players):
+            tell_of_untold(self._manager.sessions.by_id.values())

@@ -42,6 +42,9 @@ class Listener(Protocol):
     def gone(self, stream: GatewayStream) -> None:
         """Nothing more comes or goes on a stream. May be called twice."""
 
+    def refused(self, peer: str, why: str) -> None:
+        """A call was not let in, from an address as gRPC has it."""
+
     def info(self) -> bytes:
         """An `Info` of simulator.proto, for whoever asks."""
 
@@ -54,12 +57,15 @@ class GatewayStream(ABC):
 
     Args:
         listener: of the stream.
+        peer: the address of the other end, as gRPC has it.
 
     Attributes:
+        peer: as given.
         session: whoever uses the stream may keep its session here.
     """
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, peer: str) -> None:
+        self.peer = peer
         self.session: Any = None
         self._listener = listener
         self._unsent: deque[bytes] = deque()

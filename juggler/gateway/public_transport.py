@@ -87,6 +87,8 @@ class PublicTransport:
     ) -> Iterator[bytes]:
         refusal = why_not_admitted(context.invocation_metadata(), self._token)
         if refusal is not None:
+            with self._listener.at_work():
+                self._listener.refused(context.peer(), refusal)
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
         if method == f"/{SERVICE}/Session":
             yield from _Stream(self, self._listener, requests, context).messages()
@@ -107,7 +109,7 @@ class _Stream(GatewayStream):
         requests: Iterator[bytes],
         context: grpc.ServicerContext,
     ) -> None:
-        super().__init__(listener)
+        super().__init__(listener, context.peer())
         self._transport, self._context = transport, context
         self._lock = threading.RLock()  # for what is unsent, which threads of grpcio take
         self._call = ServerStream(requests, context, self._take)

@@ -241,7 +241,7 @@ class Recorder:
         self._environments.counts["episodes"] += 1
         # Without a version another policy acted, and its return says nothing of ours.
         if recording.version is not None:
-            self._environments.ended.append((episode.total, episode.length))
+            self._environments.ended_with(episode.total, episode.length)
 
     def _hand_in(self, place: int) -> None:
         """Complete its row, however short."""

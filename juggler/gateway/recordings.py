@@ -11,7 +11,7 @@ from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
 from juggler.envrunner.paced.places import take
-from juggler.gateway.row_layout import Layout, ValueChecks, read_infos
+from juggler.gateway.row_layout import Layout, ValueChecks, check_rewards, read_infos
 from juggler.gateway.sessions import Code, Session, SessionError
 from juggler.runtime.connectors.leaves import acted_dtype, at, holds_masks
 from juggler.runtime.episodes.version import Version
@@ -121,8 +121,8 @@ class Reader:
         if not steps:
             text = "a recording without rewards: send one for each of its steps, at least 1"
             raise SessionError(Code.WRONG_SHAPE, text)
+        check_rewards(message.rewards, lambda step: f"step {step}")
         rewards = np.array(message.rewards, np.float32)  # [L]
-        _must_be_finite(rewards, "rewards")
         raw = self._observations.raw(message.observations, steps + 1, "observations")
         observations = self._observations.tree([raw], steps + 1)  # [L + 1, ...]
         self._check_observations(observations, message.terminated or message.truncated)

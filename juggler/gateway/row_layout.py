@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -18,6 +19,9 @@ from juggler.runtime.wire.dtypes import dtype_to_number
 from juggler.runtime.wire.structures import bounds_of_choices, space_leaves
 from juggler.runtime.wire.trees import Path, Skeleton, Tree, flatten, path_name
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
+
+#: The largest reward: the return of 64 agents after 2^31 steps of it fits a float32.
+MOST_REWARD = float(np.float32(1e26))
 
 
 class Leaf:
@@ -152,6 +156,28 @@ class ValueChecks:
                 text = "its action mask allows no action: end the episode instead"
                 return _first(legal), SessionError(Code.NO_LEGAL_ACTION, text)
         return None
+
+
+def check_rewards(rewards: Sequence[float], whose: Callable[[int], str]) -> None:
+    """Check that the sum of an episode's rewards has a place in the messages to the driver.
+
+    Args:
+        rewards: from the network.
+        whose: says where a reward was given, by its place among these.
+
+    Raises:
+        SessionError: a reward is too large, or no number.
+    """
+    if sum(map(abs, rewards)) <= MOST_REWARD:  # false with a NaN
+        return
+    for at_place, each in enumerate(rewards):
+        if not abs(each) <= MOST_REWARD:
+            rule = "rewards must be finite numbers"
+            if math.isfinite(each):
+                rule = f"scale rewards to at most {MOST_REWARD:g}, so that returns are finite"
+            raise SessionError(
+                Code.NOT_FINITE, f"the reward of {whose(at_place)} is {each:g}: {rule}"
+            )
 
 
 def read_infos(

@@ -22,7 +22,7 @@ from juggler.envrunner.rounds import RequestedRound
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup, may_play
 from juggler.envrunner.stage import OwnCode
 from juggler.gateway import transport
-from juggler.gateway.asked_round import AskedRound
+from juggler.gateway.asked_round import AskedRound, SlowRound
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
 from juggler.gateway.served_module import ServedModule
@@ -95,6 +95,7 @@ class GatewayRunner:
         self._round = RequestedRound()  # that comes
         self._new: deque[AskedRound] = deque()  # from the first thread
         self._asked: deque[AskedRound] = deque()  # whose weights are here
+        self._slow_round = SlowRound()
 
     def run(self) -> str:
         report_slow_streams(self._attachment, self._index, self._contact)
@@ -135,6 +136,7 @@ class GatewayRunner:
             fragment_steps=config.fragment_steps,
             refuses_logged=_why_not_logged(first),
             agents={agent: may_play(said)[0] for agent, said in told.agents.items()},
+            rows=config.envs_per_runner,
         )
         busy = self._attachment.busy  # a policy that hangs shows itself as an environment does
         carrier = transport.make_transport(token)
@@ -152,9 +154,9 @@ class GatewayRunner:
         return dict(zip(told.modules, seeds, strict=True))
 
     def _address(self) -> str:
-        """The address of this gateway: each gateway of a host has its own port."""
+        """The address of this gateway: each of those that a driver starts has its own port."""
         host, port = split_address(self._gateway_address.address)
-        return join_address(host, port + self._index if port else 0)
+        return join_address(host, port + self._index if port and self._contact.local else port)
 
     def _learners(self, _: int, message: training_pb2.Learners) -> attach_pb2.Done:
         """Dial the learners that train a module now, and let go of those that no longer do."""
@@ -237,6 +239,11 @@ class GatewayRunner:
         assert self._told is not None
         return bool(self._told[1].agents)
 
+    def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
+        note = training_pb2.Note(text=text, warning=warning)
+        note.simulators.connected, note.simulators.environments = simulators, environments
+        self._attachment.report(note)
+
     def go_on(self) -> None:
         for module in self._modules.values():
             module.take_weights()
@@ -245,6 +252,10 @@ class GatewayRunner:
             self._begin(self._new.popleft())
         while self._asked and self._asked[0].is_over(self._modules):
             self._hand_over(self._asked.popleft())
+        assert self._server is not None
+        if text := self._slow_round.look(self._asked, self._modules):
+            here = self._server.connected()
+            self.tell(f"{text}; environments of simulators: {here[1]:,}", False, *here)
 
     def patience(self) -> float:
         return _LOOK_SECONDS if self._new else 1.0
@@ -280,6 +291,8 @@ class GatewayRunner:
             receipt, batch, error = module.hand_over(request)
             sender = module.streams.sender(request.learner)
             receipt.counts.update(self._server.counted)
+            here = receipt.simulators
+            here.connected, here.environments = self._server.connected()
             self._deliveries.has_spent(self._server.seconds)
             self._deliveries.spent({"frames": time.perf_counter() - started})
             if error is not None:

@@ -101,6 +101,16 @@ class ServedModule:
         """Rows that are ready for a batch."""
         return 0 if self.player is None else len(self.player.environments.rows.complete)
 
+    def fullness(self) -> tuple[int, int]:
+        """Steps that are here for the next batch, and those of a whole one."""
+        if self.player is None:
+            return 0, 0
+        environments = self.player.environments
+        whole = self.rows * environments.rows.steps
+        complete = environments.rows.columns["lengths"][environments.rows.complete]
+        filling = environments.of["step"][environments.of["row"] >= 0]
+        return min(int(complete.sum() + filling.sum()), whole), whole
+
     def take_weights(self) -> None:
         """Act with the newest weights that have come."""
         weights, player = self.streams.newest, self.player

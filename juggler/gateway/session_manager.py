@@ -14,6 +14,7 @@ from juggler.gateway.agent_spaces import must_fit, read_space, whose
 from juggler.gateway.agents import cast_agents
 from juggler.gateway.answers import Answers
 from juggler.gateway.gateway_stream import MESSAGE_BYTES, GatewayStream
+from juggler.gateway.guest_book import GuestBook, address_of
 from juggler.gateway.player import Player
 from juggler.gateway.room import Load, no_room
 from juggler.gateway.session_infos import SessionInfos
@@ -27,7 +28,7 @@ from juggler.gateway.sessions import (
     Sessions,
     check_hello,
 )
-from juggler.gateway.shared_episodes import SharedEpisodes
+from juggler.gateway.shared_episodes import SharedEpisodes, keep_newest
 from juggler.gateway.step_batches import Batch, Steps
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.errors import UnsupportedSpace, WireError
@@ -53,6 +54,9 @@ class Work(Protocol):
     def patience(self) -> float:
         """Seconds to wait for events before `go_on` is called again."""
 
+    def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
+        """As `guest_book.Tell`."""
+
     def go_on(self) -> None:
         """Hand in complete batches, and take new weights and requests. Called after each turn."""
 
@@ -69,6 +73,7 @@ class GatewaySettings:
         refuses_logged: why nobody learns from data of other policies; "": it is learned from.
         agents: by name or pattern of agents, the module that acts for them; the first that matches
             counts. {}: simulators have one agent each.
+        rows: of a batch, for each agent of its module; 0: nobody is told where that is too few.
     """
 
     max_batch: int
@@ -78,6 +83,7 @@ class GatewaySettings:
     resume_seconds: float = RESUME_SECONDS
     refuses_logged: str = ""
     agents: Mapping[str, str] = field(default_factory=dict)
+    rows: int = 0
 
 
 class SessionManager:
@@ -90,6 +96,7 @@ class SessionManager:
 
     Attributes:
         sessions: all of them.
+        guests: tells people of them.
         players: act for them, by module; each is made once a simulator has told its spaces.
         agents: with those spaces, by module.
         answers: write actions, by module.
@@ -100,6 +107,7 @@ class SessionManager:
     def __init__(self, work: Work, settings: GatewaySettings, counts: Counter[str]) -> None:
         self._work, self._settings, self._counts = work, settings, counts
         self.sessions = Sessions(settings.resume_seconds)
+        self.guests = GuestBook(self.sessions, work.tell, settings.rows)
         self.players: dict[str, Player] = {}
         self.agents: dict[str, pb.Agent] = {}
         self.answers: dict[str, Answers] = {}
@@ -134,7 +142,8 @@ class SessionManager:
             session = self._begun(stream, hello, cast)
             self.sessions.add(session)
             self._load += Load.of(session)
-        stream.session = session
+        stream.session, session.peer = session, address_of(stream.peer)
+        self.guests.came(session, back=resumed)
         self._counts["sessions_resumed" if resumed else "sessions_begun"] += 1
         welcome = pb.Welcome(
             protocol=min(hello.protocol_max, PROTOCOL_MAX),
@@ -254,13 +263,14 @@ class SessionManager:
             stream.send(error.message().SerializeToString())
             stream.close()
             self._counts["hellos_refused"] += 1
+            self.guests.refused(stream.peer, str(error))
         elif session.stream is stream:
             arrivals[:] = [batch for batch in arrivals if batch.session is not session]
             self.fail(session, error)
 
     def fail(self, session: Session, error: SessionError) -> None:
         self.last_word(session, error)
-        self.close(session)
+        self.close(session, f"{Code.Code.Name(error.code)}: {error}")
         self._counts["sessions_failed"] += 1
 
     def last_word(self, session: Session, error: SessionError) -> None:
@@ -271,10 +281,16 @@ class SessionManager:
 
     def lose(self, session: Session) -> None:
         """Close a session whose simulator did not come back."""
-        self.close(session)
+        self.close(session, "it did not come back")
         self._counts["sessions_lost"] += 1
 
-    def close(self, session: Session) -> None:
+    def vanish(self, session: Session) -> None:
+        """Wait for a simulator whose connection broke."""
+        session.vanishes()
+        self.guests.vanished(session)
+
+    def close(self, session: Session, why: str) -> None:
+        """Close a session; people are told why."""
         if session.id not in self.sessions.by_id:
             return  # it sent two wrong messages at once
         places: dict[str, list[int]] = defaultdict(list)
@@ -283,12 +299,13 @@ class SessionManager:
         for module_id, of_module in places.items():
             self.players[module_id].unseat(of_module)
         if session.episodes is not None:
-            self.env_ended += session.episodes.cut()
+            self._end(session.episodes.cut())
         if session.infos is not None:
             session.infos.cut()
         self.sessions.remove(session)
         self._load -= Load.of(session)
         session.stream = None
+        self.guests.left(session, why)
 
     # -- what becomes of episodes -----------------------------------------------------------------
 
@@ -301,9 +318,13 @@ class SessionManager:
             over: the environments whose episodes are over with it.
         """
         if session.episodes is not None:
-            self.env_ended += session.episodes.book(parts, over)
+            self._end(session.episodes.book(parts, over))
         if session.infos is not None:
             session.infos.see(parts, over)
+
+    def _end(self, episodes: list[tuple[float, int]]) -> None:
+        self.env_ended += episodes
+        keep_newest(self.env_ended)
 
     def take_infos(self) -> InfoNumbers:
         """Numbers that simulators told of their steps, of the episodes that ended since the last

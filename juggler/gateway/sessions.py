@@ -64,6 +64,10 @@ class Stream(Protocol):
     def close(self) -> None:
         """End it once everything is sent."""
 
+    @property
+    def peer(self) -> str:
+        """The address of its other end, as gRPC has it."""
+
 
 class SessionAgent:
     """One agent of a simulator, in each of its N environments.
@@ -83,7 +87,7 @@ class SessionAgent:
     """
 
     def __init__(self, index: int, name: str, module_id: str, slots: list[int]) -> None:
-        self.index, self.module_id, self.slots = index, module_id, slots
+        self.index, self.name, self.module_id, self.slots = index, name, module_id, slots
         self.of_whom = f"agent {name!r} of " if name else ""
         self.places = np.array(slots, np.intp)
         self.everyone = list(range(len(slots)))
@@ -135,8 +139,10 @@ class Session:
         real_time: its environments do not wait for actions.
         last_seq: the highest that has arrived.
         stream: its connection; None: its simulator has vanished.
+        peer: the address of its simulator, for people; set by whoever keeps it.
         lost_at: when it vanished, in seconds of `time.monotonic`.
         told_to_wait: it knows that nobody asks for samples.
+        told_of_untold: it knows that episodes are not counted.
     """
 
     def __init__(
@@ -161,8 +167,9 @@ class Session:
         self.real_time = hello.real_time
         self.last_seq = 0
         self.stream: Stream | None = stream
+        self.peer = ""
         self.lost_at = 0.0
-        self.told_to_wait = False
+        self.told_to_wait = self.told_of_untold = False
         self._unanswered: set[int] = set()
         self._answers: OrderedDict[int, bytes] = OrderedDict()
 

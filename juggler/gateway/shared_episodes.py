@@ -10,6 +10,17 @@ from numpy.typing import NDArray
 
 _OUT, _ACTS, _ENDED = 0, 1, 2
 
+#: Of more episodes that ended since the driver last heard of them, the newest are kept. It takes so
+#: many with a batch of any size.
+MOST_UNTOLD = 1 << 16
+
+
+def keep_newest(ended: list[tuple[float, int]]) -> int:
+    """Forget the oldest of too many episodes -> how many."""
+    many = max(0, len(ended) - MOST_UNTOLD)
+    del ended[:many]
+    return many
+
 
 class AgentRows(Protocol):
     """What a batch of steps says of one agent, in R rows.

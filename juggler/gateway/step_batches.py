@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from juggler.gateway.answers import Part
-from juggler.gateway.row_layout import Layout, read_infos
+from juggler.gateway.row_layout import Layout, check_rewards, read_infos
 from juggler.gateway.sessions import Code, Session, SessionAgent, SessionError
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
@@ -166,13 +165,7 @@ def _read_rows(
         before = set(terminated)
         truncated = [at for at in truncated if at not in before]
         _check_ends(agent, environments, [*terminated, *truncated], paused)
-    if not math.isfinite(sum(rewards)):
-        bad = next((i for i, each in enumerate(rewards) if not math.isfinite(each)), 0)
-        raise SessionError(
-            Code.NOT_FINITE,
-            f"the reward of {agent.at(environments[bad])} is {rewards[bad]}: rewards must be "
-            "finite numbers",
-        )
+    check_rewards(rewards, lambda row: agent.at(environments[row]))
     raw = layout.raw(rows.observations, count, "observations")
     final_raw, final_rows = _finals(rows, count, truncated, layout)
     return Steps(

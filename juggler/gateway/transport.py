@@ -93,6 +93,9 @@ class _Trial:
     def gone(self, stream: GatewayStream) -> None:
         pass
 
+    def refused(self, peer: str, why: str) -> None:
+        pass
+
     def info(self) -> bytes:
         return b"info"
 

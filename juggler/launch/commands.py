@@ -37,6 +37,7 @@ class Launch:
         insecure: without TLS and tokens.
         plain_gradients: several learners add up gradients without encryption, which is faster.
         receivers: how many processes receive episodes for each learner.
+        gateway: the key of its configuration; "": EnvRunners make environments.
     """
 
     run_dir: Path
@@ -45,6 +46,7 @@ class Launch:
     insecure: bool = False
     plain_gradients: bool = False
     receivers: int = 0
+    gateway: str = ""
 
     @property
     def tag(self) -> str:

@@ -31,6 +31,7 @@ from juggler.runtime.nearest import one_of
 
 #: Parts that change the manifests, by their names.
 COMPONENTS = ("autoscale", "gpu")
+_GATEWAY, _GATEWAY_PORT = "gateway", 5009  # the component, and the port of its service
 _MANIFESTS = Path(str(resources.files("juggler.launch"))) / "manifests" / "kubernetes"
 _KINDS = (
     "job,statefulset,deployment,service,networkpolicy,poddisruptionbudget,"
@@ -82,6 +83,8 @@ class KubernetesRun:
         self._launch, self._image, self._say = launch, image, say
         self._numbers = dict(numbers)
         self._components = [_component(name) for name in components]
+        if launch.gateway:
+            self._components.insert(0, _MANIFESTS / _GATEWAY)
         self._namespace = namespace or _own_namespace()
         self._label = f"juggler/run={launch.label}"
         self._wanted = Wanted(launch.directory)
@@ -106,6 +109,8 @@ class KubernetesRun:
             )
         where = f"{self._namespace}.svc"
         names = [f"{self._name('driver')}.{where}", f"*.{self._name('learner')}.{where}"]
+        if self._launch.gateway:
+            names.append(f"{self._name(_GATEWAY)}.{where}")
         self._launch.make_certificates(names)
         try:
             written = self._write(self._launch.directory)
@@ -121,6 +126,11 @@ class KubernetesRun:
             f"applied the manifests in {written}: `kubectl -n {self._namespace} get pods "
             f"-l {self._label}` shows the pods. The run is kept in the claim {self._name('runs')}"
         )
+        if self._launch.gateway:
+            self._say(
+                f"simulators dial {names[-1]}:{_GATEWAY_PORT}, with the certificates and the token "
+                f"in {self._launch.tls}"
+            )
 
     def driver_state(self, ending: bool) -> DriverState:
         """See `EngineRun`."""

@@ -24,6 +24,7 @@ from support.playing import Wandering, assert_recorded, play, play_together
 from juggler.client import GatewayError
 from juggler.client.model import Model
 from juggler.gateway import publisher
+from juggler.gateway.row_layout import MOST_REWARD
 from juggler.runtime.connectors.moments import Moments
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.installing import installing
@@ -148,7 +149,7 @@ def test_what_was_on_its_way_when_a_connection_broke_comes_once(world: GatewayWo
 def test_a_return_may_be_more_than_a_reward_can_be(world: GatewayWorld) -> None:
     world.use(0.4, Version(1, 30))
     world.ask(10)
-    most = float(np.finfo(np.float32).max)
+    most = MOST_REWARD
     with world.connect(mode="local") as session:
         session.step(np.ones(3))
         session.step(np.ones(3), most)

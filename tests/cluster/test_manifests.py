@@ -220,3 +220,36 @@ def test_the_example_has_every_variable_of_the_compose_files() -> None:
     files = [each.read_text() for each in DOCKER.glob("*.yaml")]
     used = {name for text in files for name in re.findall(r"(?<!\$)\$\{(\w+)", text)}
     assert used == set(re.findall(r"^#?(\w+)=", (DOCKER / "example.env").read_text(), re.M))
+
+
+@needs_kubectl
+def test_a_run_with_a_gateway_has_a_service_that_simulators_dial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", "/dev/null")
+    (tmp_path / "mine.toml").write_text('env = "mine"\ngateway = "127.0.0.1:5005"\n')
+    own = ["--run-dir", "run", "--namespace", "lab", "--dry-run"]
+    assert launch.run(["kubernetes", "mine.toml", *own]) == 0
+    made = list(yaml.safe_load_all(capsys.readouterr().out))
+    _known(made)
+    by_name = {(each["kind"], each["metadata"]["name"]): each for each in made}
+    label = Launch(tmp_path / "run", "").label
+    service = by_name["Service", f"{label}-gateway"]["spec"]
+    assert service["publishNotReadyAddresses"], "it is ready when a simulator has dialed it"
+    pods = by_name["Deployment", f"{label}-envrunner"]["spec"]["template"]
+    assert service["selector"].items() <= pods["metadata"]["labels"].items()
+    (container,) = pods["spec"]["containers"]
+    ports = {each["containerPort"] for each in container["ports"]}
+    assert {each["port"] for each in service["ports"]} <= ports
+    given = parse(envrunner.Arguments, container["args"][1:], "envrunner")
+    assert given.gateway == f"0.0.0.0:{service['ports'][0]['port']}"
+
+
+def test_the_gateway_of_the_compose_files_is_dialed_at_the_port_that_it_listens_on() -> None:
+    service = yaml.safe_load((DOCKER / "gateway.yaml").read_text())["services"]["envrunner"]
+    given = parse(envrunner.Arguments, service["command"].split()[1:], "envrunner")
+    port = given.gateway.rpartition(":")[2]
+    assert [each.rpartition(":")[2] for each in service["ports"]] == [port]
+    below = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]["envrunner"]
+    assert given.driver == parse(envrunner.Arguments, below["command"].split()[1:], "").driver

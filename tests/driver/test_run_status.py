@@ -13,8 +13,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+from rich.console import Console
 from support.worker_events_world import WorkersWorld
 
+from juggler.cli.status_table import table
+from juggler.driver.asking import to_plain
 from juggler.driver.record.journal import Journal
 from juggler.driver.record.progress import SilentProgress
 from juggler.driver.record.prometheus import families, serve_metrics
@@ -174,3 +177,27 @@ def test_status_and_metrics_stay_small_after_thousands_have_come_and_gone(
     assert status.ByteSize() < 500_000
     assert len(generate_latest(_registry(status))) < 500_000
     assert {"envrunner-0", "learner-0"} <= {worker.worker_id for worker in status.workers}
+
+
+def test_simulators_at_gateways_are_counted_as_the_gateway_last_said(watched: Watched) -> None:
+    world = watched.world
+    assert not any(each.HasField("simulators") for each in watched.read().workers)
+    note = training_pb2.Note(text="has the simulator at 10.0.0.1:5: 4 environments")
+    note.simulators.connected, note.simulators.environments = 1, 4
+    world.report(world.runner, note)
+    (runner,) = (each for each in watched.read().workers if each.HasField("simulators"))
+    assert (runner.simulators.connected, runner.simulators.environments) == (1, 4)
+    world.sample(simulators=training_pb2.Simulators(connected=3, environments=12))
+    status = watched.read()
+    registry = _registry(status)
+    of = {"worker": runner.worker_id}
+    assert registry.get_sample_value("juggler_gateway_simulators", of) == 3
+    assert registry.get_sample_value("juggler_gateway_environments", of) == 12
+    console = Console(width=120, color_system=None)
+    with console.capture() as captured:
+        console.print(table(status, 120))
+    assert "simulators 3 connected, with 12 environments" in " ".join(captured.get().split())
+    plain = {each["worker_id"]: each["simulators"] for each in to_plain(status)["workers"]}
+    assert plain[runner.worker_id] == {"connected": 3, "environments": 12}
+    world.leave(world.runner)
+    assert not any(each.HasField("simulators") for each in watched.read().workers)

@@ -165,7 +165,7 @@ HOLE = np.where(np.arange(18).reshape(6, 3) == 7, np.nan, FIVE)
         (recording(acted=[0] * 6), "WRONG_SHAPE", "actions at the root"),
         (recording(acted=[0, 0, 2, 0, 0]), "WRONG_SHAPE", "the action of step 2 is 2"),
         (recording(rewards=[]), "WRONG_SHAPE", "without rewards"),
-        (recording(rewards=[float("nan")] * 5), "NOT_FINITE", "rewards [0] is nan"),
+        (recording(rewards=[float("nan")] * 5), "NOT_FINITE", "the reward of step 0 is nan"),
         (recording(action_logp=[float("-inf")] * 5), "NOT_FINITE", "action_logp [0] is -inf"),
         (recording(action_logp=[-1, 0.9, 0, 0, 0]), "NO_LOG_PROBABILITIES", "[1] is 0.89"),
         (recording(action_logp=[]), "NO_LOG_PROBABILITIES", "nothing can be learned"),

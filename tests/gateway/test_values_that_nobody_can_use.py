@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
+from support.gateway_world import GatewayWorld
 
-from juggler.gateway.row_layout import Layout, ValueChecks
+from juggler.client import GatewayError
+from juggler.gateway.row_layout import MOST_REWARD, Layout, ValueChecks, check_rewards
 from juggler.gateway.sessions import Code, SessionError
 from juggler.runtime.wire.structures import zeros
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -82,3 +84,32 @@ def test_an_array_without_bytes_cannot_be_sent_twice() -> None:
         layout.raw([tensor, tensor], 1, "observations")
     bits = pb.NamedTensor(path=["b"], dtype=layout.leaves[1].number, shape=[1], data=bytes(8))
     assert layout.raw([bits, tensor], 1, "observations") == [b"", bytes(8)]
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        (3e38, "the reward of environment 1 is 3e+38: scale rewards to at most 1e+26"),
+        (-1.1e26, "the reward of environment 1 is -1.1e+26: scale rewards"),
+        (np.nan, "the reward of environment 1 is nan: rewards must be finite numbers"),
+        (-np.inf, "the reward of environment 1 is -inf: rewards must be finite numbers"),
+    ],
+)
+def test_a_reward_whose_returns_would_be_no_float32_ends_its_session_alone(
+    reward: float, said: str
+) -> None:
+    shown = np.zeros((2, 3))
+    with GatewayWorld(rows=2, steps=4) as world, world.connect() as other:
+        world.ask()
+        session = world.connect(environments=2)
+        session.step(shown, [0.0, 0.0])
+        with pytest.raises(GatewayError, match="NOT_FINITE") as refused_with:
+            session.step(shown, [0.0, reward])
+        assert said in str(refused_with.value)
+        assert other.step(np.zeros(3)) in (0, 1)
+
+
+def test_rewards_that_are_large_together_are_none_that_is_too_large() -> None:
+    check_rewards([MOST_REWARD, -MOST_REWARD] * 10, str)
+    with pytest.raises(SessionError, match="the reward of step 20 is"):
+        check_rewards([MOST_REWARD] * 20 + [2 * MOST_REWARD], "step {}".format)

@@ -135,6 +135,18 @@ def test_time_limits_are_those_of_slurm(hosts: Path, given: str) -> None:
             "'account=lab': write an option of sbatch as --account=lab",
         ),
         (
+            ["ssh", "cartpole", "--hosts", "hosts.toml", "--", "--gateway", "127.0.0.1:5005"],
+            "gateway = '127.0.0.1:5005': EnvRunners of this engine make environments",
+        ),
+        (
+            ["slurm", "cartpole", "--dry-run", "--", "--gateway", "127.0.0.1:5005"],
+            "Launch it on kubernetes; or start its processes yourself",
+        ),
+        (
+            ["swarm", "cartpole", "--dry-run", "--", "--gateway", "127.0.0.1:5005"],
+            "`juggler envrunner --gateway HOST:PORT`",
+        ),
+        (
             ["swarm", "cartpole", "--image", "x", "--compose", "none.yaml", "--dry-run"],
             "--compose none.yaml: there is no such file",
         ),

@@ -217,6 +217,17 @@ def test_a_run_that_somebody_removes_is_told(
     assert kubectl.changes == ["apply", "delete"]
 
 
+def test_simulators_are_told_where_to_dial_and_the_certificate_has_that_name(
+    kubectl: Kubectl, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.answers([_job("Complete"), _pod("pod-1", "Succeeded", 0)])
+    assert _launched("--", "--gateway", "127.0.0.1:5005") == 0
+    name = f"{Launch(kubectl.path / 'run', '').label}-gateway.lab.svc"
+    assert f"simulators dial {name}:5009, with the cert" in capfd.readouterr().err
+    assert name in (kubectl.path / "run.launch" / "tls" / "hosts").read_text().split()
+    assert (kubectl.path / "run.launch" / "kubernetes" / "0-gateway" / "service.yaml").is_file()
+
+
 def test_a_component_that_is_none_is_told(
     kubectl: Kubectl, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -34,12 +35,29 @@ def see(*numbers: float) -> Any:
 
 class AgentsWorld(RunnerWorld):
     """
+    Args:
+        directory: of the learners' sockets.
+        agents: by agent, the module that plays it.
+        gateway: where it is told to listen.
+        local: the driver started it.
+        worker_id: its own.
+        keys: of a `RunnerWorld`.
+
     Attributes:
         address: where simulators dial.
         notes: what the driver was told for people.
     """
 
-    def __init__(self, directory: Path, agents: Mapping[str, str], **keys: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        agents: Mapping[str, str],
+        gateway: str = "127.0.0.1:0",
+        local: bool = True,
+        worker_id: str = "envrunner-0",
+        **keys: Any,
+    ) -> None:
+        self._gateway, self._local, self._worker_id = gateway, local, worker_id
         self.notes: SimpleQueue[str] = SimpleQueue()
         self._early: list[training_pb2.Receipt] = []  # of later rounds
         super().__init__(directory, agents, **keys)
@@ -50,7 +68,8 @@ class AgentsWorld(RunnerWorld):
 
     def _make(self, attachment: Attachment, contact: Contact) -> Any:
         self.driver.report = lambda note: self.notes.put(note.text)  # type: ignore[method-assign]
-        gateway = GatewayAddress("127.0.0.1:0")
+        self.driver.worker_id = self._worker_id
+        gateway, contact = GatewayAddress(self._gateway), replace(contact, local=self._local)
         return GatewayRunner(attachment, self.driver.inbox, contact, gateway)
 
     def connect(self, *names: str, **options: Any) -> AgentsSession:

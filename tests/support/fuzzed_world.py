@@ -65,6 +65,7 @@ class Stream:
 
     def __init__(self) -> None:
         self.session: Any = None
+        self.peer = "ipv4:127.0.0.1:1"
         self.unread: deque[pb.ToSimulator] = deque()
         self.closed = False
 
@@ -141,6 +142,7 @@ class FuzzedGateway(Books):
 
     def __init__(self, rng: random.Random, time: FakeTime, several: bool) -> None:
         self.rng, self.time = rng, time
+        self.told: list[tuple[str, bool, int, int]] = []
         self.rows, self.asked = rng.choice((1, 1, 2, 3)), 0
         self.steps = rng.choice((1, 2, 4, 7))
         self.module, self.connectors, self.space = rng.choice(KINDS)
@@ -237,6 +239,9 @@ class FuzzedGateway(Books):
         assert self.player is not None
         kept = self.player.environments
         return self.asked * self.rows - len(kept.rows.complete) - kept.rows_begun
+
+    def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
+        self.told.append((text, warning, simulators, environments))
 
     def patience(self) -> float:
         return 1.0

@@ -77,6 +77,7 @@ class GatewayWorld:
     Attributes:
         batches: that were made so far, with the episodes that ended.
         learned: by connectors, with each of them.
+        told: people, of simulators that come and go.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class GatewayWorld:
         self.rows, self.steps = rows, steps
         self.batches: list[tuple[EpisodeBatch, list[tuple[float, int]]]] = []
         self.learned: list[dict[str, Any]] = []
+        self.told: list[tuple[str, bool, int, int]] = []
         self.failure: BaseException | None = None
         self.player: Player | None = None
         self._module, self._connectors = module, connectors or {}
@@ -191,6 +193,9 @@ class GatewayWorld:
             - len(self.player.environments.rows.complete)
             - self.player.environments.rows_begun
         )
+
+    def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
+        self.told.append((text, warning, simulators, environments))
 
     def patience(self) -> float:
         return 1.0

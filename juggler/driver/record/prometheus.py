@@ -227,6 +227,12 @@ def _workers(workers: Sequence[status_pb2.WorkerStatus]) -> Iterator[Metric]:
     counts = {(w.worker_id, name): count for w in workers for name, count in w.counts.items()}
     yield _counter("worker_counts", "A gateway's counters", counts, ("worker", "name"))
     here = [each for each in workers if each.state not in GONE]
+    gateways = [each for each in here if each.HasField("simulators")]
+    if gateways:
+        dialed = {(w.worker_id,): w.simulators.connected for w in gateways}
+        theirs = {(w.worker_id,): w.simulators.environments for w in gateways}
+        yield _gauge("gateway_simulators", "Simulators that are connected", dialed, of)
+        yield _gauge("gateway_environments", "Environments that these have", theirs, of)
     resident = {(w.worker_id,): w.resources.resident_bytes for w in here}
     device = {(w.worker_id,): w.resources.device_bytes for w in here}
     silent = {(w.worker_id,): w.seconds_silent for w in here}

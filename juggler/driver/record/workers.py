@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from juggler.runtime.actors.hub_events import Left, Worker
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.v1 import training_pb2
 
 _RATE_SECONDS = 10.0
 _LONG_TEXT = 300  # characters of an error
@@ -41,6 +42,7 @@ class WorkerRecord:
     seconds_before: dict[str, float] = field(default_factory=dict)  # of earlier processes
     counts: dict[str, float] = field(default_factory=dict)  # of this process, by name
     counts_before: dict[str, float] = field(default_factory=dict)  # of earlier processes
+    simulators: training_pb2.Simulators | None = None  # of a gateway that is here
     reported_failure: bool = False  # this process has reported its failure
     ended_pid: int | None = None  # of the local process that ended last
 
@@ -54,6 +56,8 @@ class WorkerRecord:
 
     def set_state(self, state: str) -> None:
         self.state, self.changed = state, time.monotonic()
+        if state not in ("starting", "ready"):
+            self.simulators = None
 
     @property
     def remote_restarts(self) -> int:
@@ -152,6 +156,10 @@ class WorkerRecords:
         """Record a process's counts since it began."""
         if counts:
             self._of(worker_id).counts = dict(counts)
+
+    def has_simulators(self, worker_id: str, simulators: training_pb2.Simulators) -> None:
+        """Record who is connected to a gateway now."""
+        self._of(worker_id).simulators = simulators
 
     def counts(self) -> dict[str, float]:
         """Return the counts of all processes by name."""

@@ -73,6 +73,8 @@ class RunnerEvents:
             parts.metrics.played(played.module_id, played.steps)
         parts.metrics.workers.spent(worker.worker_id, receipt.seconds)
         parts.metrics.workers.counted(worker.worker_id, receipt.counts)
+        if receipt.HasField("simulators"):
+            parts.metrics.workers.has_simulators(worker.worker_id, receipt.simulators)
         parts.stale_runners[module_id].brought(worker.worker_id, receipt.stale_steps)
         if receipt.dropped:
             self._count_episodes_of_others(receipt)

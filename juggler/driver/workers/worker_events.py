@@ -85,6 +85,8 @@ class WorkerEvents:
             return self._learners.arrived(worker, arrivals)
         self._rates[worker].count(_NOTE_COUNTS)
         note = replies.read_note(body)
+        if note.HasField("simulators"):
+            self._parts.metrics.workers.has_simulators(worker.worker_id, note.simulators)
         level: Level = "warning" if note.warning else "info"
         self._parts.progress.message(f"{worker.worker_id} {note.text}", level)
 

@@ -18,6 +18,7 @@ from juggler.envrunner.dm_env_rpc.tensors import (
     nearest_to_zero,
 )
 from juggler.envrunner.dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
+from juggler.runtime.wire.flags import as_flag
 from juggler.runtime.wire.structures import from_tree, space_leaves, to_tree, tree_map
 from juggler.runtime.wire.trees import Path, Tree, unflatten
 
@@ -111,9 +112,11 @@ class World:
             self._reward = 0.0
         else:
             shown, reward, terminated, truncated, _ = self._env.step(action)
+            terminated = as_flag("terminated", terminated)
+            truncated = as_flag("truncated", truncated)
             self._reward = float(reward)
         self._shown = to_tree(self._env.observation_space, shown)
-        self._over = bool(terminated or truncated)
+        self._over = terminated or truncated
         if terminated:
             return pb.TERMINATED
         return pb.INTERRUPTED if truncated else pb.RUNNING

@@ -31,6 +31,7 @@ from juggler.runtime.actors.orphans import die_with
 from juggler.runtime.actors.processes import hidden_main, ignore_stop_signals, set_title
 from juggler.runtime.actors.temporary import claim_multiprocessings
 from juggler.runtime.own_frames import traceback_of
+from juggler.runtime.wire.flags import NoFlag, as_flag
 from juggler.runtime.wire.structures import space_leaves
 
 _PATIENCE_SECONDS = 2.0
@@ -92,10 +93,14 @@ class _ReportingEnv(ReportsFailures, gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> Any:
         result = super().step(action)
-        observation, _, terminated, _, info = result
+        observation, reward, terminated, truncated, info = result
+        try:
+            ends = as_flag("terminated", terminated), as_flag("truncated", truncated)
+        except NoFlag as error:
+            raise EnvironmentFailed(self.where, "step", str(error)) from None
         # The first observation of the next episode takes its place, and nobody learns from it.
-        self._check("step", observation, info, unread=self._same_step and terminated)
-        return result
+        self._check("step", observation, info, unread=self._same_step and ends[0])
+        return observation, reward, *ends, info
 
     def _check(self, call: str, observation: Any, info: Any, *, unread: bool = False) -> None:
         try:

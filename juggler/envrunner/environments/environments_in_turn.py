@@ -16,9 +16,10 @@ from juggler.envrunner.environments.step_infos import NoInfo, add_final, mask_in
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.info_numbers import keep_numbers
 from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.wire.flags import NoFlag, as_flag
 
-#: What NumPy says of something else than a number, and of an array in place of True or False.
-_NO_NUMBER = ("array element", "float", "truth value")
+#: What NumPy says of something else than a number.
+_NO_NUMBER = ("array element", "float")
 
 
 class EnvironmentsInTurn(SyncVectorEnv):
@@ -88,6 +89,8 @@ class EnvironmentsInTurn(SyncVectorEnv):
                     call = "step"
                 else:
                     observations[i], rewards[i], ends, cut, info = env.step(action)
+                    if ends is not False or cut is not False:
+                        ends, cut = as_flag("terminated", ends), as_flag("truncated", cut)
                     if ends:
                         info = without_mask(info)
                     if info and not (same_step and (ends or cut)):
@@ -124,11 +127,10 @@ class EnvironmentsInTurn(SyncVectorEnv):
         is_other = any(word in str(error) for word in ("unpack", "iterable"))
         if (raised_here and is_other) or isinstance(error, NoInfo):
             return EnvironmentFailed(self.name_of(index), call, must_return(call, str(error)))
+        if isinstance(error, NoFlag):
+            return EnvironmentFailed(self.name_of(index), call, str(error))
         if raised_here and call == "step" and any(words in str(error) for words in _NO_NUMBER):
-            why = (
-                "it must return a number as the reward, and True or False as terminated and "
-                f"truncated ({error})"
-            )
+            why = f"it must return a number as the reward ({error})"
             return EnvironmentFailed(self.name_of(index), call, why)
         return EnvironmentFailed.during(self.name_of(index), call, error)
 

@@ -18,6 +18,7 @@ from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
 from juggler.envrunner.environments.naming import Env, EnvironmentFactory, find_environment
 from juggler.runtime.installing import installing
+from juggler.runtime.wire.flags import as_flag
 
 if TYPE_CHECKING:
     from juggler.envrunner.environments.film_file import FilmFile
@@ -162,8 +163,9 @@ class Recorded(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        self._film.step(over=terminated or truncated)
-        return observation, reward, bool(terminated), bool(truncated), info
+        ends = as_flag("terminated", terminated), as_flag("truncated", truncated)
+        self._film.step(over=any(ends))
+        return observation, reward, *ends, info
 
     def close(self) -> None:
         self._film.stop()

@@ -13,6 +13,7 @@ from juggler.envrunner.multi_agent.reports import Reports, Told, is_mapping, mas
 from juggler.envrunner.multi_agent.slot_books import BrokenRule
 from juggler.envrunner.multi_agent.turns import STATE
 from juggler.envrunner.multi_agent.wrapped_attributes import reader
+from juggler.runtime.wire.flags import NoFlag, as_flag
 
 
 class Game(ABC):
@@ -118,12 +119,12 @@ class Game(ABC):
         reports.acting[self._group_of[place]].append(told)
 
     def _ends(
-        self, agent: Hashable, observation: Any, info: Any, terminated: Any, reports: Reports
+        self, agent: Hashable, observation: Any, info: Any, terminated: bool, reports: Reports
     ) -> None:
         place = self._place(agent)
         # Copies, since the next episode may begin in the same memory.
         seen, mask = copy.deepcopy((observation, mask_in(info)))
-        told = Told(self._slots[place], seen, mask, bool(terminated))
+        told = Told(self._slots[place], seen, mask, terminated)
         reports.ended[self._group_of[place]].append(told)
 
     def _rewarded(self, agent: Hashable, reward: Any, reports: Reports) -> None:
@@ -132,6 +133,14 @@ class Game(ABC):
         except (TypeError, ValueError):
             reason = f"the reward of agent {agent!r} must be a number, not {reward!r}"
             raise BrokenRule(self.index, reason) from None
+
+    def _as_flag(self, agent: Hashable, what: str, said: Any) -> bool:
+        if said is True or said is False:  # as almost always
+            return bool(said)
+        try:
+            return as_flag(f"{what} of agent {agent!r}", said)
+        except NoFlag as error:
+            raise BrokenRule(self.index, str(error)) from None
 
     def _keep_unread(self, infos: Mapping[Hashable, Any], reports: Reports) -> None:
         if strangers := infos.keys() - self._places.keys():
@@ -175,7 +184,9 @@ class ParallelGame(Game):
         for agent in actions:
             reports.keep(self._slots[self._place(agent)], infos.get(agent))
             terminated = self._of(agent, terminations, "terminations")
-            truncated = self._of(agent, truncations, "truncations") or (late and agent in there)
+            terminated = self._as_flag(agent, "terminated", terminated)
+            truncated = self._of(agent, truncations, "truncations")
+            truncated = self._as_flag(agent, "truncated", truncated) or (late and agent in there)
             if terminated or truncated:
                 seen = self._of(agent, observations, "observations")
                 self._ends(agent, seen, infos.get(agent), terminated, reports)
@@ -277,6 +288,8 @@ class TurnBasedGame(Game):
                 )
                 raise BrokenRule(self.index, reason)
             observation, reward, terminated, truncated, info = self.env.last()
+            terminated = self._as_flag(agent, "terminated", terminated)
+            truncated = self._as_flag(agent, "truncated", truncated)
             self._rewarded(agent, reward, ends)
             ends.keep(self._slots[self._place(agent)], info)
             if late and not (terminated or truncated):

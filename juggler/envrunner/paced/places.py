@@ -97,7 +97,8 @@ class Places:
     def take(self, count: int) -> list[int]:
         """Take so many places; `grow` makes sure that they are there."""
         left = len(self._free) - count
-        taken, self._free = self._free[left:], self._free[:left]
+        taken = self._free[left:]
+        del self._free[left:]
         return taken[::-1]
 
     def give_back(self, *places: int) -> None:

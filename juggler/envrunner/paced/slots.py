@@ -302,8 +302,9 @@ class PacedSlots:
         complete = np.array(rows.complete, np.intp)
         old = complete[rows.first_updates[complete] < oldest]
         dropped = int(rows.columns["lengths"][old].sum())
+        gone = set(old.tolist())
+        rows.complete = [row for row in rows.complete if row not in gone]
         for row in old.tolist():
-            rows.complete.remove(row)
             rows.give_back(row)
         self.counts["steps_stale"] += dropped
         return dropped

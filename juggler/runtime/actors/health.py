@@ -21,7 +21,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind, dial
+from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind, dial, why_not_secure
 from juggler.runtime.actors.strangers import Strangers
 from juggler.runtime.actors.tls import Tls
 
@@ -216,6 +216,9 @@ def check_health(address: str, service: str, tls: Tls | None, timeout: float) ->
             try:
                 answer = ask(request, timeout=left)
             except grpc.RpcError as error:
+                gone = error.code() is grpc.StatusCode.UNAVAILABLE
+                if gone and (why := why_not_secure(address, "process", tls)):
+                    return f"no answer: {why}"
                 if error.code() not in _CROWDED or left <= _PAUSE_SECONDS:
                     return _why_no_answer(error, service, timeout)
             else:

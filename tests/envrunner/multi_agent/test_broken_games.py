@@ -70,6 +70,14 @@ BROKEN: dict[str, tuple[Callable[[Any, list[Any]], Any], str]] = {
         lambda game, told: told[1].update(dict.fromkeys(told[1], "much")),
         "must be a number, not 'much'",
     ),
+    "an ending is a word": (
+        lambda game, told: told[2].update(dict.fromkeys(told[2], "no")),
+        "must be True or False, not 'no'",
+    ),
+    "a truncation is None": (
+        lambda game, told: told[3].update(dict.fromkeys(told[3])),
+        "must be True or False, not None",
+    ),
     "an ending is missing": (
         lambda game, told: told[3].clear(),
         "is missing in the truncations that it returned",
@@ -166,6 +174,19 @@ def test_an_agent_that_stays_on_turn_after_its_end_is_an_error_and_no_endless_lo
     envs = envs_of(lambda: Undying(drawn(3, "turns")))
     with pytest.raises(EnvironmentFailed, match="is still on turn after its last step"):
         play(envs, 0, 40)
+
+
+class Wordy(ScriptedTurns):
+    def last(self) -> tuple[Any, ...]:
+        seen, reward, terminated, truncated, info = super().last()
+        return seen, reward, "yes" if terminated else False, truncated, info
+
+
+def test_an_end_that_is_a_word_is_refused_also_in_a_game_of_turns() -> None:
+    envs = envs_of(lambda: Wordy(drawn(3, "turns")))
+    said = "terminated of agent '(ann|bob|cy)' must be True or False, not 'yes'"
+    with pytest.raises(EnvironmentFailed, match=said):
+        play(envs, 0, 400)
 
 
 class Deserted(ScriptedTurns):

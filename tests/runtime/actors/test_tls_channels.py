@@ -20,6 +20,7 @@ from juggler.runtime.actors.endpoints import (
     split_address,
     wait_until_ready,
 )
+from juggler.runtime.actors.health import check_health
 from juggler.runtime.actors.hub import Hub, HubSettings
 from juggler.runtime.actors.hub_events import Joined
 from juggler.runtime.actors.mailbox import Mailbox
@@ -97,6 +98,18 @@ def test_a_certificate_that_the_server_does_not_accept_is_named(
     address = _listen(server, tls)
     with pytest.raises(EndpointError, match=r"driver at .* does not accept .*thief/cert\.pem"):
         _dial(address, Tls(str(thief), tls.authority, other.certificate, other.key))
+
+
+def test_a_health_check_says_where_tls_is_lacking(server: grpc.Server, tls: Tls) -> None:
+    address = _listen(server, tls)
+    said = check_health(address, "", None, 10.0)
+    assert said.startswith(f"no answer: the process at {address} speaks TLS: pass --tls DIR here")
+    plain = make_server(2)
+    try:
+        address = _listen(plain, None)
+        assert "does not speak TLS" in check_health(address, "", tls, 10.0)
+    finally:
+        plain.stop(None).wait()
 
 
 def test_one_side_without_tls_is_told_which(server: grpc.Server, tls: Tls) -> None:

@@ -198,7 +198,7 @@ class Resources(_message.Message):
     def __init__(self, cpu_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "role", "host", "pid", "incarnation", "state", "device", "version", "steps", "steps_per_second", "seconds_silent", "restarts", "last_error", "seconds_since_error", "seconds", "resources", "counts")
+    __slots__ = ("worker_id", "role", "host", "pid", "incarnation", "state", "device", "version", "steps", "steps_per_second", "seconds_silent", "restarts", "last_error", "seconds_since_error", "seconds", "resources", "counts", "simulators")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +230,7 @@ class WorkerStatus(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SIMULATORS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     host: str
@@ -247,7 +248,8 @@ class WorkerStatus(_message.Message):
     seconds: _containers.ScalarMap[str, float]
     resources: Resources
     counts: _containers.ScalarMap[str, float]
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[str] = ..., state: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ..., steps: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., seconds_silent: _Optional[float] = ..., restarts: _Optional[int] = ..., last_error: _Optional[str] = ..., seconds_since_error: _Optional[float] = ..., seconds: _Optional[_Mapping[str, float]] = ..., resources: _Optional[_Union[Resources, _Mapping]] = ..., counts: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    simulators: _training_pb2.Simulators
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., incarnation: _Optional[str] = ..., state: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[_Union[_training_pb2.WeightsVersion, _Mapping]] = ..., steps: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., seconds_silent: _Optional[float] = ..., restarts: _Optional[int] = ..., last_error: _Optional[str] = ..., seconds_since_error: _Optional[float] = ..., seconds: _Optional[_Mapping[str, float]] = ..., resources: _Optional[_Union[Resources, _Mapping]] = ..., counts: _Optional[_Mapping[str, float]] = ..., simulators: _Optional[_Union[_training_pb2.Simulators, _Mapping]] = ...) -> None: ...
 
 class LogMessage(_message.Message):
     __slots__ = ("time", "level", "text")

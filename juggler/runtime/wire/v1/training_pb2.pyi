@@ -177,7 +177,7 @@ class RemovePlayer(_message.Message):
     def __init__(self, module_id: _Optional[str] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("module_id", "batch_id", "learner", "live_steps", "version", "episode_returns", "episode_lengths", "dropped", "explanation", "seconds", "connector_delta", "stale_steps", "counts", "env_returns", "env_lengths", "played", "agent_returns", "matches", "infos")
+    __slots__ = ("module_id", "batch_id", "learner", "live_steps", "version", "episode_returns", "episode_lengths", "dropped", "explanation", "seconds", "connector_delta", "stale_steps", "counts", "env_returns", "env_lengths", "played", "agent_returns", "matches", "infos", "simulators")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +222,7 @@ class Receipt(_message.Message):
     AGENT_RETURNS_FIELD_NUMBER: _ClassVar[int]
     MATCHES_FIELD_NUMBER: _ClassVar[int]
     INFOS_FIELD_NUMBER: _ClassVar[int]
+    SIMULATORS_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     batch_id: int
     learner: str
@@ -241,7 +242,16 @@ class Receipt(_message.Message):
     agent_returns: _containers.RepeatedCompositeFieldContainer[AgentReturns]
     matches: _containers.RepeatedCompositeFieldContainer[MatchResult]
     infos: _containers.RepeatedCompositeFieldContainer[InfoNumber]
-    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., dropped: _Optional[str] = ..., explanation: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., connector_delta: _Optional[bytes] = ..., stale_steps: _Optional[int] = ..., counts: _Optional[_Mapping[str, float]] = ..., env_returns: _Optional[_Iterable[float]] = ..., env_lengths: _Optional[_Iterable[int]] = ..., played: _Optional[_Iterable[_Union[Receipt.Played, _Mapping]]] = ..., agent_returns: _Optional[_Iterable[_Union[AgentReturns, _Mapping]]] = ..., matches: _Optional[_Iterable[_Union[MatchResult, _Mapping]]] = ..., infos: _Optional[_Iterable[_Union[InfoNumber, _Mapping]]] = ...) -> None: ...
+    simulators: Simulators
+    def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., live_steps: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., dropped: _Optional[str] = ..., explanation: _Optional[str] = ..., seconds: _Optional[_Mapping[str, float]] = ..., connector_delta: _Optional[bytes] = ..., stale_steps: _Optional[int] = ..., counts: _Optional[_Mapping[str, float]] = ..., env_returns: _Optional[_Iterable[float]] = ..., env_lengths: _Optional[_Iterable[int]] = ..., played: _Optional[_Iterable[_Union[Receipt.Played, _Mapping]]] = ..., agent_returns: _Optional[_Iterable[_Union[AgentReturns, _Mapping]]] = ..., matches: _Optional[_Iterable[_Union[MatchResult, _Mapping]]] = ..., infos: _Optional[_Iterable[_Union[InfoNumber, _Mapping]]] = ..., simulators: _Optional[_Union[Simulators, _Mapping]] = ...) -> None: ...
+
+class Simulators(_message.Message):
+    __slots__ = ("connected", "environments")
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENTS_FIELD_NUMBER: _ClassVar[int]
+    connected: int
+    environments: int
+    def __init__(self, connected: _Optional[int] = ..., environments: _Optional[int] = ...) -> None: ...
 
 class InfoNumber(_message.Message):
     __slots__ = ("name", "mean", "least", "most")
@@ -282,12 +292,14 @@ class Arrival(_message.Message):
     def __init__(self, batch_id: _Optional[int] = ..., live_steps: _Optional[int] = ...) -> None: ...
 
 class Note(_message.Message):
-    __slots__ = ("text", "warning")
+    __slots__ = ("text", "warning", "simulators")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     WARNING_FIELD_NUMBER: _ClassVar[int]
+    SIMULATORS_FIELD_NUMBER: _ClassVar[int]
     text: str
     warning: bool
-    def __init__(self, text: _Optional[str] = ..., warning: bool = ...) -> None: ...
+    simulators: Simulators
+    def __init__(self, text: _Optional[str] = ..., warning: bool = ..., simulators: _Optional[_Union[Simulators, _Mapping]] = ...) -> None: ...
 
 class Update(_message.Message):
     __slots__ = ("module_id", "update_id", "generation", "batch_ids", "minibatch_size", "num_epochs", "exact", "values")

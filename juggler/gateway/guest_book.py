@@ -1,0 +1,142 @@
+"""Tells people which simulators come, leave and are refused."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Protocol
+from urllib.parse import unquote
+
+from juggler.gateway.sessions import Session, Sessions
+from juggler.runtime.actors.hello import one_line
+
+#: Of more lines about one thing, only the number is told, once the time is over.
+_SECONDS = 60.0
+_MOST_LINES = {"refused": 1}  # in that time
+_MOST = 10  # of others
+_LONGEST = 400  # characters of a reason
+_SHOWN = 4  # names of agents
+
+
+class Tell(Protocol):
+    def __call__(self, text: str, warning: bool, simulators: int, environments: int) -> None:
+        """Tell people something of the simulators that are connected now, so many with so many
+        environments."""
+
+
+class GuestBook:
+    """
+    Args:
+        sessions: that are open.
+        tell: tells people.
+        rows: the most environments that fit a batch; 0: any number.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        tell: Tell,
+        rows: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sessions, self._tell, self._rows, self._clock = sessions, tell, rows, clock
+        self._began: dict[str, float] = {}  # of the lines about each thing
+        self._lines: dict[str, int] = defaultdict(int)
+        self._untold: dict[str, int] = defaultdict(int)
+        self._last: dict[str, str] = {}  # of those that were not told
+        self._told_of_rows = False
+
+    def came(self, session: Session, *, back: bool) -> None:
+        """A simulator began a session, or is `back` in it."""
+        modules = dict.fromkeys(agent.module_id for agent in session.agents)
+        what = f"{_environments(session.environments)} for {_few('policy', modules)}"
+        if names := [agent.name for agent in session.agents if agent.name]:
+            what += f", {_few('agent', names)}"
+        self._line(
+            "came", f"{'has again' if back else 'has'} the simulator at {session.peer}", what
+        )
+        _, environments = self._here()
+        if 0 < self._rows < environments and not self._told_of_rows:
+            self._told_of_rows = True
+            self._say(
+                f"has simulators with {environments:,} environments, and a batch has "
+                f"envs_per_runner = {self._rows:,} rows for each agent: the others wait meanwhile, "
+                "or become too old. Let envs_per_runner be the number of all environments",
+                True,
+            )
+
+    def vanished(self, session: Session) -> None:
+        """The connection of a simulator broke."""
+        waits = f"waits {self._sessions.resume_seconds:.0f} s for it"
+        self._line("vanished", f"lost the connection of the simulator at {session.peer}", waits)
+
+    def left(self, session: Session, why: str) -> None:
+        """A session is over."""
+        self._line("left", f"no longer has the simulator at {session.peer}", why)
+
+    def refused(self, peer: str, why: str) -> None:
+        """A simulator was not let in."""
+        self._line("refused", f"refused a simulator at {address_of(peer)}", why)
+
+    def look(self) -> None:
+        """Tell the number of what was not told, if it is time. To be called now and then."""
+        now = self._clock()
+        for kind, began in list(self._began.items()):
+            if now - began < _SECONDS:
+                continue
+            del self._began[kind]
+            self._lines.pop(kind, None)
+            if many := self._untold.pop(kind, 0):
+                self._begin(kind)
+                more = f" ({many:,} times in the last {_SECONDS:.0f} s; this is the last one)"
+                text = self._last.pop(kind) + (more if many > 1 else "")
+                self._say(text, kind == "refused")
+
+    def _line(self, kind: str, what: str, why: str) -> None:
+        self.look()
+        text = f"{what}: {one_line(why, _LONGEST)}"
+        if kind not in self._began:
+            self._begin(kind)
+        elif self._lines[kind] >= _MOST_LINES.get(kind, _MOST):
+            self._untold[kind] += 1
+            self._last[kind] = text
+            return
+        else:
+            self._lines[kind] += 1
+        self._say(text, kind == "refused")
+
+    def _begin(self, kind: str) -> None:
+        self._began[kind], self._lines[kind] = self._clock(), 1
+
+    def _say(self, text: str, warning: bool) -> None:
+        simulators, environments = self._here()
+        self._tell(text, warning, simulators, environments)
+
+    def _here(self) -> tuple[int, int]:
+        return connected(self._sessions)
+
+
+def connected(sessions: Sessions) -> tuple[int, int]:
+    """How many simulators are connected, and how many environments they have."""
+    here = [each for each in sessions.by_id.values() if each.stream is not None]
+    return len(here), sum(each.environments for each in here)
+
+
+def address_of(peer: str) -> str:
+    """The address of a stream's other end, for people."""
+    _, _, address = peer.partition(":")
+    return unquote(address) or "an unknown address"
+
+
+def _environments(count: int) -> str:
+    return f"{count:,} environment{'' if count == 1 else 's'}"
+
+
+def _few(what: str, names: Iterable[str]) -> str:
+    all_names = list(names)
+    shown = ", ".join(repr(name[:64]) for name in all_names[:_SHOWN])
+    more = len(all_names) - _SHOWN
+    plural = what if len(all_names) == 1 else {"policy": "policies"}.get(what, f"{what}s")
+    return f"{plural} {shown}{f' and {more} more' if more > 0 else ''}"

@@ -1,0 +1,76 @@
+"""A simulator goes on while nobody asks for samples: its episodes add up, and are bounded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+import numpy as np
+import pytest
+from google.protobuf import any_pb2
+from support.gateway_world import GatewayWorld, eventually
+
+from juggler.driver.workers.replies import read_receipt
+from juggler.gateway import shared_episodes
+from juggler.gateway.shared_episodes import MOST_UNTOLD
+from juggler.runtime.wire.v1 import training_pb2
+
+MANY = 8192  # environments
+
+
+def taken(ended: Collection[tuple[float, int]]) -> training_pb2.Receipt:
+    """What a driver reads in a receipt without a step of its own."""
+    receipt = training_pb2.Receipt()
+    receipt.episode_returns.extend(each[0] for each in ended)
+    receipt.episode_lengths.extend(each[1] for each in ended)
+    body = any_pb2.Any()
+    body.Pack(receipt)
+    return read_receipt(training_pb2.SampleRequest(), body, (), lambda _: True)
+
+
+def test_of_more_episodes_than_a_driver_takes_the_newest_are_told_and_the_simulator_hears_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "juggler.client")
+    shown, over = np.zeros((MANY, 3)), np.ones(MANY, np.bool_)
+    with (
+        GatewayWorld(rows=1, steps=1) as world,
+        world.connect(environments=MANY, real_time=True) as session,
+    ):
+        for step in range(2 + MOST_UNTOLD // MANY):
+            session.step(shown, np.full(MANY, step), over if step else ~over, False, shown)
+        assert world.count("episodes") == MOST_UNTOLD + MANY
+        assert world.count("episodes_untold") == MANY
+
+        def heard() -> bool:
+            session.step(shown, np.zeros(MANY))
+            return "65,536 are counted, the newest" in caplog.text
+
+        eventually(heard)
+        world.ask()
+        for _ in range(2):
+            session.step(shown, np.zeros(MANY))
+        world.wait_for(1)
+        _, ended = world.batches[0]
+    receipt = taken(ended)
+    assert len(receipt.episode_returns) == MOST_UNTOLD
+    assert min(receipt.episode_returns) == 2  # those of return 1 ended first
+
+
+def test_episodes_of_several_agents_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_episodes, "MOST_UNTOLD", 3)
+    ended = [(float(k), 1) for k in range(5)]
+    assert shared_episodes.keep_newest(ended) == 2
+    assert ended == [(2.0, 1), (3.0, 1), (4.0, 1)]
+    assert shared_episodes.keep_newest(ended) == 0
+
+
+def test_returns_fit_the_receipt_whatever_finite_rewards_a_simulator_gives() -> None:
+    with GatewayWorld(rows=1, steps=4) as world, world.connect() as session:
+        world.ask(100)
+        for _ in range(4):
+            session.step(np.zeros(3), 1e26)
+        session.step(np.zeros(3), 1e26, True)
+        session.step(np.zeros(3))
+        world.wait_for(1)
+    assert taken(world.batches[0][1]).episode_returns[0] == pytest.approx(4e26, rel=1e-6)
