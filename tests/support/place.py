@@ -199,6 +199,16 @@ def checkpoints(run_dir: Path) -> list[Path]:
     return sorted(run_dir.glob("checkpoints/0*[1-9]*"))
 
 
+def train_beyond_a_checkpoint(run_dir: Path, otherwise: Callable[[], str]) -> None:
+    """Wait until the run has made updates that its newest checkpoint has not, so that weights are
+    lost if every learner is killed at once. The checkpoint is one that was just written: the next
+    one is not due before another `checkpoint_seconds`."""
+    before = set(checkpoints(run_dir))
+    new = eventually(lambda: set(checkpoints(run_dir)) - before, 60, otherwise)
+    saved = max(int(checkpoint.name) for checkpoint in new)
+    eventually(lambda: status(run_dir)["version"]["update"] > saved, 60, otherwise)
+
+
 def env_runners(run_dir: Path) -> int:
     """How many the newest line of metrics has."""
     return int(metrics(run_dir)[-1]["num_env_runners"]) if metrics(run_dir) else 0

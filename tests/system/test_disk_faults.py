@@ -146,7 +146,9 @@ def test_a_learner_goes_on_from_the_checkpoint_before_a_damaged_one(place: Place
     watched = Watched(place, place.path / "run")
     run = watched.run
     eventually(lambda: len(watched.checkpoints()) > 2, 60, lambda: run.output)
-    place.worker("learner 0").kill()
+    learner = place.worker("learner 0")
+    watched.makes_a_checkpoint()  # the next one is not due before another second
+    learner.kill()
     run.wait_for("learner-0 (pid")
     *_, before, newest = watched.checkpoints()  # nobody is there to make another
     state = newest / "state.safetensors"

@@ -17,6 +17,7 @@ from support.place import (
     eventually,
     metrics,
     summary,
+    train_beyond_a_checkpoint,
     trained_steps,
 )
 
@@ -184,8 +185,9 @@ def test_a_run_whose_only_learner_is_killed_goes_on_from_its_checkpoint(place: P
     directory = place.path / "run"
     options = ["--run-dir", "run", "--stop-return", 501, "--checkpoint-seconds", 1]
     run = place.start("train", "cartpole", *options)
-    eventually(lambda: checkpoints(directory), 60, lambda: run.output)
-    place.worker("learner 0").kill()
+    learner = place.worker("learner 0")
+    train_beyond_a_checkpoint(directory, lambda: run.output)
+    learner.kill()
     run.wait_for("the learners' weights are lost: learner-0 goes on from update ")
     assert "killed by SIGKILL. Starting it again" in run.output
     reached = trained_steps(directory)

@@ -22,7 +22,8 @@ def test_the_same_command_begins_a_run_goes_on_with_it_and_finds_it_ended(place:
     secret = ["--token-file", token]
     start = ["driver", "cartpole", "--run-dir", "run", "--go-on", *secret]
     address = free_address()
-    first = place.start(*start, "--bind", address, "--stop-return", 501)
+    seldom = ["--checkpoint-seconds", 600]
+    first = place.start(*start, "--bind", address, "--stop-return", 501, *seldom)
     first.wait_for(f"waiting for workers at {address}")
     workers = [place.start(role, "--driver", address, *secret) for role in ("learner", "envrunner")]
     eventually(lambda: trained_steps(directory) > 0, 60, lambda: first.output)

@@ -19,6 +19,7 @@ from support.place import (
     eventually,
     metrics,
     summary,
+    train_beyond_a_checkpoint,
     trained_steps,
 )
 
@@ -177,8 +178,8 @@ def test_learners_of_several_hosts_are_a_group_that_loses_and_finds_members(plac
     driver.wait_for("learner group 3: learner-1 on cpu, learner-0 on cpu", 60)
     reached = trained_steps(directory)
     eventually(lambda: trained_steps(directory) > reached, 30, lambda: driver.output)
-    eventually(lambda: checkpoints(directory), 30, lambda: driver.output)
 
+    train_beyond_a_checkpoint(directory, lambda: driver.output)
     for learner in (second, third):
         learner.process.kill()
     fourth = place.start("learner", *dial)

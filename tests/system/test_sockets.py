@@ -13,6 +13,7 @@ from support.place import (
     checkpoints,
     eventually,
     summary,
+    train_beyond_a_checkpoint,
     trained_steps,
 )
 
@@ -24,13 +25,14 @@ _ENDLESS = ["cartpole", "--stop-return", 501, "--run-dir"]
 def test_a_run_of_another_pid_namespace_keeps_its_sockets(place: Place) -> None:
     """As containers that share /tmp have it. The second run begins while the first one is there."""
     in_another = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    first = place.start_program(
-        [*in_another, sys.executable, "-m", "juggler", "train", *map(str, _ENDLESS), "first"]
-    )
+    options = map(str, [*_ENDLESS, "first", "--checkpoint-seconds", 1])
+    first = place.start_program([*in_another, sys.executable, "-m", "juggler", "train", *options])
     eventually(lambda: trained_steps(place.path / "first") > 0, 60, lambda: first.output)
     second = place.run("train", "cartpole", "--stop-steps", 1000, "--run-dir", "second")
     assert second.status == 0, second.output
-    place.worker("learner 0").kill()
+    learner = place.worker("learner 0")
+    train_beyond_a_checkpoint(place.path / "first", lambda: first.output)
+    learner.kill()
     first.wait_for("learner-0 goes on from")
     reached = trained_steps(place.path / "first")
     eventually(lambda: trained_steps(place.path / "first") > reached, 60, lambda: first.output)

@@ -50,7 +50,7 @@ def test_a_forkserver_that_stands_still_is_not_waited_for_for_ever(place: Place)
 
 @pytest.mark.slow
 def test_a_run_goes_on_after_its_forkserver_was_killed_with_all_its_workers(place: Place) -> None:
-    run = _start(place)
+    run = _start(place, "--checkpoint-seconds", 600)
     eventually(lambda: trained_steps(place.path / "run") > 0, 60, lambda: run.output)
     server = _forkserver(place)
     assert server is not None
