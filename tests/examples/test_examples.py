@@ -93,6 +93,20 @@ def test_an_algorithm_of_ones_own_is_trained_with(tmp_path: Path, run_python: Ru
 
 
 @pytest.mark.slow
+@pytest.mark.long
+def test_an_off_policy_algorithm_of_ones_own_is_trained_with(
+    tmp_path: Path, run_python: RunPython
+) -> None:
+    output = run_python(EXAMPLES / "own_dqn.py")
+    summary, run_dir = summary_and_run(tmp_path)
+    assert summary["solved"], output
+    assert evaluated(output) > 200, "a pole that nobody balances falls after 22 steps"
+    config = read(run_dir).config
+    assert config["algorithm"] == "__main__:MunchausenDqn"
+    assert config["n_step"] == 1, "a default of its own"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parameter"),
     [

@@ -272,6 +272,17 @@ def test_an_algorithm_of_ones_own_conforms_on_what_its_module_samples() -> None:
     check_learner(lambda seed: Learner(make(), seed=seed), samples)
 
 
+def test_an_off_policy_algorithm_of_ones_own_conforms_on_rows_of_a_replay() -> None:
+    example = runpy.run_path(str(EXAMPLES / "own_dqn.py"))
+    algorithm = example["MunchausenDqn"]
+    config = algorithm.config(replay_begin=1, replay_batch_size=8, priority_exponent=0.6)
+    make_module = partial(algorithm.module, VECTOR, TWO, {"hidden_sizes": [8], "dueling": True})
+    make = partial(algorithm.core, {"default": make_module}, config)
+    samples = [{"default": sample_for(make_module(), seed=seed)} for seed in range(3)]
+    check_core(make, samples[0])
+    check_learner(lambda seed: Learner(make(), seed=seed), samples)
+
+
 class Counting(Gaussians):
     def __init__(self) -> None:
         self.steps = 0
