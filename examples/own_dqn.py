@@ -48,7 +48,8 @@ class MunchausenConfig(juggler.DqnConfig):
 
     def validate(self) -> None:
         super().validate()
-        self.check_within("n_step", self.n_step, 1, 1)
+        if self.n_step != 1:
+            raise ValueError(f"n_step = {self.n_step}: must be 1, as a bonus is that of one step")
         self.check_above("temperature", 0)
         self.check_within("munchausen", self.munchausen, 0, 1)
 
