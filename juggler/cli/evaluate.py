@@ -57,6 +57,8 @@ def run(arguments: Sequence[str]) -> int:
 def _evaluate(given: Arguments) -> int:
     from juggler.driver.evaluating import evaluate
 
+    if given.videos != 1 and given.video is None:
+        raise ConfigError("--videos: give the directory for them, too, with --video")
     if given.play:
         return _play(given)
     if given.explore:

@@ -283,7 +283,7 @@ def _conclusion(result: SeedsResult) -> list[str]:
         if interval.low is not None:
             of = f"95 % interval {number(interval.low)} to {number(interval.high)}; {of}"
         elif count > 1:
-            of += f"; {FEWEST} have an interval"
+            of += f"; an interval takes {FEWEST}"
         lines.append(f"{name:<13} {number(interval.mean)}  ({of})")
     if solved := sum(run["solved"] for run in result.runs):
         lines.append(f"{'solved':<13} {solved} of {len(result.runs) + len(result.failed)}")

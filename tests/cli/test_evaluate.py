@@ -32,3 +32,8 @@ def test_few_episodes_have_a_return_and_no_interval(
     assert ("1 episode: return " in said) == (len(returns) == 1)
     assert ("± 0.0 (standard deviation; least 480.0" in said) == (len(returns) > 1)
     assert [each for each in said.splitlines() if "interval" in each] == told
+
+
+def test_videos_without_a_directory_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of("evaluate", "run", "--videos", 5) == 2
+    assert "--videos: give the directory for them, too, with --video" in capsys.readouterr().err

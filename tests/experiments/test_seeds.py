@@ -74,7 +74,7 @@ def test_a_directory_of_seeds_is_drawn_as_a_mean_with_its_interval(
 
 @pytest.mark.usefixtures("scripted_runs")
 @pytest.mark.parametrize(
-    ("seeds", "of"), [(1, "1 seed"), (2, "interquartile mean of 2 seeds; 5 have an interval")]
+    ("seeds", "of"), [(1, "1 seed"), (2, "interquartile mean of 2 seeds; an interval takes 5")]
 )
 def test_few_seeds_have_returns_and_no_interval(
     seeds: int, of: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
