@@ -189,7 +189,7 @@ def test_a_paused_learner_is_left_behind_and_comes_back(long_run: Cluster) -> No
     before, victim = len(long_run.events()), long_run.containers("learner")[1]
     worker = long_run.worker(victim)
     begun = time.monotonic()
-    long_run.docker("pause", victim)
+    long_run.pause(victim)
     try:
         long_run.wait_for_event(f"{worker} left: no heartbeat", before)
         long_run.wait_for_event("learner group ", before)
@@ -317,7 +317,7 @@ def test_a_league_outlives_a_killed_learner_and_a_host_that_is_paused(cluster: C
     workers = [cluster.worker(each) for each in host]
     before, begun = len(cluster.events()), time.monotonic()
     for each in host:
-        cluster.docker("pause", each)
+        cluster.pause(each)
     try:
         for worker in workers:
             cluster.wait_for_event(f"{worker} left: no heartbeat", before)

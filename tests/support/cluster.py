@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,12 @@ class Cluster:
     def kill(self, container: str) -> None:
         """SIGKILL from outside: what docker itself does not know of, as the kernel would do it."""
         os.kill(int(self.inspect(container, ".State.Pid")), signal.SIGKILL)
+
+    def pause(self, container: str) -> None:
+        """Let all its processes stand still. On a busy host the kernel may not have frozen them by
+        the time that the engine gives up, which lets them run again: then it is asked once more."""
+        frozen = partial(self._engine.manages, "docker", "pause", container)
+        self.wait_until(frozen, f"the engine pauses {container}")
 
     def cut_off(self, container: str, action: str) -> None:
         """Let no packet in or out of the container, and nobody hear of it.

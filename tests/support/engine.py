@@ -91,6 +91,10 @@ class Engine:
         assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
         return done.stdout
 
+    def manages(self, *command: str) -> bool:
+        """Whether a command that finds the engine succeeds."""
+        return self._ask(*command).returncode == 0
+
     def build(self) -> None:
         """Build the image, on one that stands in for that which the Dockerfile starts from."""
         (base,) = [
