@@ -147,7 +147,7 @@ class GradientCore(StateCore, ABC):
                 for part in micro_batches(sample[module_id], self.config.micro_batches):
                     if self.mapped:
                         forward = Forward(group, module_id, own["parameters"], own["buffers"])
-                        loss_of = partial(self._loss, columns=part, state=own)
+                        loss_of = partial(self._loss_for_vmap, columns=part, state=own)
                         gradient, loss, buffers = gradient_for_vmap(loss_of, forward)  # [P]
                     else:
                         gradient, loss, buffers = self._gradient(group, module_id, part, own)  # [P]
@@ -312,21 +312,34 @@ class GradientCore(StateCore, ABC):
         """What `_gradient` returns, as a tree of tensors."""
         own = inputs["state"]
         forward = Forward(group, module_id, own["parameters"], own["buffers"]).differentiable()
-        loss = self._loss(forward, inputs["columns"][module_id], own)
+        explores = self._set_exploration(forward, own)
+        columns = NamedColumns(inputs["columns"][module_id])
+        loss = self._checked(self.loss(forward, columns, own), columns, explores)
         gradient = gradient_of(loss.total, forward)  # [P]
         given = {name: each for name, each in loss._asdict().items() if each is not None}
         loss_of = {**given, "total": loss.total.detach()}
         return {"gradient": gradient, "loss": loss_of, "buffers": forward.buffers}
 
-    def _loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
-        """What `loss` returns, checked, with `exploration` among its metrics and in its buffers."""
+    def _loss_for_vmap(
+        self, forward: Forward, columns: Columns, state: ParameterGroupState
+    ) -> Loss:
+        explores = self._set_exploration(forward, state)
+        return self._checked(self.loss(forward, NamedColumns(columns), state), columns, explores)
+
+    def _set_exploration(
+        self, forward: Forward, state: ParameterGroupState
+    ) -> Mapping[str, Tensor]:
+        """What `exploration` says, which the buffers have from now on."""
         explores = self.exploration(state)  # [] each
         for name, value in explores.items():
             forward.set_buffer(name, value)
-        found: object = self.loss(forward, NamedColumns(columns), state)
+        return explores
+
+    def _checked(self, loss: object, columns: Columns, explores: Mapping[str, Tensor]) -> Loss:
+        """The loss, if it is one, with what says how much is explored among its metrics."""
         where = f"{type(self).__name__}.loss"
-        loss = checked_loss(where, found, columns, self.mean_names, mapped=self.mapped)
-        return loss._replace(metrics={**explores, **loss.metrics})
+        checked = checked_loss(where, loss, columns, self.mean_names, mapped=self.mapped)
+        return checked._replace(metrics={**explores, **checked.metrics})
 
 
 def _has_others_code(core: GradientCore) -> bool:
