@@ -202,18 +202,20 @@ class Forward:
         weights.
 
         Raises:
-            ValueError: there is no such buffer, or the value is no tensor.
+            ValueError: there is no such buffer, or the value is no tensor of its shape.
         """
         names = self.group.names(self.module_id)
         own = [each for each in names if names[each] in self.buffers]
         whose = f"module {self.module_id!r}, {type(self.module).__name__},"
         if name not in own:
             raise ValueError(f"{whose} has no buffer {name!r}{nearest(name, own)}")
-        if not isinstance(value, Tensor):
+        old = self.buffers[names[name]]
+        if not isinstance(value, Tensor) or value.shape != old.shape:
             raise ValueError(
-                f"the buffer {name!r} of {whose} was given {_kind(value)}: give it a tensor"
+                f"the buffer {name!r} of {whose} was given {_kind(value)}: give it a tensor of "
+                f"shape {tuple(old.shape)}"
             )
-        self.buffers[names[name]] = value.to(self.buffers[names[name]].dtype)
+        self.buffers[names[name]] = value.to(old.dtype)
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         return self.group.forward_train(self.module_id, self.named, self.buffers, batch)

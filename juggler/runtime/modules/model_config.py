@@ -77,9 +77,10 @@ class ModelConfig:
             if key not in known:
                 instead = called_here(key, MODEL_KEYS) or nearest(key, known)
                 if key in (field.name for field in fields(QNetworkConfig)):
+                    whose = "dqn, pqn or r2d2" if key == "dueling" else "dqn"
                     instead = (
                         ": only networks that value each action have it; leave it out, or choose "
-                        "dqn, pqn or r2d2"
+                        + whose
                     )
                 raise ValueError(f"model has no key {key!r}{instead}")
         config = cls(**model_config)

@@ -130,10 +130,15 @@ def test_a_buffer_that_the_module_lacks_is_named() -> None:
         core.grads(core.init(0), SAMPLE)
 
 
-def test_a_number_in_place_of_a_tensor_is_named() -> None:
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(0.5, "was given 0.5"), (torch.zeros(1), r"was given a tensor of shape \(1,\)")],
+)
+def test_what_is_no_tensor_of_the_shape_of_the_buffer_is_named(value: Any, told: str) -> None:
     core, sample, _ = made("dqn")
-    core.exploration = lambda state: {"epsilon": 0.5}  # type: ignore[method-assign,dict-item]
+    core.exploration = lambda state: {"epsilon": value}  # type: ignore[method-assign]
     with pytest.raises(
-        ValueError, match="buffer 'epsilon' of module 'default', QNetwork, was given"
+        ValueError,
+        match=rf"buffer 'epsilon' of module 'default', QNetwork, {told}.*a tensor of shape \(\)$",
     ):
         core.grads(core.init(0), sample)

@@ -151,7 +151,8 @@ def test_what_is_neither_true_nor_false_is_refused() -> None:
 
 
 def test_so_are_the_other_keys_of_networks_that_value_actions() -> None:
-    with pytest.raises(ValueError, match="model has no key 'atoms': only networks that value each"):
+    # Only dqn learns the probabilities of returns.
+    with pytest.raises(ValueError, match=r"no key 'atoms': only networks.*, or choose dqn$"):
         ActorCritic(VECTOR, THREE, {"atoms": 51})
     with pytest.raises(ValueError, match="model has no key 'atom'"):
         ModelConfig.parse({"atom": 51})
