@@ -172,13 +172,13 @@ def test_what_is_wrong_is_told_before_anything_starts(
 
 
 @pytest.mark.slow
-def test_real_runs_with_several_seeds_differ_and_are_reported_together(tmp_path: Path) -> None:
+def test_real_runs_have_a_seed_each_and_are_reported_together(tmp_path: Path) -> None:
     found = juggler.train_seeds(
         "cartpole", seeds=2, jobs=2, run_dir=str(tmp_path / "s"), stop_steps=8000, progress="off"
     )
     first, second = found.runs
-    assert first["final_return"] != second["final_return"]
-    for run in found.runs:
+    for seed, run in enumerate(found.runs):  # mean returns of few episodes may be equal by chance
+        assert f"seed = {seed}\n" in (Path(run["run_dir"]) / "config.toml").read_text()
         summary = json.loads((Path(run["run_dir"]) / "summary.json").read_text())
         assert run["final_return"] == summary["episode_return_mean"] <= run["best_return"]
     assert found.final_return.mean == pytest.approx(
