@@ -12,15 +12,6 @@ from juggler.driver.config import RunConfig
 CPU = "cpu"
 
 
-class ShardTable(NamedTuple):
-    """How modules are spread over GPUs at first."""
-
-    shards: int
-    gpus_per_shard: int  # whole ones; 0 where there is none
-    modules_per_shard: int  # at most
-    gpus_per_module: float
-
-
 class Place(NamedTuple):
     """Of one module.
 
@@ -35,21 +26,6 @@ class Place(NamedTuple):
     share: float
 
 
-def shard_table(gpus: int, modules: int) -> ShardTable:
-    """As many shards as there are GPUs, or modules, if these are fewer; without a GPU as many as
-    there are modules.
-
-    Raises:
-        ValueError: there is no module.
-    """
-    if modules < 1:
-        raise ValueError("a group needs at least one module")
-    shards = min(gpus or modules, modules)
-    per_shard = gpus // shards  # at least 1 where there is a GPU
-    share = float(per_shard) if modules <= gpus else gpus / modules
-    return ShardTable(shards, per_shard, -(-modules // shards), share)
-
-
 @dataclass(slots=True)
 class _Shard:
     number: int
@@ -61,7 +37,8 @@ class _Shard:
 class Placement:
     """Which shards there are, on which devices, and who is on them.
 
-    A shard whose last module goes stays, without one, for the next.
+    At first there are as many shards as GPUs, or modules, if these are fewer; without a GPU as many
+    as there are modules. A shard whose last module goes stays, without one, for the next.
     """
 
     def __init__(self, devices: Sequence[str], module_ids: Iterable[str]) -> None:
@@ -73,15 +50,17 @@ class Placement:
             ValueError: there is no module.
         """
         module_ids = list(module_ids)
-        table = shard_table(len(devices), len(module_ids))
+        if not module_ids:
+            raise ValueError("a group needs at least one module")
+        shards = min(len(devices) or len(module_ids), len(module_ids))
         self._gpus = len(devices)
-        self._per_shard = table.gpus_per_shard
+        self._per_shard = len(devices) // shards  # at least 1 where there is a GPU
         self._free = list(devices)
         self._shards: list[_Shard] = []
-        for _ in range(table.shards):
+        for _ in range(shards):
             self._new_shard()
         for index, module_id in enumerate(module_ids):
-            self._shards[index % table.shards].modules.append(module_id)
+            self._shards[index % shards].modules.append(module_id)
 
     def __len__(self) -> int:
         """How many shards there are."""
