@@ -112,7 +112,7 @@ class VectorTurns:
             terminated=booked.last,
         )
         everywhere = np.arange(self.num_envs)
-        seen = self._seen_by_critics(observations, np.ravel(acting), "reset")
+        seen = self._seen_by_critics(observations, np.ravel(acting))
         critics = {kind: CriticObservations(now, now) for kind, now in seen.items()}
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
         self._first = Turn((group,), everywhere, none, *ended_with, critics)
@@ -143,7 +143,7 @@ class VectorTurns:
         if self.critic_spaces and len(ended):
             there = np.array(acting).ravel()  # [N A]
             there[ended] = True
-            at_end = self._seen_by_critics(observations, there, "step")
+            at_end = self._seen_by_critics(observations, there)
         began = gone  # [K]
         if self._env.autoreset_mode == AutoresetMode.NEXT_STEP:
             began = (~self._running).nonzero()[0]
@@ -151,7 +151,7 @@ class VectorTurns:
             self._running = goes_on
         elif len(gone):
             observations, acting = self._begin(None, ~goes_on)
-        now = self._seen_by_critics(observations, np.ravel(acting), "step")
+        now = self._seen_by_critics(observations, np.ravel(acting))
         critics = {kind: CriticObservations(now[kind], at_end.get(kind, now[kind])) for kind in now}
         # An environment that has yet to begin an episode must be seen to do so.
         acts = acting.tobytes() if self._running.all() else b""
@@ -194,7 +194,7 @@ class VectorTurns:
             raise self._failure(error.env, "step", error.reason) from None
         critics: dict[str, CriticObservations] = {}
         if self.critic_spaces:
-            now = self._seen_by_critics(observations, np.ravel(acting), "step")
+            now = self._seen_by_critics(observations, np.ravel(acting))
             critics = {kind: CriticObservations(seen, seen) for kind, seen in now.items()}
         first = self._first  # with which no agent ended either
         (blank,) = first.groups
@@ -236,7 +236,7 @@ class VectorTurns:
         if len(idle := np.flatnonzero(~acts)):
             raise self._failure(int(idle[0]), call, "no agent is acting after the reset")
 
-    def _seen_by_critics(self, observations: Tree, there: Bools, call: str) -> dict[str, Tree]:
+    def _seen_by_critics(self, observations: Tree, there: Bools) -> dict[str, Tree]:
         """Copies of what critics see now [N, ...], with the observations of the slots that are
         there [N A]."""
         seen: dict[str, Tree] = {}

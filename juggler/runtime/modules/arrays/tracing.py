@@ -120,7 +120,7 @@ def _made(
             outputs = {**outputs, ACTION_DIST_INPUTS: masked}
     _require_no_changes(graph)
     wanted = {name: outputs[name] for name in _NEEDED if name in outputs}
-    return _put_together(graph, dict(zip(given, paths, strict=True)), tensors, wanted, live)
+    return _put_together(dict(zip(given, paths, strict=True)), tensors, wanted, live)
 
 
 @contextmanager
@@ -206,7 +206,6 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
 
 
 def _put_together(
-    graph: fx.Graph,
     given: Mapping[fx.Node, Path],
     tensors: Mapping[fx.Node, Tensor],
     wanted: Mapping[str, Any],
