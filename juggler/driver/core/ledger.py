@@ -12,7 +12,7 @@ where in flight is the sum over the batches that are reported and not closed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from juggler.driver.core.events import DROP_REASONS, UsedBatch, WorkerKey
 
@@ -32,10 +32,6 @@ class Batch:
     learner: WorkerKey  # the incarnation that the request was for
     steps: int  # the request's size until somebody reports the batch; then its live steps
     round: int = 0  # of requests that were asked of the runner together
-    awaited: set[WorkerKey] = field(default_factory=set)  # those who have yet to report it
-
-    def __post_init__(self) -> None:
-        self.awaited.update((self.runner, self.learner))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +81,6 @@ class Ledger:
         self.trained = 0
         self.dropped = dict.fromkeys(DROP_REASONS, 0)
         self.lost_unreported = 0
-        self.duplicates = 0  # reports of closed batches, and second ones by the same worker
-        self.disagreements = 0  # later reports that contradict what is booked already
 
     @classmethod
     def restore(cls, counters: Counters) -> Ledger:
@@ -108,25 +102,12 @@ class Ledger:
         """A request went out."""
         self.requested[batch.batch_id] = batch
 
-    def hold(self, batch: Batch, reporter: WorkerKey, live_steps: int) -> None:
+    def hold(self, batch: Batch, live_steps: int) -> None:
         """The first report of a requested batch: its steps are sampled."""
         del self.requested[batch.batch_id]
         self.held[batch.batch_id] = batch
         batch.steps = live_steps
-        batch.awaited.discard(reporter)
         self.sampled += live_steps
-
-    def confirm(self, batch_id: int, reporter: WorkerKey, live_steps: int) -> None:
-        """A report that is not the first: it changes nothing, and what is odd about it is counted.
-
-        That both runner and learner report a batch is not odd.
-        """
-        batch = self.held.get(batch_id) or self.updating.get(batch_id)
-        if batch is None or reporter not in batch.awaited:
-            self.duplicates += 1
-            return
-        batch.awaited.remove(reporter)
-        self.disagreements += live_steps != batch.steps
 
     def pass_over(self, steps: int) -> None:
         """So many were sampled, and are in no batch: they are too old to learn from."""
@@ -158,15 +139,13 @@ class Ledger:
         """Close a learner's share of an update as its answer says."""
         answers = {answer.batch_id: answer for answer in used}
         for batch in share:
-            answer = answers.pop(batch.batch_id, None)
+            answer = answers.get(batch.batch_id)
             if answer is None:
                 self.drop(batch, "restart")  # the learner does not know it any more
             elif answer.dropped:
                 self.drop(batch, answer.dropped)
             else:
-                self.disagreements += answer.live_steps != batch.steps
                 self.train(batch)
-        self.disagreements += len(answers)
 
     def cancel(self, batch: Batch) -> None:
         """Close a requested batch that brought no steps."""

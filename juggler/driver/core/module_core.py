@@ -250,12 +250,10 @@ class ModuleCore:
                 self.ledger.cancel(batch)
             return
         self.ledger.pass_over(event.stale_steps)
-        if batch is None:
-            self.ledger.confirm(event.batch_id, worker, event.live_steps)
-        else:
+        if batch is not None:
             astray = event.learner != batch.learner.worker_id
             reason = event.dropped or ("learner_lost" if astray else "")
-            self._first_report(batch, worker, event.live_steps, reason)
+            self._first_report(batch, event.live_steps, reason)
 
     def _arrived(self, event: events.Arrived) -> None:
         worker = WorkerKey(event.learner, event.incarnation)
@@ -264,12 +262,10 @@ class ModuleCore:
             return
         ledger = self.ledger
         batch = ledger.requested.get(event.batch_id) or self._revived(event.batch_id)
-        if batch is None:
-            ledger.confirm(event.batch_id, worker, event.live_steps)
-        else:
+        if batch is not None:
             # Asked for another learner, or for an earlier process of this one.
             reason = "learner_lost" if batch.learner != worker else ""
-            self._first_report(batch, worker, event.live_steps, reason)
+            self._first_report(batch, event.live_steps, reason)
         kept = ledger.held.get(event.batch_id) or ledger.updating.get(event.batch_id)
         if kept is None or kept.learner != worker:
             self._discard(event.learner, event.batch_id)
@@ -281,10 +277,10 @@ class ModuleCore:
             learner.opens(batch)
         return batch
 
-    def _first_report(self, batch: Batch, reporter: WorkerKey, steps: int, dropped: str) -> None:
+    def _first_report(self, batch: Batch, steps: int, dropped: str) -> None:
         """Book a requested batch as sampled; its learner holds it unless it is dropped."""
         self._end_request(batch)
-        self.ledger.hold(batch, reporter, steps)
+        self.ledger.hold(batch, steps)
         learner = self._group.find(batch.learner)
         if dropped or learner is None:
             self.ledger.drop(batch, dropped or "learner_lost")
@@ -324,8 +320,7 @@ class ModuleCore:
         if learner is None:
             return
         share = self._take_share(event.update_id, event.learner)
-        if share is None:
-            self.ledger.duplicates += 1
+        if share is None:  # it has answered already
             return
         learner.answers(share)
         if isinstance(event, events.UpdateFinished):

@@ -55,6 +55,21 @@ def test_the_learners_report_makes_room_as_well() -> None:
     assert step(core, receipt(first)) == []
 
 
+@pytest.mark.parametrize("steps", [50, 60])
+def test_reports_behind_the_first_change_nothing_whatever_they_say(steps: int) -> None:
+    core = make(batch_size=1000, max_open_updates=1, requests_per_runner=1)
+    (first,) = join(core)
+    step(core, receipt(first, steps=50))
+    ledger = core.ledger
+    for again in (
+        receipt(first, steps=steps),
+        Arrived("learner-0", "L", first.batch_id, steps),
+        Arrived("learner-0", "L", first.batch_id, steps),
+    ):
+        assert step(core, again) == []
+        assert (ledger.sampled, list(ledger.held)) == (50, [first.batch_id])
+
+
 def test_requests_stop_where_max_open_updates_updates_are_open() -> None:
     core = make(batch_size=100, max_open_updates=2, requests_per_runner=10)
     assert len(join(core, steps=60)) == 4  # 180 open < 200: one more

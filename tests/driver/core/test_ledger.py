@@ -19,7 +19,7 @@ def requested(ledger: Ledger, batch_id: int, steps: int = 10) -> Batch:
 
 def updating(ledger: Ledger, batch_id: int, live_steps: int) -> Batch:
     batch = requested(ledger, batch_id)
-    ledger.hold(batch, RUNNER, live_steps)
+    ledger.hold(batch, live_steps)
     ledger.use(batch)
     return batch
 
@@ -34,45 +34,17 @@ def test_a_request_is_not_sampled_yet() -> None:
 
 def test_the_first_report_makes_steps_sampled_and_in_flight() -> None:
     ledger = Ledger()
-    ledger.hold(requested(ledger, 1), RUNNER, live_steps=7)
+    ledger.hold(requested(ledger, 1), live_steps=7)
     assert (ledger.sampled, ledger.in_flight) == (7, 7)
     ledger.check()
 
 
 def test_steps_too_old_for_any_batch_are_sampled_and_dropped() -> None:
     ledger = Ledger()
-    ledger.hold(requested(ledger, 1), RUNNER, live_steps=7)
+    ledger.hold(requested(ledger, 1), live_steps=7)
     ledger.pass_over(5)
     assert (ledger.sampled, ledger.in_flight, ledger.dropped["stale"]) == (12, 7, 5)
     ledger.check()
-
-
-def test_the_report_of_the_other_side_changes_nothing_and_is_not_odd() -> None:
-    ledger = Ledger()
-    ledger.hold(requested(ledger, 1), RUNNER, live_steps=7)
-    ledger.confirm(1, LEARNER, live_steps=7)
-    assert (ledger.sampled, ledger.duplicates, ledger.disagreements) == (7, 0, 0)
-
-
-def test_a_second_report_by_the_same_worker_is_counted_as_a_duplicate() -> None:
-    ledger = Ledger()
-    ledger.hold(requested(ledger, 1), RUNNER, live_steps=7)
-    ledger.confirm(1, RUNNER, live_steps=7)
-    assert (ledger.sampled, ledger.duplicates) == (7, 1)
-
-
-def test_a_report_of_a_closed_batch_is_counted_as_a_duplicate() -> None:
-    ledger = Ledger()
-    ledger.train(updating(ledger, 1, live_steps=7))
-    ledger.confirm(1, LEARNER, live_steps=7)
-    assert (ledger.sampled, ledger.trained, ledger.duplicates) == (7, 7, 1)
-
-
-def test_reports_that_disagree_are_counted_and_the_first_one_holds() -> None:
-    ledger = Ledger()
-    ledger.hold(requested(ledger, 1), RUNNER, live_steps=7)
-    ledger.confirm(1, LEARNER, live_steps=8)
-    assert (ledger.sampled, ledger.disagreements) == (7, 1)
 
 
 def test_every_batch_of_a_share_is_closed_as_the_answer_says() -> None:
@@ -86,10 +58,11 @@ def test_every_batch_of_a_share_is_closed_as_the_answer_says() -> None:
     ledger.check()
 
 
-def test_an_answer_about_batches_of_no_share_is_a_disagreement() -> None:
+def test_an_answer_about_batches_of_no_share_closes_none_of_them() -> None:
     ledger = Ledger()
     ledger.settle([updating(ledger, 1, live_steps=5)], [UsedBatch(1, 5, 0), UsedBatch(9, 5, 0)])
-    assert (ledger.trained, ledger.disagreements) == (5, 1)
+    assert (ledger.trained, ledger.in_flight) == (5, 0)
+    ledger.check()
 
 
 def test_requests_of_a_dead_runner_stand_beside_the_identity() -> None:
@@ -104,7 +77,7 @@ def test_a_lost_batch_that_had_arrived_after_all_is_sampled_and_not_lost() -> No
     ledger.lose(requested(ledger, 1, steps=10))
     batch = ledger.revive(1)
     assert batch is not None
-    ledger.hold(batch, LEARNER, live_steps=8)
+    ledger.hold(batch, live_steps=8)
     assert (ledger.lost_unreported, ledger.sampled, ledger.in_flight) == (0, 8, 8)
     assert ledger.revive(1) is None
     ledger.check()
@@ -120,7 +93,7 @@ def test_only_a_lost_batch_is_revived() -> None:
 
 def test_the_end_drops_what_is_reported_and_forgets_what_is_not() -> None:
     ledger = Ledger()
-    ledger.hold(requested(ledger, 1), RUNNER, live_steps=3)
+    ledger.hold(requested(ledger, 1), live_steps=3)
     updating(ledger, 2, live_steps=4)
     requested(ledger, 3)
     ledger.finish()
@@ -149,7 +122,7 @@ def test_counters_that_do_not_balance_are_refused() -> None:
 
 def test_check_notices_a_step_in_no_place() -> None:
     ledger = Ledger()
-    ledger.hold(requested(ledger, 1), RUNNER, live_steps=7)
+    ledger.hold(requested(ledger, 1), live_steps=7)
     del ledger.held[1]
     with pytest.raises(LedgerError):
         ledger.check()

@@ -179,9 +179,6 @@ def test_what_was_said_before_its_sender_was_let_go_is_not_heard(world: WorkersW
     assert world.why_dismissed(world.learner)
     world.report(world.learner, _arrivals(1))
     assert world.core.ledger.sampled == 0
-    duplicates = world.core.ledger.duplicates
-    world.report(world.learner, _arrivals(1000))
-    assert world.core.ledger.duplicates == duplicates
     world.leave(world.learner)
     world.learner = world.join("learner")
     world.get_ready(world.learner)
