@@ -12,7 +12,8 @@ from juggler.driver.core.events import Finish, StopRequested
 from juggler.driver.loop import Loop
 from juggler.driver.parts import RunParts
 from juggler.driver.record.run_directory import RunDirectory, RunDirectoryError
-from juggler.driver.record.wording import resuming
+from juggler.driver.record.wording import IN_PYTHON, resuming
+from juggler.driver.script_classes import is_of_a_script
 from juggler.driver.signals import REASONS, way_out
 from juggler.driver.upkeep import Upkeep
 from juggler.envrunner.program import ENVRUNNER
@@ -53,6 +54,8 @@ class Ending:
         self._hub = hub
         self._directory = directory
         self._command = "train" if parts.only_local else "driver"
+        if is_of_a_script(parts.config):
+            self._command = IN_PYTHON
         self._last_line: dict[str, Any] | None = None
         self._told_of_waiting = False  # for the last checkpoint
         self._hung = ""  # where all environments were stuck as the run was to end

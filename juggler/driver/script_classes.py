@@ -37,6 +37,15 @@ def must_be_given_again(
         raise ConfigError(str(error)) from error
 
 
+def is_of_a_script(config: RunConfig) -> bool:
+    """Whether the run needs something of a script, and so goes on in that script alone."""
+    try:
+        must_be_given_again(config, None, None, {})
+    except ConfigError:
+        return True
+    return False
+
+
 def own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
     """Put names among the keys, and in the tables of modules, in place of classes: of connectors,
     algorithms and the modules that these bring; in place of the function `mapping`, and of the

@@ -101,6 +101,8 @@ class Upkeep:
                 case "line":
                     self.write_line()
                     self._look_for_sockets()
+                    for text in self.standstill.silent_runners():
+                        parts.progress.message(text, "warning")
                 case "checkpoint":
                     self._want_checkpoint()
                 case "evaluation":
@@ -170,8 +172,6 @@ class Upkeep:
                 parts.progress.message(text, "warning")
             return
         if text := parts.confirmation.overdue():
-            parts.progress.message(text, "warning")
-        for text in self.standstill.silent_runners():
             parts.progress.message(text, "warning")
 
     def _look_for_sockets(self) -> None:

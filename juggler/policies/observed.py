@@ -133,6 +133,11 @@ def _require_zeros_and_ones(masks: Any, batch: tuple[int, ...]) -> None:
 def _read(space: Space, value: Any, path: Path, found: dict[Path, tuple[int, ...]]) -> Any:
     """A value as a tree of arrays; the leading dimension of each leaf goes into `found`."""
     where = f" at {path_name(path)}" if path else ""
+    if not path and not isinstance(space, spaces.Tuple) and _is_of_reset(value):
+        raise ValueError(
+            "the observation is a pair with a dict, such as the (observation, info) of reset: pass "
+            "the observation alone"
+        )
     if isinstance(space, spaces.Dict):
         if not isinstance(value, Mapping):
             raise ValueError(f"the observation{where} must be a Dict, as {space}, not {value!r}")
@@ -163,8 +168,17 @@ def _read(space: Space, value: Any, path: Path, found: dict[Path, tuple[int, ...
     return array
 
 
+def _is_of_reset(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)
+
+
 def _leaf(space: Space, value: Any, where: str) -> NDArray[Any]:
     dtype, shape = np.dtype(space.dtype), tuple(space.shape or ())
+    if isinstance(value, Mapping):
+        raise ValueError(
+            f"the observation{where} is a map with the keys {sorted(map(str, value))}: expected an "
+            f"array, as {space}"
+        )
     try:
         array = np.asarray(value)
     except ValueError as error:

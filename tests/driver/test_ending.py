@@ -8,8 +8,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.worker_events_world import WorkersWorld
+from support.worker_events_world import SHAPE, WorkersWorld
 
+from juggler.driver.config import RunConfig
 from juggler.driver.ending import Ending
 
 
@@ -57,3 +58,24 @@ def test_a_run_in_a_thread_says_nothing_of_ctrl_c_which_is_the_programs(tmp_path
     thread.start()
     thread.join()
     assert told == ["waiting for the last checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("env", "how"),
+    [
+        ("CartPole-v1", "juggler train --resume "),
+        ("__main__:Maze", "juggler.resume("),
+    ],
+)
+def test_a_run_that_needs_a_script_is_not_said_to_go_on_by_a_command(
+    tmp_path: Path, env: str, how: str
+) -> None:
+    world = WorkersWorld(tmp_path)
+    world.parts.only_local = True
+    world.parts.config = RunConfig.from_flat({**SHAPE, "env": env})
+    world.parts.core = cast(Any, SimpleNamespace(has_updated=True))
+    directory = SimpleNamespace(path=tmp_path, newest_checkpoint=lambda: None)
+    nothing = cast(Any, None)
+    ending = Ending(world.parts, nothing, nothing, world.parts.hub, cast(Any, directory))
+    ending._newest_update = lambda: 7  # type: ignore[method-assign]
+    assert ending.how_to_go_on().startswith(f"\nTo go on from update 7: {how}")

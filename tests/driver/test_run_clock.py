@@ -106,5 +106,9 @@ def test_the_end_tells_both() -> None:
 def test_the_end_of_an_interrupted_run_says_how_to_go_on() -> None:
     summary = {"reason_for_stop": "interrupted", "run_dir": "/runs/my run", "checkpoint": "/c/1"}
     assert conclude(summary).endswith("to go on: juggler train --resume '/runs/my run'")
+    of_a_script = conclude({**summary, "command": "python"})
+    assert of_a_script.endswith(
+        "to go on: juggler.resume('/runs/my run', ...), with what is of the script passed again"
+    )
     assert "--resume" not in conclude({**summary, "checkpoint": None})
     assert "--resume" not in conclude({**summary, "reason_for_stop": "stop_steps"})

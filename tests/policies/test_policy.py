@@ -191,6 +191,11 @@ def test_policies_without_probabilities_of_single_actions_say_so(tmp_path: Path)
         (np.zeros(4, np.complex64), "is complex64: expected float32"),
         (["a", "b", "c", "d"], "is <U1: expected float32"),
         ([[1], [1, 2]], "is not an array"),
+        (
+            (np.zeros(4, np.float32), {}),
+            r"the \(observation, info\) of reset: pass the observation",
+        ),
+        ({"b": 1, "a": 2}, r"a map with the keys \['a', 'b'\]: expected an array, as Box"),
         ([0, 0, 0, np.nan], "not finite"),
     ],
 )

@@ -27,6 +27,9 @@ _SHOWN = 4
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
+#: In the place of a command: what has trained is of a script, and no command can import it.
+IN_PYTHON = "python"
+
 
 def describe(config: Mapping[str, Any]) -> str:
     """Describe a run by its flat configuration: environment, algorithm, stop conditions."""
@@ -156,7 +159,10 @@ def restarted(summary: Mapping[str, Any]) -> str:
 
 
 def resuming(run_dir: str | Path, command: str = "train") -> str:
-    """How a run goes on that this command began: `train`, or `driver`, whose workers dial in."""
+    """How a run goes on that this command began: `train`, or `driver`, whose workers dial in; or
+    `IN_PYTHON`, where it needs a script."""
+    if command == IN_PYTHON:
+        return f"juggler.resume({here(run_dir)!r}, ...), with what is of the script passed again"
     return f"juggler {command} --resume {shlex.quote(here(run_dir))}"
 
 

@@ -18,7 +18,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 from gymnasium.vector.utils import batch_space
 
-from juggler.envrunner.environments.misfits import SpaceLeaves, misfit, must_return
+from juggler.envrunner.environments.misfits import SpaceLeaves, misfit, must_return, no_reward
 from juggler.envrunner.environments.step_infos import NoInfo, add_told, mask_in
 from juggler.envrunner.environments.step_memory import (
     StepMemory,
@@ -94,6 +94,8 @@ class _ReportingEnv(ReportsFailures, gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
         result = super().step(action)
         observation, reward, terminated, truncated, info = result
+        if reward is None:  # NumPy would make it NaN
+            raise EnvironmentFailed(self.where, "step", no_reward("None is not a float"))
         try:
             ends = as_flag("terminated", terminated), as_flag("truncated", truncated)
         except NoFlag as error:

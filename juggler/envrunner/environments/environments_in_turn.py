@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate, iterate
 from numpy.typing import NDArray
 
-from juggler.envrunner.environments.misfits import misfit, must_return
+from juggler.envrunner.environments.misfits import misfit, must_return, no_reward
 from juggler.envrunner.environments.step_infos import NoInfo, add_final, mask_in, without_mask
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.info_numbers import keep_numbers
@@ -88,7 +88,10 @@ class EnvironmentsInTurn(SyncVectorEnv):
                     observations[i], info = env.reset()
                     call = "step"
                 else:
-                    observations[i], rewards[i], ends, cut, info = env.step(action)
+                    observations[i], reward, ends, cut, info = env.step(action)
+                    if reward is None:  # NumPy would make it NaN
+                        raise TypeError("None is not a float")
+                    rewards[i] = reward
                     if ends is not False or cut is not False:
                         ends, cut = as_flag("terminated", ends), as_flag("truncated", cut)
                     if ends:
@@ -130,8 +133,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
         if isinstance(error, NoFlag):
             return EnvironmentFailed(self.name_of(index), call, str(error))
         if raised_here and call == "step" and any(words in str(error) for words in _NO_NUMBER):
-            why = f"it must return a number as the reward ({error})"
-            return EnvironmentFailed(self.name_of(index), call, why)
+            return EnvironmentFailed(self.name_of(index), call, no_reward(str(error)))
         return EnvironmentFailed.during(self.name_of(index), call, error)
 
     def name_of(self, index: int) -> str:

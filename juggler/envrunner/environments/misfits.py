@@ -24,6 +24,11 @@ def must_return(call: str, found: str) -> str:
     return f"it must return {_RETURNED[call]}, as Gymnasium has it ({found})"
 
 
+def no_reward(found: str) -> str:
+    """Explain that a reward is no number, where something else was found."""
+    return f"it must return a number as the reward ({found})"
+
+
 def misfit(
     space: gymnasium.Space[Any],
     observation: Any,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
+import torch
 
 from juggler.runtime.modules.by_name import found
 from juggler.runtime.modules.catalog import Catalog
@@ -49,11 +50,12 @@ def build_module(
 
     Raises:
         UnsupportedSpace: one of the spaces is not supported.
-        ValueError: a name cannot be imported, model_config has a wrong key or value, or the module
-            has no value function that could see more than observations.
+        ValueError: a name cannot be imported or is not of a module, model_config has a wrong key
+            or value, or the module has no value function that could see more than observations.
         TypeError: the callable did not return an RLModule.
     """
     factory = found(module, "module") if isinstance(module, str) else module or ActorCritic
+    _must_make_a_module(module, factory)
     if distribution is not None:
         model_config = {**model_config, "distribution": distribution}
     if critic_space is not None:
@@ -72,3 +74,22 @@ def build_module(
         )
     built.check_specs = check_specs
     return built
+
+
+def _must_make_a_module(module: object, factory: object) -> None:
+    """Refuse what would only raise a TypeError when it is called.
+
+    Raises:
+        ValueError: a class of something else, or a torch module that is built already.
+    """
+    if isinstance(factory, type) and not issubclass(factory, (RLModule, Catalog)):
+        raise ValueError(
+            f"module {module!r}: the class {factory.__name__} derives from neither "
+            "juggler.RLModule nor juggler.Catalog; docs/modules.md shows how to write a module"
+        )
+    if isinstance(factory, torch.nn.Module):
+        raise ValueError(
+            f"module: this {type(factory).__name__} is built already, and each worker builds its "
+            "own: give a class that derives from juggler.RLModule, or a function of "
+            "(observation_space, action_space, model_config) that returns such a module"
+        )

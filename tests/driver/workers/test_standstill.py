@@ -11,6 +11,7 @@ import pytest
 from support.worker_events_world import SHAPE, WorkersWorld
 
 from juggler.driver.config import RunConfig
+from juggler.driver.upkeep import Upkeep
 from juggler.driver.workers.standstill import Standstill
 from juggler.runtime.actors import requests
 from juggler.runtime.actors.vitals import Vitals
@@ -55,6 +56,21 @@ def test_an_envrunner_that_brings_nothing_is_named_once(world: World) -> None:
     )
     world.now += SECONDS
     assert world.standstill.silent_runners() == [], "it was said"
+
+
+def test_it_is_named_with_a_line_of_metrics_also_where_nothing_is_trained_on(world: World) -> None:
+    upkeep = Upkeep(world.parts, cast(Any, None), [], lambda: None)
+    upkeep.standstill = world.standstill
+    upkeep.write_line = lambda: {}  # type: ignore[method-assign]
+    upkeep._intervals = cast(Any, SimpleNamespace(due=lambda: ["line"]))
+    world.parts.local = cast(Any, SimpleNamespace(directory_is_gone=lambda: ""))
+    upkeep.on_intervals()
+    assert not [text for text in world.told.messages if "brought none" in text]
+    world.now += SECONDS
+    upkeep.on_intervals()
+    upkeep.on_intervals()
+    (text,) = [text for text in world.told.messages if "brought none for 7 s" in text]
+    assert "Are its environments slow, or stuck?" in text
 
 
 def test_it_is_said_after_which_time_such_an_envrunner_is_replaced(world: World) -> None:

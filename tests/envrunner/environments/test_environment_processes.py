@@ -156,16 +156,20 @@ class WrongShape(Scripted):
 class Pixels(Scripted):
     """Shows pixels [2, 3] first, and what it is told to after a step."""
 
-    def __init__(self, shown: Any, info: Any = None, script: Script = ()) -> None:
+    def __init__(
+        self, shown: Any, info: Any = None, reward: Any = 0.0, script: Script = ()
+    ) -> None:
         super().__init__(script)
         self.observation_space = gymnasium.spaces.Box(0, 255, (2, 3), np.uint8)
         self.shown, self.info = shown, {} if info is None else info
+        self.reward = reward
 
     def observation(self):
         return np.asarray(self.shown) if self.steps else np.zeros((2, 3), np.uint8)
 
     def step(self, action):
-        return (*super().step(action)[:4], self.info)
+        observation, _, *ends, _ = super().step(action)
+        return (observation, self.reward, *ends, self.info)
 
 
 def step_in_a_process(
@@ -218,6 +222,12 @@ def test_an_info_that_is_no_dict_is_told_as_what_a_step_returns() -> None:
     words = r"0 \(pixels\) failed in step: it must return .*\(its info is of type list\)"
     with pytest.raises(EnvironmentFailed, match=words):
         step_in_a_process(shown=np.zeros((2, 3), np.uint8), info=[])
+
+
+def test_a_reward_of_none_is_told_as_no_number() -> None:
+    words = r"0 \(pixels\) failed in step: it must return a number as the reward \(None is"
+    with pytest.raises(EnvironmentFailed, match=words):
+        step_in_a_process(shown=np.zeros((2, 3), np.uint8), reward=None)
 
 
 RUNNER = """

@@ -217,7 +217,7 @@ class Returns(Scripted):
         return observation, self.reward, *others
 
 
-@pytest.mark.parametrize("reward", [[1.0, 2.0], {"a": 1.0}])
+@pytest.mark.parametrize("reward", [[1.0, 2.0], {"a": 1.0}, None])
 def test_a_reward_that_is_no_number_is_told_as_one(reward: Any) -> None:
     functions = [Scripted, functools.partial(Returns, reward)]
     ours = EnvironmentsInTurn(functions, AutoresetMode.SAME_STEP, "toy")

@@ -240,6 +240,37 @@ def test_a_replay_that_is_tried_out_draws_once_for_each_arrival_from_what_it_has
     assert list(make(size=8, ratio=0.25, begin=1000).add(numbered(0, 3))) == []
 
 
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (None, "gave no priorities"),
+        (float("nan"), "gave the priority nan"),
+        (float("inf"), "gave the priority inf"),
+        (-0.5, "gave the priority -0.5"),
+    ],
+)
+def test_a_loss_without_priorities_is_told_where_a_replay_is_tried_out(
+    given: float | None, found: str
+) -> None:
+    told = f"priority_exponent = 0.6, and the loss of module 'default' {found}: return juggler.Loss"
+    priorities = {"default": torch.tensor([1.0, 0.0, 1.0, 1.0])}
+    wrong = None
+    if given is not None:
+        wrong = {"default": priorities["default"].clone()}
+        wrong["default"][2] = given
+    for alpha in (0.6, 0.0):
+        replay = make(size=4, begin=1000, priority_exponent=alpha)
+        replay.try_out()
+        next(replay.add(numbered(0, 4)))
+        replay.learned(priorities)
+        next(replay.add(numbered(4, 4)))
+        if alpha:
+            with pytest.raises(ValueError, match=re.escape(told)):
+                replay.learned(wrong)
+        else:
+            replay.learned(wrong)
+
+
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
 def test_rows_are_drawn_by_priority_and_weights_make_up_for_it(alpha: float) -> None:
     replay = make(capacity=4, size=1000, ratio=1e5, priority_exponent=alpha, importance_exponent=1)

@@ -73,6 +73,20 @@ def test_a_class_or_a_callable_makes_a_module() -> None:
     assert isinstance(build_module(lambda o, a, c: Constant(o, a, c), VECTOR, TWO, {}), Constant)
 
 
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        (torch.nn.Linear, "the class Linear derives from neither juggler.RLModule nor"),
+        ("torch.nn:Linear", "module 'torch.nn:Linear': the class Linear derives from neither"),
+        (torch.nn.Linear(4, 2), "this Linear is built already, and each worker builds its own"),
+        (Constant(VECTOR, TWO, {}), "this Constant is built already"),
+    ],
+)
+def test_what_makes_no_module_is_told_before_it_is_called(module: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        build_module(module, VECTOR, TWO, {})
+
+
 def test_a_catalog_is_taken_where_a_module_is_by_name_or_class(package: str) -> None:
     named = build_module(f"{package}:MyCatalog", VECTOR, TWO, {})
     assert isinstance(named, ActorCritic)

@@ -113,6 +113,7 @@ class Replay(DataSource):
         self._beta = importance_exponent
         self._saved, self._draws = saved, Draws(seed)
         self._taken_in, self._is_trial = 0, False
+        self._tried: list[str] = []  # modules that rows were drawn for last, in a trial
         self._ones = torch.ones(size)  # [B]
         self._modules: dict[str, Kept] = {}
 
@@ -144,6 +145,7 @@ class Replay(DataSource):
                 module_id: self._modules[module_id].selection.may_draw() for module_id in sample
             }
             tried = {key: min(self._size, rows) for key, rows in there.items() if rows}
+            self._tried = list(tried)
             if tried:
                 yield {
                     key: self._draw(self._modules[key], int(size)) for key, size in tried.items()
@@ -164,12 +166,36 @@ class Replay(DataSource):
 
     def learned(self, priorities: Mapping[str, Tensor] | None) -> None:
         """Take the priorities [B] of the rows drawn last. Those of rows that have left since are
-        ignored."""
+        ignored.
+
+        Raises:
+            ValueError: the replay is tried out and draws by priority, and a module's loss gave
+                none, or such that rows cannot be drawn by.
+        """
+        if self._is_trial and self._rules.priority_exponent:
+            self._check(priorities or {})
         for module_id, given in (priorities or {}).items():
             kept = self._modules[module_id]
             if self._rules.priority_exponent:
                 values = given.detach().cpu().double().numpy()  # [B]
                 kept.stale_priorities += kept.selection.prioritize(kept.drawn, values)
+
+    def _check(self, priorities: Mapping[str, Tensor]) -> None:
+        """Those of a trial. A run ignores the ones that are no numbers, and goes on."""
+        for module_id in self._tried:
+            given = priorities.get(module_id)
+            if given is not None and bool((given.isfinite() & (given >= 0)).all()):
+                continue
+            found = "gave no priorities"
+            if given is not None:
+                wrong = given[~(given >= 0) | given.isinf()][0].item()
+                found = f"gave the priority {wrong:.5g}"
+            raise ValueError(
+                f"priority_exponent = {self._rules.priority_exponent:g}, and the loss of module "
+                f"{module_id!r} {found}: return juggler.Loss(..., priorities=...) with a finite "
+                "number of at least 0 for each row, such as its largest error, or set "
+                "priority_exponent = 0"
+            )
 
     def why_alone(self) -> str:
         if not (most := self._rules.max_times_sampled):
