@@ -97,10 +97,11 @@ class RunnerEvents:
             return
         if not receipt.dropped:
             return self._unreached.brought(worker, learner)
-        if receipt.dropped == "learner_lost" and (
-            text := self._unreached.lost(worker, learner, receipt.explanation)
-        ):
-            self._parts.progress.message(text, "warning")
+        if receipt.dropped == "learner_lost":
+            generation = self._parts.core.modules[receipt.module_id].generation
+            text = self._unreached.lost(worker, learner, generation, receipt.explanation)
+            if text:
+                self._parts.progress.message(text, "warning")
 
     def is_module(self, module_id: str) -> bool:
         """Whether it is a module of the run, trained or not, or was one until a moment ago."""

@@ -15,25 +15,31 @@ class UnreachedLearners:
     """Whom to tell people of: such an EnvRunner makes steps that nobody gets, and updates wait."""
 
     def __init__(self) -> None:
-        # By incarnations of both: when the first batch was lost since one got there, or people
-        # were told.
-        self._since: dict[tuple[str, str], float] = {}
-        self._told: set[tuple[str, str]] = set()
+        # By incarnations of both: the generation of the learners' group, when the first batch was
+        # lost since one got there or people were told, and whether they were.
+        self._since: dict[tuple[str, str], tuple[int, float, bool]] = {}
 
     def brought(self, runner: Worker, learner: Worker) -> None:
         """A batch got there."""
-        key = runner.incarnation, learner.incarnation
-        self._since.pop(key, None)
-        self._told.discard(key)
+        self._since.pop((runner.incarnation, learner.incarnation), None)
 
-    def lost(self, runner: Worker, learner: Worker, why: str) -> str:
-        """A batch did not get there. Returns what to tell people; "": nothing now."""
+    def lost(self, runner: Worker, learner: Worker, generation: int, why: str) -> str:
+        """A batch did not get there. Returns what to tell people; "": nothing now.
+
+        Args:
+            runner: that made it.
+            learner: that it was for.
+            generation: of the learners' group; while a new one forms, nobody takes batches.
+            why: of the EnvRunner.
+        """
         key, now = (runner.incarnation, learner.incarnation), time.monotonic()
-        wait = _AGAIN_SECONDS if key in self._told else _GRACE_SECONDS
-        if now - self._since.setdefault(key, now) < wait:
+        since = self._since.get(key)
+        if since is None or since[0] != generation:
+            self._since[key] = (generation, now, False)
             return ""
-        self._since[key] = now
-        self._told.add(key)
+        if now - since[1] < (_AGAIN_SECONDS if since[2] else _GRACE_SECONDS):
+            return ""
+        self._since[key] = (generation, now, True)
         where = ", ".join(learner.data_addresses)
         return (
             f"batches of {runner.worker_id} on {runner.host} do not reach {learner.worker_id} on "
@@ -46,4 +52,3 @@ class UnreachedLearners:
         """An EnvRunner is gone."""
         for key in [key for key in self._since if key[0] == runner.incarnation]:
             del self._since[key]
-            self._told.discard(key)
