@@ -222,8 +222,9 @@ class GatewayServer:
     def gone(self, stream: GatewayStream) -> None:
         self._silent.pop(stream, None)
         session = stream.session
-        if session is not None and session.stream is stream:
-            self._manager.vanish(session)
+        if session is None or session.stream is not stream or session in self._leaving:
+            return  # who has said goodbye closes its stream
+        self._manager.vanish(session)
 
     def refused(self, peer: str, why: str) -> None:
         self._manager.guests.refused(peer, why)
@@ -259,7 +260,7 @@ class GatewayServer:
             case "recording":
                 self._local.recording(session, message.recording)
             case "policy":
-                self._local.policy(session)
+                self._local.policy(session, message.policy)
             case _:
                 raise SessionError(Code.BAD_MESSAGE, "a message with nothing in it")
 

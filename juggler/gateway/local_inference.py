@@ -55,12 +55,16 @@ class LocalInference:
             session.wants_news = True
             self._announce(session)
 
-    def policy(self, session: Session) -> None:
+    def policy(self, session: Session, request: pb.PolicyRequest) -> None:
         """
         Raises:
-            SessionError: its session may not ask for one.
+            SessionError: its session may not ask for one, or there is none of this name.
         """
         session.must_be(pb.LOCAL_INFERENCE)
+        if request.policy not in ("", DEFAULT_MODULE):
+            text = f"the policy {request.policy[:64]!r} is asked for, and this run has"
+            text += f" {DEFAULT_MODULE!r}: ask for that one, or leave the name out"
+            raise SessionError(Code.NOT_SERVED, text)
         self._player.publisher.begin(self._wake)
         if session not in self._asking:
             self._asking.append(session)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from gymnasium import Space
 
 from juggler.envrunner.info_numbers import InfoNumber, InfoNumbers, told_apart
-from juggler.gateway.agent_spaces import must_fit, read_space, whose
+from juggler.gateway.agent_spaces import difference, must_fit, read_space, whose
 from juggler.gateway.agents import cast_agents
 from juggler.gateway.answers import Answers
 from juggler.gateway.gateway_stream import MESSAGE_BYTES, GatewayStream
@@ -245,16 +245,13 @@ class SessionManager:
             our, its = getattr(ours, name), getattr(given, name)
             if our == its or space_to_message(space := read_space(given, name)) == our:
                 continue
-            first = "that of the run's first simulator is"
+            first = "that of the run's first simulator"
             rule = "all simulators of a run must have the same"
             if ours.policy:
-                first = f"that of the first agent of module {ours.policy!r} is"
+                first = f"that of the first agent of module {ours.policy!r}"
                 rule = "all agents of a module must have the same"
-            raise SessionError(
-                Code.WRONG_SPACES,
-                f"{whose(given)}this {name} is {_one_line(space)}; {first} "
-                f"{_one_line(read_space(ours, name))}: {rule}",
-            )
+            what = difference(space, read_space(ours, name), f"this {name}", first)
+            raise SessionError(Code.WRONG_SPACES, f"{whose(given)}{what}: {rule}")
 
     def end(self, stream: GatewayStream, error: SessionError, arrivals: list[Batch]) -> None:
         """End the session of a stream that sent something wrong."""
@@ -335,8 +332,3 @@ class SessionManager:
         taken = {name: list(episodes) for name, episodes in self._infos.items()}
         self._infos.clear()
         return taken
-
-
-def _one_line(space: Space[Any]) -> str:
-    # NumPy leaves out most of many bounds; the text of a message would have them all.
-    return " ".join(str(space).split())[:200]

@@ -311,8 +311,8 @@ def check_hello(hello: pb.Hello, known: Collection[str]) -> None:
         raise SessionError(
             Code.UNSUPPORTED_VERSION,
             f"this gateway speaks version {PROTOCOL_MIN} to {PROTOCOL_MAX} of the protocol, the "
-            f"simulator {hello.protocol_min} to {hello.protocol_max}: bring both to the same "
-            "version of Juggler",
+            f"simulator {hello.protocol_min} to {hello.protocol_max}, as protocol_min and "
+            "protocol_max of its hello say: set both, or use one version of Juggler on both sides",
         )
     if hello.mode not in SERVED:
         served = ", ".join(pb.Mode.Name(mode) for mode in SERVED)

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from support.agents_world import AgentsWorld, see
-from support.gateway_world import GatewayWorld, break_off, eventually
+from support.gateway_world import GatewayWorld, RawSimulator, break_off, eventually
 
 from juggler.client import GatewayError
 from juggler.gateway import runner
 from juggler.gateway.guest_book import GuestBook, address_of
 from juggler.gateway.sessions import Sessions
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 
 def said(world: GatewayWorld, words: str) -> tuple[str, bool, int, int]:
@@ -166,3 +167,16 @@ def test_environments_that_find_no_rows_in_a_batch_are_told(
     world = make_world(environments=1)
     with world.connect("row", "column"), world.connect("row", "column"):
         assert "a batch has envs_per_runner = 1 rows" in heard(world, "2 environments, and a batch")
+
+
+def test_who_says_goodbye_and_closes_its_side_has_lost_no_connection() -> None:
+    with GatewayWorld() as world:
+        for _ in range(5):  # both may come at once, or one after the other
+            with RawSimulator(world.address) as simulator:
+                simulator.greet()
+                simulator.send(goodbye=pb.Goodbye())
+                simulator.say_no_more()
+                with pytest.raises(StopIteration):
+                    simulator.hear()
+        said(world, "it said goodbye")
+        assert not [text for text, *_ in world.told if "lost the connection" in text]

@@ -198,6 +198,15 @@ def test_a_wrong_recording_ends_its_session(
     assert world.count("steps_recorded") == recorded
 
 
+def test_a_policy_that_the_run_does_not_have_is_refused_and_not_another_one_sent() -> None:
+    with GatewayWorld() as world, RawSimulator(world.address) as simulator:
+        assert simulator.greet(mode=pb.LOCAL_INFERENCE).HasField("welcome")
+        simulator.send(policy=pb.PolicyRequest(policy="defalt"))
+        error = simulator.hear().error
+        assert pb.Error.Code.Name(error.code) == "NOT_SERVED"
+        assert "'defalt' is asked for, and this run has 'default'" in error.message
+
+
 def test_actions_that_a_mask_forbids_are_refused() -> None:
     masked = spaces.Dict(action_mask=spaces.MultiBinary(2), observation=THREE)
     with GatewayWorld(rows=1, steps=4) as world:

@@ -52,7 +52,7 @@ def spaces_of(observations: Any, actions: Any = TWO_WAYS) -> list[pb.Agent]:
     ("changes", "code", "said"),
     [
         ({"protocol_min": 2, "protocol_max": 3}, "UNSUPPORTED_VERSION", "speaks version 1 to 1"),
-        ({"protocol_max": 0, "protocol_min": 0}, "UNSUPPORTED_VERSION", "0 to 0"),
+        ({"protocol_max": 0, "protocol_min": 0}, "UNSUPPORTED_VERSION", "set both"),
         ({"mode": 99}, "NOT_SERVED", "use REMOTE_INFERENCE"),
         ({"agents": spaces_of(THREE) * 2}, "NOT_SERVED", "one agent"),
         ({"environments": 0}, "UNKNOWN_ENVIRONMENT", "at least 1"),

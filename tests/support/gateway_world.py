@@ -239,8 +239,12 @@ class RawSimulator:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._outgoing.put(None)
+        self.say_no_more()
         self._channel.close()
+
+    def say_no_more(self) -> None:
+        """Close the sending side."""
+        self._outgoing.put(None)
 
     def send(self, **message: Any) -> None:
         self._outgoing.put(pb.FromSimulator(**message))

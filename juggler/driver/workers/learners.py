@@ -27,6 +27,8 @@ PEER_SILENCE_SECONDS = 6.0
 #: Between the report that learners lost each other and another attempt with the same ones. One that
 #: died has left by then.
 _REGROUP_SECONDS = 1.0
+#: Between two warnings that they cannot update together.
+_TELL_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +78,8 @@ class Learners:
         # "": what the run goes on from.
         self._given: dict[Worker, tuple[Version, str]] = {}
         self._lost: tuple[int, float] | None = None  # a generation that cannot update, and when
+        self._why_lost: dict[str, str] = {}  # by worker id, as each of its members says
+        self._told_lost = -_TELL_SECONDS  # when people were told
         self._agreed = (0, 0)  # a generation, and the hash of its state
         self._several = registry.processes_of(core.module_id) > 1  # are here, or have been
         several = len(config.module_ids) > 1 or bool(config.agents.league)
@@ -209,7 +213,7 @@ class Learners:
         if formed.generation != self._core.generation:
             return None
         if formed.peer_lost:
-            self.lost(formed.generation)
+            self.lost(formed.generation, worker.worker_id, formed.peer_lost)
             return None
         generation, state_hash = self._agreed
         if generation == formed.generation and state_hash != formed.state_hash:
@@ -226,10 +230,13 @@ class Learners:
             )
         return PeersMet(formed.generation, formed.update, self._core.module_id)
 
-    def lost(self, generation: int) -> None:
-        """Members of this generation cannot update together."""
-        if generation == self._core.generation and self._lost is None:
-            self._lost = (generation, time.monotonic())
+    def lost(self, generation: int, worker_id: str, why: str) -> None:
+        """A member of this generation cannot update with the others."""
+        if generation != self._core.generation:
+            return
+        if self._lost is None:
+            self._lost, self._why_lost = (generation, time.monotonic()), {}
+        self._why_lost[worker_id] = why
 
     def to_meet_again(self) -> MeetAgain | None:
         """Learners lost each other, and none of them turned out to be gone: that would have been
@@ -237,7 +244,23 @@ class Learners:
         if self._lost is None or time.monotonic() - self._lost[1] < _REGROUP_SECONDS:
             return None
         generation, self._lost = self._lost[0], None
+        if generation == self._core.generation:
+            self._tell_why_lost(generation)
         return MeetAgain(generation, self._core.module_id)
+
+    def _tell_why_lost(self, generation: int) -> None:
+        now = time.monotonic()
+        if now - self._told_lost < _TELL_SECONDS:
+            return
+        self._told_lost = now
+        why = "; ".join(f"{name}: {text}" for name, text in sorted(self._why_lost.items()))
+        self._progress.message(
+            f"learner group {generation}{self._of_module} cannot update together, although all of "
+            f"its learners are here: {why}. It is formed again, and what was sampled for it is "
+            "dropped. Learners dial each other at the addresses that --bind or --advertise give; "
+            "with TLS, certificates must name these",
+            "warning",
+        )
 
     def updated(self, worker_id: str, done: training_pb2.UpdateDone) -> None:
         before = self._steps_before.get(worker_id, {})
@@ -246,7 +269,7 @@ class Learners:
             "dropped": done.steps_dropped + before.get("dropped", 0),
         }
         if done.peer_lost:
-            self.lost(done.version.generation)
+            self.lost(done.version.generation, worker_id, done.peer_lost)
 
     def _kept(self, worker_id: str, trained: int) -> None:
         """Steps turned out to have been trained on by its process before this one."""

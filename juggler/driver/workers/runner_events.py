@@ -5,6 +5,7 @@ from __future__ import annotations
 from juggler.driver.core import events
 from juggler.driver.core.group import worker_order
 from juggler.driver.parts import RunParts
+from juggler.driver.workers.unreached_learners import UnreachedLearners
 from juggler.envrunner.info_numbers import from_messages
 from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.runtime.actors.hub_events import Left, Worker
@@ -20,6 +21,7 @@ class RunnerEvents:
         self._synchronous = parts.config.driver.synchronous
         # Those whose episodes are not counted yet, by EnvRunner and batch id.
         self._receipts: dict[tuple[str, int], training_pb2.Receipt] = {}
+        self._unreached = UnreachedLearners()
 
     def ready(
         self, worker: Worker, ready: training_pb2.Ready
@@ -76,10 +78,11 @@ class RunnerEvents:
         if receipt.HasField("simulators"):
             parts.metrics.workers.has_simulators(worker.worker_id, receipt.simulators)
         parts.stale_runners[module_id].brought(worker.worker_id, receipt.stale_steps)
+        self._look_whether_it_arrived(worker, receipt)
         if receipt.dropped:
             self._count_episodes_of_others(receipt)
-            # A learner that is lost is told of elsewhere, and once. Who has numbers that are not
-            # finite leaves because of them, and says so.
+            # A learner that is lost or not reached is told of elsewhere. Who has numbers that are
+            # not finite leaves because of them, and says so.
             if receipt.dropped not in ("learner_lost", "nonfinite"):
                 parts.progress.message(f"{worker.worker_id}: {receipt.explanation}", "warning")
             return
@@ -87,6 +90,18 @@ class RunnerEvents:
         self._receipts[worker.worker_id, receipt.batch_id] = receipt
         if not self._synchronous:
             self.count_episodes()
+
+    def _look_whether_it_arrived(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
+        learner = self._parts.registry.attached.get(receipt.learner)
+        if learner is None:
+            return
+        if not receipt.dropped:
+            return self._unreached.brought(worker, learner)
+        if receipt.dropped == "learner_lost":
+            generation = self._parts.core.modules[receipt.module_id].generation
+            text = self._unreached.lost(worker, learner, generation, receipt.explanation)
+            if text:
+                self._parts.progress.message(text, "warning")
 
     def is_module(self, module_id: str) -> bool:
         """Whether it is a module of the run, trained or not, or was one until a moment ago."""
@@ -137,6 +152,7 @@ class RunnerEvents:
         parts, worker = self._parts, event.worker
         for stale_runners in parts.stale_runners.values():
             stale_runners.left(worker.worker_id)
+        self._unreached.left(worker)
         if parts.league:
             parts.league.left(worker)
         key = worker.worker_id, worker.incarnation

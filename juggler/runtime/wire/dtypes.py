@@ -47,6 +47,8 @@ def dtype_from_number(number: DType) -> np.dtype[Any]:
     Raises:
         WireError: no dtype has this number.
     """
+    if not number:
+        raise WireError("no dtype is given; tensors.proto lists those that are known")
     dtype = _DTYPES.get(number)
     if dtype is None:
         raise WireError(f"dtype number {number} is not known; tensors.proto lists those that are")

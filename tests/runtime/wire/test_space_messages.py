@@ -158,7 +158,8 @@ ENTRY = pb.DictSpace.Entry(key="a", space=discrete())
 BAD_SPACES: list[tuple[str, pb.Space]] = [
     ("no kind", pb.Space()),
     ("no kind", pb.Space(sequence=pb.SequenceSpace())),
-    ("dtype number 0", box(dtype=0)),
+    ("no dtype is given", box(dtype=0)),
+    ("dtype number 99", box(dtype=99)),
     ("cannot have the dtype bfloat16", box(dtype=DType.DTYPE_BFLOAT16)),
     ("cannot have the dtype float32", discrete(dtype=DType.DTYPE_FLOAT32)),
     ("has 0 low bounds", box(low=[])),
