@@ -31,7 +31,10 @@ OFTEN: Final = 50
 _TIMED, _CHECKS = 3, 3
 #: Shapes that calls are counted for, until counting begins anew, and those that are recorded.
 _MOST_COUNTED, _MOST_RECORDED = 256, 16
-#: Seconds of a call of which the Python around operations is a small part.
+#: Seconds of a call of which the Python around operations is a small part. Where operations run on
+#: the CPU, they are processor time of the thread that calls, which is that of Python, takes part in
+#: each operation, and is not longer for other work of the machine. What further threads of an
+#: operation take is not counted: they do not shorten the Python.
 SLOW: Final = 0.03
 
 
@@ -55,8 +58,8 @@ class Recordings:
     ) -> None:
         """Args:
         often: calls with the same shapes after which one is recorded.
-        slow: calls that take longer, in seconds, are not recorded; inf: all are, whatever
-            they take.
+        slow: calls that take longer, in seconds as `SLOW`, are not recorded; inf: all are,
+            whatever they take.
         graphs: by kind of device, what captures calls there; none: CUDA graphs.
         """
         self._often, self._slow = often, slow
@@ -127,8 +130,10 @@ class Recordings:
         if device.type != "cpu" and graphs is None:
             return function(inputs)
         if self._often - _TIMED <= call.count < self._often:
-            wait = partial(graphs.wait, device) if graphs else _do_nothing
-            return call.timed(function, inputs, wait)
+            if graphs:
+                wait = partial(graphs.wait, device)
+                return call.timed(function, inputs, time.perf_counter, wait)
+            return call.timed(function, inputs, time.thread_time, _do_nothing)
         may_record = self._recorded < _MOST_RECORDED and call.is_worth_it(self._slow)
         if call.count != self._often or not may_record:
             return function(inputs)
@@ -185,16 +190,17 @@ class _Call:
         self,
         function: Callable[[TensorTree], TensorTree],
         inputs: TensorTree,
+        clock: Callable[[], float],
         wait: Callable[[], None],
     ) -> TensorTree:
         """Call the function and see how long it takes, on the host and with the device."""
         wait()
-        started = time.perf_counter()
+        started = clock()
         outputs = function(inputs)
-        host = time.perf_counter() - started
+        host = clock() - started
         wait()
         self._host = min(self._host, host)
-        self._seconds = min(self._seconds, time.perf_counter() - started)
+        self._seconds = min(self._seconds, clock() - started)
         return outputs
 
 

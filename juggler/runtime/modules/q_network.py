@@ -120,17 +120,27 @@ class QNetwork(RLModule):
         return {**outputs, ACTION_DIST_INPUTS: shares.clamp(min=1e-8).log()}
 
 
-def must_explore(algorithm: str, module_id: str, module: RLModule) -> None:
-    """Raises:
-    ValueError: the algorithm cannot say how much the module explores, the module's values see what
-        acting does not, or it estimates probabilities of returns that the algorithm does not learn.
+def must_explore(
+    algorithm: str, module_id: str, module: RLModule, learns_returns: bool = False
+) -> None:
+    """
+    Args:
+        algorithm: its name, for errors.
+        module_id: the module's name, for errors.
+        module: what the algorithm trains.
+        learns_returns: whether the algorithm learns the probabilities of returns.
+
+    Raises:
+        ValueError: the algorithm cannot say how much the module explores, the module's values see
+            what acting does not, or it estimates probabilities of returns that the algorithm does
+            not learn.
     """
     if module.critic_space is not None:
         raise ValueError(
             f"critic_sees with algorithm = {algorithm!r}: its values choose actions, so that they "
             "can see only what acting sees; leave critic_sees out, or choose ppo, appo or impala"
         )
-    if RETURNS in dict(module.named_buffers()) and algorithm != "dqn":
+    if RETURNS in dict(module.named_buffers()) and not learns_returns:
         raise ValueError(
             f"model.atoms with algorithm = {algorithm!r}: only dqn learns the probabilities of "
             "returns; leave atoms out, or choose dqn"

@@ -192,6 +192,14 @@ def test_only_dqn_takes_atoms() -> None:
         Pqn({"default": partial(QNetwork, VECTOR, TWO, ATOMS)}, PqnConfig())
 
 
+def test_a_core_that_derives_from_dqn_takes_atoms_whatever_its_name() -> None:
+    class Own(Dqn):
+        name = "own"
+
+    core = Own({"default": partial(QNetwork, VECTOR, TWO, ATOMS)}, DqnConfig())
+    assert core.modules["default"].atoms == ATOMS["atoms"]
+
+
 def test_drawn_transitions_have_the_loss_of_the_rows_that_they_are_from(
     make_batch: MakeBatch,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.core.gradient_core import GradientCore
-from juggler.learner.core.recordings import Recordings
+from juggler.learner.core.recordings import SLOW, Recordings
 from juggler.learner.learner import Learner
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.models import ActorCritic
@@ -278,3 +279,25 @@ def test_a_common_shape_is_recorded_and_stays_so_among_any_number_of_others() ->
     call(2)
     assert calls.count(2) == 6
     assert len(recordings._calls) <= 256
+
+
+def compute(seconds: float) -> None:
+    """Keep this thread's processor busy for so long."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+@pytest.mark.parametrize(("take", "is_recorded"), [(time.sleep, True), (compute, False)])
+def test_a_call_is_slow_by_its_processor_time_and_not_by_how_long_it_waits_for_a_processor(
+    take: Callable[[float], None], is_recorded: bool
+) -> None:
+    recordings = Recordings(often=4)
+
+    def function(inputs: Any) -> Any:
+        take(1.5 * SLOW)  # as long as others have the processor, or as it computes
+        return {"y": inputs["x"] + 1}
+
+    for _ in range(4):
+        recordings(function, {"x": torch.ones(2)}, None)
+    assert recordings._recorded == is_recorded

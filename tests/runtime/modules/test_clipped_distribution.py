@@ -96,6 +96,35 @@ def test_an_infinite_deviation_stands_for_uniform_actions() -> None:
     )
 
 
+@pytest.mark.parametrize("action", [-2.0, 1.5, 5.0])
+def test_gradients_are_zero_where_actions_are_uniform_and_the_usual_ones_beside(
+    action: float,
+) -> None:
+    spec = ClippedGaussianSpec(np.repeat(LOW, 2), np.repeat(HIGH, 2))
+
+    def gradients(spec: ClippedGaussianSpec, inputs: list[float], size: int) -> list[torch.Tensor]:
+        """Those of log-probabilities, entropy and actions by the outputs."""
+        found = []
+        actions, noise = torch.full((size,), action), torch.full((size,), 0.1)
+        for name, given in (("log_prob", [actions]), ("entropy", []), ("sample", [noise])):
+            outputs = torch.tensor(inputs, requires_grad=True)
+            getattr(spec(outputs), name)(*given).sum().backward()
+            found.append(outputs.grad)
+        return found
+
+    both, finite = gradients(spec, [0.9, 0.4, math.inf, 0.5], 2), gradients(SPEC, [0.4, 0.5], 1)
+    for found, usual in zip(both, finite, strict=True):
+        assert usual.abs().min() > 0
+        torch.testing.assert_close(found[[1, 3]], usual)
+        torch.testing.assert_close(found[[0, 2]], torch.zeros(2))
+
+
+def test_kl_is_not_known_of_uniform_actions() -> None:
+    one, other = of([0.9, math.inf]), of([0.4, 0.5])
+    for kl in (one.kl(other), other.kl(one), one.kl(one)):
+        assert kl.isnan()
+
+
 def test_numpy_draws_the_uniform_actions_of_torch() -> None:
     spec = ClippedGaussianSpec(np.array([[-2.0], [0.0]]), np.array([[5.0], [1.0]]))
     noise = spec.draw_noise((8, 3), torch.Generator().manual_seed(0))  # [8, 3, 2]

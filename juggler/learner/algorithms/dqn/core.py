@@ -58,7 +58,7 @@ class Dqn(OffPolicyCore):
         super().__init__(factories, config)
         self.schedules["exploration_epsilon"] = Schedule(config.exploration_epsilon)
         for module_id, module in self.modules.items():
-            must_explore(self.name, module_id, module)
+            must_explore(self.name, module_id, module, learns_returns=True)
 
     def acting_parameters(self, state: ParameterGroupState) -> Tensor:
         return state["extra"]["target"] if self.config.target_acts else state["parameters"]  # [P]

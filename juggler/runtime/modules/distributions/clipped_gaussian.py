@@ -27,8 +27,8 @@ class ClippedGaussian(SquashedGaussian):
     to it: `log_prob` is the logarithm of that at a bound, and of the density elsewhere. `entropy`
     and `kl` are those of both together, and exact.
 
-    Where s is infinite, an action is drawn uniformly between the bounds, whatever its mean is. `kl`
-    is for finite s alone.
+    Where s is infinite, an action is drawn uniformly between the bounds, whatever its mean is, so
+    that gradients are zero there. `kl` is for finite s alone, and NaN for others.
     """
 
     @property
@@ -37,7 +37,13 @@ class ClippedGaussian(SquashedGaussian):
 
     @property
     def _scale(self) -> Tensor:
-        return self.log_std.exp() * (0.5 * self.bounds.width)  # [..., M] in units of actions
+        return self._std * (0.5 * self.bounds.width)  # [..., M] in units of actions
+
+    @property
+    def _std(self) -> Tensor:
+        """The noise in halves of the distance between the bounds [..., M], and 1 where actions are
+        uniform: what is computed with infinity has no gradient, even where nobody uses it."""
+        return torch.where(self._anywhere, 0.0, self.log_std).exp()
 
     def log_prob(self, actions: Tensor) -> Tensor:
         _, _, _, lowest, highest = self.bounds
@@ -68,11 +74,12 @@ class ClippedGaussian(SquashedGaussian):
         shift = (self._centre - other._centre) / other._scale  # [..., M]
         theirs = shift.square() * within + 2 * shift * ratio * first + ratio.square() * second
         between = 0.5 * (theirs - second) - within * ratio.log()  # [..., M]
-        return (at_bounds + between).sum(-1)  # [...]
+        uniform = self._anywhere | other._anywhere  # [..., M]
+        return torch.where(uniform, math.nan, at_bounds + between).sum(-1)  # [...]
 
     def sample(self, noise: Tensor) -> Tensor:
         _, low, width, lowest, highest = self.bounds
-        around = self._moved(self.log_std.exp() * noise)  # [..., M]
+        around = self._moved(self._std * noise)  # [..., M]
         # What share of normal numbers is below one of them is uniform between 0 and 1.
         uniform = torch.addcmul(low, width, _below(noise)).clamp(lowest, highest)  # [..., M]
         return self._shaped(torch.where(self._anywhere, uniform, around))
