@@ -69,7 +69,7 @@ some of the keys that nobody gave, and print them:
 [algorithms.md](algorithms.md#what-a-run-chooses).
 
 An unknown key is an error that names the nearest right one. A value of the wrong type or out of its
-range is an error too.
+range is an error too. All that are found are told together, one in each line.
 
 The keys that are tables in a file (`env_kwargs`, `model`, `connectors`, `optimizers`, `intrinsic`,
 `imitation`, `agents`, `modules`) are JSON on the command line: `--model '{"hidden_sizes": [128]}'`.

@@ -285,7 +285,8 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
         traceback = getattr(error, "traceback", "") or getattr(error.__cause__, "traceback", "")
         if traceback:
             print(traceback, file=sys.stderr)
-        print(f"juggler {command}: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"juggler {command}: {line}", file=sys.stderr)
         return 2
     except (*expected, EndpointError, PlotError, SweepFailed, LaunchError) as error:
         print(f"juggler {command}: {error}", file=sys.stderr)

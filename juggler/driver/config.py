@@ -14,7 +14,7 @@ from juggler.driver.config_checks import (
     runners_without_room,
     without_effect,
 )
-from juggler.driver.config_keys import converted, unknown_key
+from juggler.driver.config_keys import converted, said_of, tell, unknown_key, wrong_keys
 from juggler.driver.core.staleness import StalenessBudget
 from juggler.driver.driver_config import ConfigError as ConfigError
 from juggler.driver.driver_config import DriverConfig as DriverConfig
@@ -28,6 +28,7 @@ from juggler.runtime.checkpoints.frozen import is_frozen
 from juggler.runtime.connectors.config import ConnectorsTable
 from juggler.runtime.modules.by_name import name_of
 from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.wrong_value import errors_of
 
 
 @dataclass(kw_only=True)
@@ -131,50 +132,46 @@ class RunConfig:
         try:
             made = RunConfig.from_flat({**values, **own}, where)
         except ConfigError as error:
-            raise _said_of(where, error) from error
+            raise said_of(where, error) from error
         return replace(made, driver=self.driver, env_runner=self.env_runner)
 
     def validate(self) -> None:
         """Raises:
-        ConfigError: a value is out of its range; names the key.
+        ConfigError: values are out of their ranges, one in each line, or do not go together; names
+            the keys.
         """
         try:
             find_algorithm(self.learner.algorithm)
-            for part in _parts(self).values():
-                part.validate()
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        tell(self._errors())
+        self._must_go_together()
+
+    def _errors(self) -> list[ValueError]:
+        """What is wrong in each part of it."""
+        return [error for part in _parts(self).values() for error in errors_of(part)]
+
+    def _must_go_together(self) -> None:
+        """
+        Raises:
+            ConfigError: parts of it contradict each other, or tables of modules are wrong.
+        """
+        try:
             self.learner.validate_rows(self.env_runner.fragment_steps)
-        except ConfigError:
-            raise
         except ValueError as error:
             raise ConfigError(str(error)) from error
         parts = self.driver, self.env_runner, self.learner, self.agents, self.connectors.parsed()
         must_go_together(Checked(*parts, self.critics_see, self.others, self.played_by))
+        wrong: list[ValueError] = []
         for module_id, table in self.agents.modules.items():
-            if not is_frozen(table):
-                self._check_keys(module_id, table)
+            if is_frozen(table):
+                continue
+            try:
+                tell(wrong_keys(module_id, table, self.learner.algorithm))
                 self.of(module_id)
-
-    def _check_keys(self, module_id: str, table: Mapping[str, Any]) -> None:
-        """
-        Raises:
-            ConfigError: a key is not one that a module may have; names the nearest one.
-        """
-        where = f"modules.{module_id}"
-        algorithm = table.get("algorithm", self.learner.algorithm)
-        try:
-            kinds = find_algorithm(algorithm).config, ModuleConfig, ConnectorsTable
-        except ValueError as error:
-            raise ConfigError(f"{where}: {error}") from error
-        known = [*OWN_KEYS, *(key.name for kind in kinds for key in fields(kind))]
-        of_run = {key.name for part in (self.driver, self.env_runner) for key in fields(part)}
-        for key in table:
-            if key in of_run and key not in OWN_KEYS:
-                raise ConfigError(
-                    f"{where}: {key} is a key of the run as a whole, and the same for all modules: "
-                    f"set it outside of [{where}]"
-                )
-            if key not in known:
-                raise unknown_key(key, known, algorithm, where)
+            except ConfigError as error:
+                wrong.append(error)
+        tell(wrong)
 
     def flat(self) -> dict[str, Any]:
         """Every key with its value, without the tables of `AgentsConfig` where they are empty: a
@@ -228,8 +225,8 @@ class RunConfig:
         """The defaults, with `values` in place of some.
 
         Raises:
-            ConfigError: a key that nobody knows (the nearest right one is named), or a value of
-                the wrong type or out of range.
+            ConfigError: keys that nobody knows (the nearest right ones are named), or values of
+                the wrong type or out of range, one in each line.
         """
         if isinstance(builder := values.get("league"), str):  # its other keys have their defaults
             values = {**values, "league": {"builder": builder}}
@@ -242,16 +239,20 @@ class RunConfig:
         owners = _owners(config, where)
         if isinstance(values.get("module"), Mapping):
             raise ConfigError(f"{where}: module is a name: did you mean the table 'modules'?")
-        for key in values:
-            if key not in owners:
-                raise unknown_key(key, owners, name, where)
+        wrong: list[ValueError] = [
+            unknown_key(key, owners, name, where) for key in values if key not in owners
+        ]
         for part_name, part in _parts(config).items():
-            mine = {key: value for key, value in values.items() if owners[key] == part_name}
-            setattr(config, part_name, converted(type(part), mine, where))
+            mine = {key: value for key, value in values.items() if owners.get(key) == part_name}
+            made, of_other_types = converted(type(part), mine, where)
+            setattr(config, part_name, made)
+            wrong += of_other_types
         if config.module.module is None:
             config.module.module = name_of(algorithm.module)
-        config.have_needed_learners()
-        config.validate()
+        if not wrong:
+            config.have_needed_learners()
+        tell(wrong + config._errors())
+        config._must_go_together()
         return config
 
     def have_needed_learners(self) -> None:
@@ -305,11 +306,6 @@ def _for_algorithm(config: RunConfig, algorithm: object, where: str) -> dict[str
     if values["module"] == name_of(before.module):
         del values["module"]  # each algorithm brings its own
     return values
-
-
-def _said_of(where: str, error: ConfigError) -> ConfigError:
-    """An error that begins with the table that it is about."""
-    return error if str(error).startswith(where) else ConfigError(f"{where}: {error}")
 
 
 def _owners(config: RunConfig, where: str) -> dict[str, str]:

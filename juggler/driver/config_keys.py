@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from types import NoneType
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from juggler.driver.driver_config import ConfigError
+from juggler.driver.agents_config import OWN_KEYS
+from juggler.driver.driver_config import ConfigError, DriverConfig
 from juggler.driver.league.builders import BUILDERS, NO_BUILDER
+from juggler.envrunner.config import EnvRunnerConfig
 from juggler.learner.algorithms.registry import algorithms_with, find_algorithm
 from juggler.learner.config import LearnerConfig
 from juggler.learner.optim.config import Scheduled
 from juggler.runtime.connectors.built_in import BUILT_IN
+from juggler.runtime.connectors.config import ConnectorsTable
 from juggler.runtime.elsewhere import called_here
+from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.modules.model_config import QNetworkConfig
 from juggler.runtime.nearest import all_of, nearest
+from juggler.runtime.wrong_value import WrongValue
 
 #: Values of the keys whose default shows nothing of what can be in them, as in TOML.
 _EXAMPLES: Final = {
@@ -47,16 +52,22 @@ def must_suit(key: str, algorithm: str, where: str) -> None:
     Raises:
         ConfigError: only other algorithms have this key.
     """
+    if others := _of_others(key, algorithm):
+        raise ConfigError(f"{where}: {others}")
+
+
+def _of_others(key: str, algorithm: str) -> str:
+    """What is said of a key that only other algorithms have; "" of any other key."""
     having = algorithms_with(key)
-    if having and key not in (each.name for each in fields(find_algorithm(algorithm).config)):
-        why = find_algorithm(algorithm).lacks.get(key, "")
-        raise ConfigError(
-            f"{where}: {key!r} is a key of {all_of(having)}, and algorithm = {algorithm!r}"
-            + (f": {why}" if why else "")
-        )
+    if not having or key in (each.name for each in fields(find_algorithm(algorithm).config)):
+        return ""
+    why = find_algorithm(algorithm).lacks.get(key, "")
+    return f"{key!r} is a key of {all_of(having)}, and algorithm = {algorithm!r}" + (
+        f": {why}" if why else ""
+    )
 
 
-def unknown_key(key: str, known: Iterable[str], algorithm: str, where: str) -> ConfigError:
+def unknown_key(key: str, known: Iterable[str], algorithm: str, where: str) -> WrongValue:
     """The error about a key that a run or a module has not.
 
     Args:
@@ -64,14 +75,58 @@ def unknown_key(key: str, known: Iterable[str], algorithm: str, where: str) -> C
         known: the keys that could have been.
         algorithm: of the run or the module.
         where: it was given.
-
-    Raises:
-        ConfigError: only other algorithms have this key.
     """
-    must_suit(key, algorithm, where)
+    if others := _of_others(key, algorithm):
+        return WrongValue(key, f"{where}: {others}")
     keys_of = "" if algorithm == LearnerConfig.algorithm else f"--algorithm {algorithm} "
     near = nearest(key, known, listed_by=f"`juggler train {keys_of}--help`")
-    return ConfigError(f"{where}: unknown key {key!r}{instead_of(key) or near}")
+    return WrongValue(key, f"{where}: unknown key {key!r}{instead_of(key) or near}")
+
+
+def wrong_keys(module_id: str, table: Mapping[str, Any], of_run: str) -> list[ValueError]:
+    """An error for each key in a module's table that a module cannot have.
+
+    Args:
+        module_id: of the module.
+        table: its keys.
+        of_run: the algorithm of the run.
+
+    Raises:
+        ConfigError: there is no such algorithm.
+    """
+    where, algorithm = f"modules.{module_id}", table.get("algorithm", of_run)
+    try:
+        kinds = find_algorithm(algorithm).config, ModuleConfig, ConnectorsTable
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    known = [*OWN_KEYS, *(key.name for kind in kinds for key in fields(kind))]
+    shared = {key.name for kind in (DriverConfig, EnvRunnerConfig) for key in fields(kind)}
+    wrong: list[ValueError] = []
+    for key in table:
+        if key in shared and key not in OWN_KEYS:
+            said = "is a key of the run as a whole, and the same for all modules"
+            wrong.append(WrongValue(key, f"{where}: {key} {said}: set it outside of [{where}]"))
+        elif key not in known:
+            wrong.append(unknown_key(key, known, algorithm, where))
+    return wrong
+
+
+def tell(errors: Sequence[ValueError]) -> None:
+    """
+    Raises:
+        ConfigError: of all these errors, if there are any, one in each line. Where values are wrong
+            by themselves, the others may only follow from these, and are left out.
+    """
+    if told := [each for each in errors if isinstance(each, WrongValue)] or errors:
+        raise ConfigError("\n".join(map(str, told))) from told[0]
+
+
+def said_of(where: str, error: ConfigError) -> ConfigError:
+    """An error each of whose lines begins with the table that it is about."""
+    lines = str(error).splitlines()
+    return ConfigError(
+        "\n".join(each if each.startswith(where) else f"{where}: {each}" for each in lines)
+    )
 
 
 def instead_of(key: str) -> str:
@@ -103,23 +158,27 @@ def instead_of(key: str) -> str:
     return ""
 
 
-def converted(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
-    """A part of a configuration.
+def converted(
+    kind: type[Any], values: Mapping[str, Any], where: str
+) -> tuple[Any, list[WrongValue]]:
+    """A part of a configuration, and an error for each value of another type than its key's, which
+    has its default there.
 
     Args:
         kind: its dataclass.
         values: by key, as a file or a script has them; others have their defaults.
         where: they were given.
-
-    Raises:
-        ConfigError: a value has another type.
     """
     hints = get_type_hints(kind)
     of_kind = {each.name: each for each in fields(kind)}
+    made, wrong = {}, []
     # By field: of a class that it knows, msgspec keeps what cannot be pickled with the class.
-    return kind(
-        **{key: _value(of_kind[key], value, hints[key], where) for key, value in values.items()}
-    )
+    for key, value in values.items():
+        try:
+            made[key] = _value(of_kind[key], value, hints[key], where)
+        except WrongValue as error:
+            wrong.append(error)
+    return kind(**made), wrong
 
 
 def _value(of_kind: Field[Any], value: Any, hint: Any, where: str) -> Any:
@@ -145,7 +204,7 @@ def _value(of_kind: Field[Any], value: Any, hint: Any, where: str) -> Any:
             text = f"{value!r} is not known{nearest(value, map(str, get_args(hint)))}"
         elif example := _example(of_kind, value, hint):
             text += f", as in {key} = {example}"
-        raise ConfigError(f"{where}: {key}{place.rstrip('`')}: {text}") from error
+        raise WrongValue(key, f"{where}: {key}{place.rstrip('`')}: {text}") from error
 
 
 def _example(key: Field[Any], given: Any, hint: Any) -> str:

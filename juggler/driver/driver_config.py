@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from juggler.learner.process.devices import parse_devices
 from juggler.runtime.nearest import nearest
+from juggler.runtime.wrong_value import WrongValue, wrong_where
 
 TENSORBOARD: Final = "tensorboard"
 #: What `track` may name. For all but the first, `juggler.driver.trackers` has a tracker.
@@ -150,7 +151,36 @@ class DriverConfig:
         }
         for key, minimum in at_least.items():
             if getattr(self, key) < minimum:
-                raise ConfigError(f"{key} = {getattr(self, key)}: must be at least {minimum}")
+                raise WrongValue(key, f"{key} = {getattr(self, key)}: must be at least {minimum}")
+        with wrong_where("devices"):
+            self.device_names()
+        for name in self.track:
+            if name not in TRACKERS:
+                raise WrongValue(
+                    "track", f"track = {self.track}: unknown {name!r}{nearest(name, TRACKERS)}"
+                )
+        above_0 = ("checkpoint_seconds", "worker_timeout_seconds", "hang_seconds")
+        for key in (*above_0, "stop_steps", "stop_seconds"):
+            if (value := getattr(self, key)) is not None and not value > 0:  # NaN is not
+                raise WrongValue(key, f"{key} = {value}: must be above 0")
+        if not self.evaluation_seconds >= 0:
+            key, value = "evaluation_seconds", self.evaluation_seconds
+            raise WrongValue(key, f"{key} = {value}: must be at least 0")
+        if self.stop_return == {}:
+            said = "stop_return = {}: name a module or an agent, or leave it out"
+            raise WrongValue("stop_return", said)
+        goals = self.stop_return
+        for name, goal in goals.items() if isinstance(goals, dict) else [("", goals)]:
+            if goal is not None and math.isnan(goal):
+                where = f"stop_return.{name}" if name else "stop_return"
+                raise WrongValue("stop_return", f"{where} = nan: no return ever gets there")
+        self._must_go_together()
+
+    def _must_go_together(self) -> None:
+        """
+        Raises:
+            ConfigError: two keys contradict each other; names both.
+        """
         if self.from_parameters and self.from_checkpoint is None:
             raise ConfigError(
                 f"from_parameters = {self.from_parameters}: set from_checkpoint, which they are of"
@@ -166,15 +196,6 @@ class DriverConfig:
                 f"num_learners = {self.learners}: must be at most max_learners = "
                 f"{self.max_learners}"
             )
-        for name in self.track:
-            if name not in TRACKERS:
-                raise ConfigError(
-                    f"track = {self.track}: unknown {name!r}{nearest(name, TRACKERS)}"
-                )
-        above_0 = ("checkpoint_seconds", "worker_timeout_seconds", "hang_seconds")
-        for key in (*above_0, "stop_steps", "stop_seconds"):
-            if (value := getattr(self, key)) is not None and not value > 0:  # NaN is not
-                raise ConfigError(f"{key} = {value}: must be above 0")
         idle, instead = "checkpoint_updates", "checkpoint_seconds"
         if self.synchronous:
             idle, instead = instead, idle
@@ -183,8 +204,6 @@ class DriverConfig:
                 f"{idle} = {value} with synchronous = {str(self.synchronous).lower()}: set "
                 f"{instead}, and leave {idle} at {default}"
             )
-        if not self.evaluation_seconds >= 0:
-            raise ConfigError(f"evaluation_seconds = {self.evaluation_seconds}: must be at least 0")
         for key in ("num_evaluators", "evaluation_video"):
             value, default = getattr(self, key), getattr(DriverConfig, key)
             if value != default and not self.evaluation_seconds:
@@ -196,13 +215,6 @@ class DriverConfig:
                 f"num_evaluators = {self.num_evaluators}: there are more evaluators than "
                 f"evaluation_episodes = {self.evaluation_episodes}"
             )
-        if self.stop_return == {}:
-            raise ConfigError("stop_return = {}: name a module or an agent, or leave it out")
-        goals = self.stop_return
-        for name, goal in goals.items() if isinstance(goals, dict) else [("", goals)]:
-            if goal is not None and math.isnan(goal):
-                where = f"stop_return.{name}" if name else "stop_return"
-                raise ConfigError(f"{where} = nan: no return ever gets there")
 
     @property
     def confirms(self) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from juggler.runtime.wrong_value import WrongValue, wrong_where
+
 #: Prefixes of the names of environments that are not Python environments.
 _SERVED = "dm_env_rpc://"
 _ELSEWHERE = (_SERVED, "envpool:")
@@ -80,28 +82,57 @@ class EnvRunnerConfig:
                 values.
         """
         if not isinstance(self.env, str) or not self.env.strip(":"):
-            raise ValueError(
-                f'env must be a Gymnasium id, "module:id" or "module:callable", not {self.env!r}'
-            )
+            allowed = 'a Gymnasium id, "module:id" or "module:callable"'
+            raise WrongValue("env", f"env must be {allowed}, not {self.env!r}")
         if not isinstance(self.env_kwargs, dict):
-            raise ValueError(f"env_kwargs must be a table, not {self.env_kwargs!r}")
+            raise WrongValue("env_kwargs", f"env_kwargs must be a table, not {self.env_kwargs!r}")
         if self.env_wrappers:
             from juggler.envrunner.environments.wrappers import wrapper_specs  # it brings Gymnasium
 
-            wrapper_specs(self.env_wrappers)
+            with wrong_where("env_wrappers"):
+                wrapper_specs(self.env_wrappers)
+        if not isinstance(self.record, str):
+            raise WrongValue("record", f"record must be a directory, not {self.record!r}")
+        most = self.record_gb
+        if most is not None and not (type(most) in (int, float) and 0 < most < float("inf")):
+            said = f"record_gb must be a number of gigabytes above 0, not {most!r}"
+            raise WrongValue("record_gb", said)
+        counts = ("max_episode_steps", "envs_per_runner", "fragment_steps", "gateway_max_batch")
+        for name in counts:
+            value = getattr(self, name)
+            optional = name == "max_episode_steps"
+            if not (optional and value is None) and (type(value) is not int or value < 1):
+                said = f"{name} must be an integer of at least 1, not {value!r}"
+                raise WrongValue(name, said)
+        for name, kind in (("vectorize", Vectorize), ("autoreset", Autoreset)):
+            value = getattr(self, name)
+            if value not in get_args(kind):
+                said = f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}"
+                raise WrongValue(name, said)
+        if not 0 <= (wait := self.gateway_max_wait_ms) <= 1000:
+            said = f"gateway_max_wait_ms must be from 0 to 1000, not {wait}"
+            raise WrongValue("gateway_max_wait_ms", said)
+        host, colon, port = self.gateway.rpartition(":")
+        if self.gateway and not (host and colon and port.isdigit() and int(port) < 65536):
+            said = f'gateway must be "HOST:PORT" or "", not {self.gateway!r}'
+            raise WrongValue("gateway", said)
+        seconds = self.step_deadline_seconds
+        if type(seconds) not in (int, float) or not 0 < seconds < float("inf"):
+            said = f"step_deadline_seconds must be a number of seconds above 0, not {seconds!r}"
+            raise WrongValue("step_deadline_seconds", said)
+        self._must_go_together()
+
+    def _must_go_together(self) -> None:
+        """
+        Raises:
+            ValueError: two keys contradict each other; names both.
+        """
+        limit = self.max_episode_steps
         if self.env_wrappers and (self.gateway or self.is_elsewhere):
             raise ValueError(
                 f"env_wrappers need environments that Python steps one by one, which those of "
                 f"{self.gateway or self.env!r} are not: leave them out"
             )
-        if not isinstance(self.record, str):
-            raise ValueError(f"record must be a directory, not {self.record!r}")
-        most = self.record_gb
-        if most is not None and not (type(most) in (int, float) and 0 < most < float("inf")):
-            raise ValueError(f"record_gb must be a number of gigabytes above 0, not {most!r}")
-        limit = self.max_episode_steps
-        if limit is not None and (type(limit) is not int or limit < 1):
-            raise ValueError(f"max_episode_steps must be an integer of at least 1, not {limit!r}")
         if limit is not None and (self.gateway or self.is_elsewhere):
             raise ValueError(
                 "max_episode_steps needs environments that Python steps one by one, which those of "
@@ -109,25 +140,3 @@ class EnvRunnerConfig:
             )
         if limit is not None and "max_episode_steps" in self.env_kwargs:
             raise ValueError("max_episode_steps is in env_kwargs, too: leave out one of the two")
-        for name in ("envs_per_runner", "fragment_steps", "gateway_max_batch"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, not {value!r}")
-        for name, kind in (("vectorize", Vectorize), ("autoreset", Autoreset)):
-            value = getattr(self, name)
-            if value not in get_args(kind):
-                raise ValueError(
-                    f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}"
-                )
-        if not 0 <= self.gateway_max_wait_ms <= 1000:
-            raise ValueError(
-                f"gateway_max_wait_ms must be from 0 to 1000, not {self.gateway_max_wait_ms}"
-            )
-        host, colon, port = self.gateway.rpartition(":")
-        if self.gateway and not (host and colon and port.isdigit() and int(port) < 65536):
-            raise ValueError(f'gateway must be "HOST:PORT" or "", not {self.gateway!r}')
-        seconds = self.step_deadline_seconds
-        if type(seconds) not in (int, float) or not 0 < seconds < float("inf"):
-            raise ValueError(
-                f"step_deadline_seconds must be a number of seconds above 0, not {seconds!r}"
-            )

@@ -14,6 +14,7 @@ from juggler.learner.optim.config import (
     Scheduled,
     parse_optimizers,
 )
+from juggler.runtime.wrong_value import wrong_where
 
 
 @dataclass(kw_only=True)
@@ -85,20 +86,27 @@ class LearnerConfig(OptimizerConfig):
         ValueError: a value is out of range; names the key, the value and what is allowed.
         """
         self.validate_optimizer()
-        self.optimizer_specs()
+        with wrong_where("optimizers"):
+            self.optimizer_specs()
         if self.intrinsic:
-            IntrinsicConfig.parse(self.intrinsic)
+            with wrong_where("intrinsic"):
+                IntrinsicConfig.parse(self.intrinsic)
         if self.imitation:
-            ImitationConfig.parse(self.imitation)
+            with wrong_where("imitation"):
+                ImitationConfig.parse(self.imitation)
+        self.check_above("reward_scale", 0)
+        self.check_above("batch_size", 0)
+        self.check_at_least("max_staleness", 1)
+        self.check_at_least("weights_interval", 1)
+        self.check_at_least("micro_batches", 1)
+        self.check_within("gamma", self.gamma, 0, 1)
+        self.check_one_of("precision", ("float32", "bfloat16"))
+        self.check_one_of("weights_dtype", ("float32", "bfloat16"))
         if self.intrinsic and self.imitation:
             raise ValueError(
                 "intrinsic with imitation: rewards are either for what is new or for what was "
                 "demonstrated; leave one of them out"
             )
-        self.check_above("reward_scale", 0)
-        self.check_above("batch_size", 0)
-        self.check_at_least("max_staleness", 1)
-        self.check_at_least("weights_interval", 1)
         if self.weights_interval > self.max_staleness:
             raise ValueError(
                 f"weights_interval = {self.weights_interval} with max_staleness = "
@@ -106,10 +114,6 @@ class LearnerConfig(OptimizerConfig):
                 f"max_staleness = {self.weights_interval} or more (twice that keeps EnvRunners "
                 f"busy), or weights_interval = {self.max_staleness} or less"
             )
-        self.check_at_least("micro_batches", 1)
-        self.check_within("gamma", self.gamma, 0, 1)
-        self.check_one_of("precision", ("float32", "bfloat16"))
-        self.check_one_of("weights_dtype", ("float32", "bfloat16"))
 
     def validate_rows(self, steps: int) -> None:
         """Raises:

@@ -140,13 +140,12 @@ def test_the_example_in_an_error_about_a_type_is_a_value_that_the_key_takes(algo
     for part in fields(config):
         kind = type(getattr(config, part.name))
         for key in fields(kind):
-            with pytest.raises(ConfigError) as wrong:
-                converted(kind, {key.name: object()}, "run.toml")
-            example = str(wrong.value).partition(", as in ")[2]
-            if "known are" not in str(wrong.value):
+            _, (wrong,) = converted(kind, {key.name: object()}, "run.toml")
+            example = str(wrong).partition(", as in ")[2]
+            if "known are" not in str(wrong):
                 values = tomllib.loads(example)
                 assert values.keys() == {key.name}
-                converted(kind, values, "run.toml")  # and nothing is raised
+                assert converted(kind, values, "run.toml")[1] == []
 
 
 @pytest.mark.parametrize("key", ["num_learners", "burn_in", "num_env_runners", "batch_size"])

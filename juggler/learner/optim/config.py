@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_origin, get_type_hint
 import msgspec
 
 from juggler.runtime.nearest import nearest
+from juggler.runtime.wrong_value import WrongValue
 
 #: A number, or a schedule: (step, value) pairs by rising step, of steps trained on.
 Scheduled: TypeAlias = float | list[tuple[float, float]]
@@ -76,26 +77,26 @@ class OptimizerConfig:
             return
         steps = [step for step, _ in value]
         if not steps or steps[0] < 0 or any(a >= b for a, b in pairwise(steps)):
-            raise ValueError(f"{key} = {value}: expected [step, value] pairs by rising step")
+            raise WrongValue(key, f"{key} = {value}: expected [step, value] pairs by rising step")
         if not all(0 <= each < math.inf for _, each in value):
-            raise ValueError(f"{key} = {value}: values must be at least 0 and finite")
+            raise WrongValue(key, f"{key} = {value}: values must be at least 0 and finite")
 
     def check_one_of(self, key: str, choices: tuple[str, ...]) -> None:
         """The key must be one of these words."""
         if (value := getattr(self, key)) not in choices:
-            raise ValueError(f"{key} = {value!r} is not known{nearest(value, choices)}")
+            raise WrongValue(key, f"{key} = {value!r} is not known{nearest(value, choices)}")
 
     def check_above(self, key: str, limit: float) -> None:
         """The key must be a finite number above a limit."""
         value = getattr(self, key)
         if not limit < value < math.inf:
-            raise ValueError(f"{key} = {value}: must be above {limit} and finite")
+            raise WrongValue(key, f"{key} = {value}: must be above {limit} and finite")
 
     def check_at_least(self, key: str, limit: float) -> None:
         """The key must be a finite number, at least the limit."""
         value = getattr(self, key)
         if not limit <= value < math.inf:
-            raise ValueError(f"{key} = {value}: must be at least {limit} and finite")
+            raise WrongValue(key, f"{key} = {value}: must be at least {limit} and finite")
 
     def check_within(
         self, key: str, value: float, low: float, high: float, *, below: bool = False
@@ -103,7 +104,7 @@ class OptimizerConfig:
         """The value must be from `low` to `high`; with `below`, not `high` itself."""
         if not (low <= value < high or (value == high and not below)):
             allowed = f"at least {low} and {'below' if below else 'at most'} {high}"
-            raise ValueError(f"{key} = {getattr(self, key)}: must be {allowed}")
+            raise WrongValue(key, f"{key} = {getattr(self, key)}: must be {allowed}")
 
 
 #: Keys that an optimizer may have of its own. Those that it lacks are the run's.

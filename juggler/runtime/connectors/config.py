@@ -10,6 +10,7 @@ from juggler.runtime.connectors.built_in import BUILT_IN, DEFAULTS, PLACES, Plac
 from juggler.runtime.connectors.pipeline import Piece, Pipeline
 from juggler.runtime.modules.by_name import SCRIPT
 from juggler.runtime.nearest import nearest
+from juggler.runtime.wrong_value import wrong_where
 
 #: Keys of a piece's table that place it in a pipeline. The others are "use", "name" and options.
 _PLACING = ("first", "before", "after", "remove")
@@ -153,7 +154,8 @@ class ConnectorsTable:
         Raises:
             ValueError: as `ConnectorsConfig.parse`.
         """
-        self.parsed()
+        with wrong_where("connectors"):
+            self.parsed()
 
 
 def _apply(pipeline: Pipeline, entry: object) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from juggler.runtime.modules.model_config import ModelConfig
+from juggler.runtime.wrong_value import WrongValue, wrong_where
 
 
 @dataclass(kw_only=True)
@@ -36,6 +37,7 @@ class ModuleConfig:
         for key in ("module", "distribution"):
             name = getattr(self, key)
             if name is not None and ":" not in name:
-                raise ValueError(f"{key} = {name!r} must be named as 'package.module:Class'")
+                raise WrongValue(key, f"{key} = {name!r} must be named as 'package.module:Class'")
         if self.module is None:  # other modules define their own keys
-            ModelConfig.parse(self.model)
+            with wrong_where("model"):
+                ModelConfig.parse(self.model)

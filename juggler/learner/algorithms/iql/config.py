@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
+from juggler.runtime.wrong_value import WrongValue
 
 
 @dataclass(kw_only=True)
@@ -34,5 +35,7 @@ class IqlConfig(OffPolicyConfig):
     def validate(self) -> None:
         super().validate()
         if not 0.5 <= self.expectile < 1:
-            raise ValueError(f"expectile = {self.expectile}: must be at least 0.5, below 1")
+            raise WrongValue(
+                "expectile", f"expectile = {self.expectile}: must be at least 0.5, below 1"
+            )
         self.check_at_least("advantage_weight", 0)

@@ -7,6 +7,7 @@ from typing import get_args
 
 from juggler.learner.algorithms.off_policy.kept_config import KeptConfig
 from juggler.learner.data.replay.rules import Remover, Rules, Selector
+from juggler.runtime.wrong_value import WrongValue
 
 
 @dataclass(kw_only=True)
@@ -105,9 +106,10 @@ class OffPolicyConfig(KeptConfig):
         for key in ("target_share", "priority_exponent", "importance_exponent"):
             self.check_within(key, getattr(self, key), 0, 1)
         if not self.target_share:
-            raise ValueError(
+            raise WrongValue(
+                "target_share",
                 f"target_share = {self.target_share}: the target network would never move; set it "
-                "above 0, or target_period higher to move it less often"
+                "above 0, or target_period higher to move it less often",
             )
 
     def replay_rules(self) -> Rules:
