@@ -13,7 +13,7 @@ from juggler.driver.trial_observations import checked
 from juggler.driver.trial_updates import Built, acting_slots, can_be_tried, sampler
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.finiteness import NonFinite
+from juggler.envrunner.finiteness import NonFinite, rule_for
 from juggler.envrunner.multi_agent.casting import random_roles
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 from juggler.envrunner.multi_agent.sampler import MultiAgentSampler
@@ -81,7 +81,7 @@ def _failure(error: NonFinite, env: str, number: int) -> Exception:
     return EnvironmentFailed(
         f"{whose}environment {error.environment} ({env})",
         call,
-        f"{column} are {value} {when}: the environment must give finite numbers",
+        f"{column} are {value} {when}: {rule_for(error.value)}",
     )
 
 

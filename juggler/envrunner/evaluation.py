@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -16,7 +15,7 @@ from juggler.envrunner.datasets.episode_recorder import EpisodeRecorder
 from juggler.envrunner.environments.autoreset import autoreset_mode
 from juggler.envrunner.environments.legal_actions import LegalActions
 from juggler.envrunner.environments.vector import reset_environments
-from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.finiteness import check_return
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS
 from juggler.runtime.checkpoints.frozen import WEIGHTS
 from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
@@ -142,7 +141,7 @@ def evaluate(
         recorder: hears of every step of the episodes.
 
     Raises:
-        EnvironmentFailed: an environment failed, or a return was not finite.
+        EnvironmentFailed: an environment failed, or a return was not finite in float32.
     """
     count, space = env.num_envs, env.single_observation_space
     connectors = connectors or EnvToModule({}, {}, space)
@@ -180,9 +179,7 @@ def evaluate(
         counted = done | (lengths == most_steps) if most_steps else done  # [N]
         for row in np.flatnonzero(counted & (owed > 0)):
             total = float(returns[row])
-            if not math.isfinite(total):
-                reason = f"the return of its episode is {total}: rewards must be finite numbers"
-                raise EnvironmentFailed(f"environment {row}", "step", reason)
+            check_return(int(row), total)
             played[row].append((total, int(lengths[row])))
             owed[row] -= 1
         returns[counted], lengths[counted] = 0, 0

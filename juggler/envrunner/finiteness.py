@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
+import numpy as np
+
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.episodes.finiteness import all_finite, first_not_finite, floats, not_finite
+from juggler.runtime.episodes.finiteness import (
+    MOST_REWARD,
+    all_finite,
+    first_not_finite,
+    floats,
+    not_finite,
+)
+
+_MOST_RETURN: Final = float(np.finfo(np.float32).max)  # in messages to the driver
 
 
 class NonFinite(Exception):
-    """A batch holds NaN or infinity in a live step.
+    """A batch holds NaN or infinity in a live step, or a reward so large that a return may be.
 
     Attributes:
         environment: its index, which is the row of the batch; with several agents, the
@@ -47,7 +61,7 @@ class NonFinite(Exception):
         reason = (
             "the policy's weights are broken"
             if self.column == "action_logp"
-            else "the environment must give finite numbers"
+            else rule_for(self.value)
         )
         number = "not finite" if self.value is None else f"{self.value}"
         whose = f"agent {self.agent!r} in " if self.agent else ""
@@ -58,8 +72,15 @@ class NonFinite(Exception):
         )
 
 
+def rule_for(value: float | None) -> str:
+    """What the environment must do that gave such a number; None: one that is not finite."""
+    if value is not None and math.isfinite(value):
+        return f"scale rewards to at most {MOST_REWARD:g}, so that returns are finite"
+    return "the environment must give finite numbers"
+
+
 def check_finite(batch: EpisodeBatch) -> None:
-    """Refuse a batch that holds NaN or infinity in a live step.
+    """Refuse a batch that holds NaN or infinity in a live step, or a reward beyond `MOST_REWARD`.
 
     In other steps, such numbers are set to 0, since a masked NaN is still NaN. A simulator may
     have ended an episode because of them.
@@ -67,11 +88,28 @@ def check_finite(batch: EpisodeBatch) -> None:
     Raises:
         NonFinite: names the first in time.
     """
-    if all_finite(batch):
+    if not all_finite(batch):
+        _clear_after_ends(batch)
+        if found := first_not_finite(batch):
+            at = found.row, found.step, found.column
+            raise NonFinite(*at, batch.live_steps, value=found.value)
+    too_large = np.abs(batch.rewards) > MOST_REWARD  # [N, T]
+    if too_large.any():
+        step, row = (int(each[0]) for each in np.nonzero(too_large.T))
+        value = float(batch.rewards[row, step])
+        raise NonFinite(row, step, "rewards", batch.live_steps, value=value)
+
+
+def check_return(environment: int, total: float) -> None:
+    """
+    Raises:
+        EnvironmentFailed: the return of an episode is no number, or messages to the driver have no
+            place for it.
+    """
+    if abs(total) <= _MOST_RETURN:  # false with a NaN
         return
-    _clear_after_ends(batch)
-    if found := first_not_finite(batch):
-        raise NonFinite(found.row, found.step, found.column, batch.live_steps, value=found.value)
+    reason = f"the return of its episode is {total:g}: {rule_for(total)}"
+    raise EnvironmentFailed(f"environment {environment}", "step", reason)
 
 
 def _clear_after_ends(batch: EpisodeBatch) -> None:

@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
 from juggler.gateway.sessions import Code, Session, SessionError
 from juggler.runtime.connectors.leaves import at
+from juggler.runtime.episodes.finiteness import MOST_REWARD
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.dtypes import dtype_to_number
 from juggler.runtime.wire.structures import bounds_of_choices, space_leaves
 from juggler.runtime.wire.trees import Path, Skeleton, Tree, flatten, path_name
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
-
-#: The largest reward: the return of 64 agents after 2^31 steps of it fits a float32.
-MOST_REWARD = float(np.float32(1e26))
 
 
 class Leaf:

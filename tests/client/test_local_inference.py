@@ -24,8 +24,8 @@ from support.playing import Wandering, assert_recorded, play, play_together
 from juggler.client import GatewayError
 from juggler.client.model import Model
 from juggler.gateway import publisher
-from juggler.gateway.row_layout import MOST_REWARD
 from juggler.runtime.connectors.moments import Moments
+from juggler.runtime.episodes.finiteness import MOST_REWARD
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.installing import installing
 

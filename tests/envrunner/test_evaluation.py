@@ -76,6 +76,13 @@ def test_an_episode_whose_return_is_not_finite_is_an_error() -> None:
         evaluate(env, policy_of(2), episodes=2, seed=0)
 
 
+def test_an_episode_whose_return_is_beyond_float32_is_an_error() -> None:
+    bad = NotFinite(1, "rewards", ((2, "terminated"),), reward=1e39)
+    env = SyncVectorEnv([Scripted, lambda: bad], copy=False)
+    with pytest.raises(EnvironmentFailed, match=r"environment 1 .* is 1e\+39: scale rewards"):
+        evaluate(env, policy_of(2), episodes=2, seed=0)
+
+
 def test_fewer_episodes_than_environments_are_played_by_the_first_ones() -> None:
     env = vector_of("sync", AutoresetMode.SAME_STEP)
     assert evaluate(env, policy_of(3), episodes=2, seed=0)[1] == [1, 6]

@@ -19,6 +19,7 @@ from support.vectors import KINDS, MODES, seeds_of
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.sampler import NonFinite, Sampler
+from juggler.runtime.episodes.finiteness import MOST_REWARD
 
 STEPS = 4
 # Over 12 fragments of 4 steps, every kind of end falls on the first, a middle and the last step.
@@ -151,6 +152,17 @@ def test_a_number_that_is_not_finite_is_named(at, column, found, step) -> None:
         sampler.sample((0, 0))
     sampler.reset(0)  # its second episode is sound
     assert sampler.sample((0, 0)).batch.live_steps == 2 * STEPS
+
+
+def test_a_reward_so_large_that_a_return_may_not_be_finite_is_named() -> None:
+    sampler = with_one(NotFinite(3, "rewards", reward=-3e38))
+    told = "rewards of environment 1 at step 2 of a fragment are -3.* scale rewards to at most 1e"
+    with pytest.raises(NonFinite, match=told):
+        sampler.sample((0, 0))
+    sampler.reset(0)
+    assert sampler.sample((0, 0)).batch.live_steps == 2 * STEPS
+    most = with_one(NotFinite(3, "rewards", reward=MOST_REWARD)).sample((0, 0)).batch
+    assert most.rewards[1, 2] == MOST_REWARD
 
 
 @pytest.mark.parametrize("mode", MODES)

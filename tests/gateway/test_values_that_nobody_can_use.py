@@ -10,8 +10,9 @@ from gymnasium import spaces
 from support.gateway_world import GatewayWorld
 
 from juggler.client import GatewayError
-from juggler.gateway.row_layout import MOST_REWARD, Layout, ValueChecks, check_rewards
+from juggler.gateway.row_layout import Layout, ValueChecks, check_rewards
 from juggler.gateway.sessions import Code, SessionError
+from juggler.runtime.episodes.finiteness import MOST_REWARD
 from juggler.runtime.wire.structures import zeros
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 

@@ -134,17 +134,24 @@ class Failing(Scripted):
 
 
 class NotFinite(Scripted):
-    """Gives NaN at one step of its first episode: in the observation after it, or as its reward."""
+    """Gives NaN at one step of its first episode: in the observation after it, or as its reward,
+    which may be another number."""
 
-    def __init__(self, at: int, column: str = "observations", script: Script = ((100, "both"),)):
+    def __init__(
+        self,
+        at: int,
+        column: str = "observations",
+        script: Script = ((100, "both"),),
+        reward: float = np.nan,
+    ):
         super().__init__(script)
-        self.at, self.column = at, column
+        self.at, self.column, self.reward = at, column, reward
 
     def step(self, action):
         observation, reward, terminated, truncated, info = super().step(action)
         if self.episode == 0 and self.steps == self.at:
             if self.column == "rewards":
-                reward = np.nan
+                reward = self.reward
             else:
                 observation[2] = np.nan
         return observation, reward, terminated, truncated, info

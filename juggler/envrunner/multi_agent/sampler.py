@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -10,8 +9,7 @@ from typing import Any
 
 from juggler.envrunner.agent_returns import AgentReturns, add_returns
 from juggler.envrunner.environments.seeding import module_seeds
-from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.finiteness import NonFinite
+from juggler.envrunner.finiteness import NonFinite, check_return
 from juggler.envrunner.multi_agent.agent_infos import AgentInfos
 from juggler.envrunner.multi_agent.line_up import LineUps, Players
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots, merged_actions
@@ -136,7 +134,9 @@ class MultiAgentSampler:
         if any(isinstance(result, NonFinite) for result in results.values()):
             env_returns, env_lengths, agent_returns, infos = [], [], {}, {}
         else:
-            _require_finite(environments, env_returns)
+            # Of rewards that no recorded step has.
+            for environment, total in zip(environments, env_returns, strict=True):
+                check_return(environment, total)
             self._turn = turn
         seconds["frames"] = time.perf_counter() - finishing
         seconds["connectors"] = time.perf_counter() - started - sum(seconds.values())
@@ -163,14 +163,3 @@ class MultiAgentSampler:
                 parts[slots.role.group].append((slots, slots.act()))
         groups = zip(turn.groups, self._envs.groups, parts, strict=True)
         return [merged_actions(turn, group.action_space, part) for turn, group, part in groups]
-
-
-def _require_finite(environments: list[int], returns: list[float]) -> None:
-    """
-    Raises:
-        EnvironmentFailed: a return is not finite, because of rewards that no recorded step has.
-    """
-    for environment, total in zip(environments, returns, strict=True):
-        if not math.isfinite(total):
-            reason = f"the return of its episode is {total}: rewards must be finite numbers"
-            raise EnvironmentFailed(f"environment {environment}", "step", reason)

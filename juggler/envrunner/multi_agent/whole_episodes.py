@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.agent_returns import AgentReturns, add_returns
 from juggler.envrunner.evaluation import Goal, PlayedEpisodes
-from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.finiteness import check_return
 from juggler.envrunner.multi_agent.line_up import LineUps, Players
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots, merged_actions
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
@@ -47,7 +46,7 @@ def play_whole_episodes(
             its agents. Somebody else who uses it must reset it afterwards.
 
     Raises:
-        EnvironmentFailed: an environment failed, or a return was not finite.
+        EnvironmentFailed: an environment failed, or a return was not finite in float32.
     """
     count = envs.num_envs
     owed = np.full(count, episodes // count)  # [N] episodes left to play
@@ -89,9 +88,8 @@ def play_whole_episodes(
             ended = {row: so_far.returns(row) for row in reached} | ended
         for row in sorted(ended):
             total, of_agents = ended[row]
-            if not math.isfinite(total):
-                reason = f"the return of its episode is {total}: rewards must be finite numbers"
-                raise EnvironmentFailed(f"environment {row}", "step", reason)
+            for each in (total, *of_agents[~np.isnan(of_agents)].tolist()):
+                check_return(row, each)
             if owed[row]:
                 played[row].append((total, int(lengths[row])))
                 here = players.of(np.array([row]))  # [1, A]

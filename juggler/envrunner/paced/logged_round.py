@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.paced.places import put, take
 from juggler.envrunner.paced.slots import PacedSlots
+from juggler.runtime.episodes.finiteness import MOST_REWARD
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 
@@ -49,7 +50,7 @@ class Entries(NamedTuple):
 
 
 class BadNumber(NamedTuple):
-    """A number that is not finite.
+    """A number that is not finite, or a reward beyond `MOST_REWARD`.
 
     Attributes:
         place: of its agent.
@@ -297,7 +298,8 @@ def _write_episodes(slots: PacedSlots, entries: Entries, by: _Sorted, found: _Lo
 def _bad_number(
     slots: PacedSlots, entries: Entries, by: _Sorted, found: _Located
 ) -> BadNumber | None:
-    finite = np.isfinite(entries.rewards) | ~entries.told  # [K]
+    # Comparisons with a NaN are false.
+    finite = (np.abs(entries.rewards) <= MOST_REWARD) | ~entries.told  # [K]
     column, entry, value = "observations", entries.doubted, None
     if np.count_nonzero(finite) < len(finite):
         column, entry = "rewards", int(finite.argmin())

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.trees import Tree, flatten
+
+#: The largest reward: the return of 64 agents after 2^31 steps of it fits a float32, in which
+#: returns go to the driver.
+MOST_REWARD: Final = float(np.float32(1e26))
 
 _STEP_COLUMNS = ("observations", "critic_observations", "action_logp", "rewards")
 _FINAL_COLUMNS = ("final_observations", "final_critic_observations")

@@ -226,14 +226,17 @@ def test_connectors_of_a_module_learn_from_what_its_recorded_agents_see() -> Non
     assert not collected.sampler._modules["blues"]._delta, "it learned where it was not recorded"
 
 
+@pytest.mark.parametrize("reward", [np.nan, 1e39])
 @pytest.mark.parametrize("recorded", [("reds",), ("blues",)])
-def test_rewards_that_are_not_finite_are_found_wherever_they_are(recorded: tuple[str]) -> None:
+def test_rewards_that_are_not_finite_are_found_wherever_they_are(
+    recorded: tuple[str], reward: float
+) -> None:
     script = at_random(AGENTS, 4)
 
     def broken(env: int, episode: int, step: int) -> Happening:
         happens = script(env, episode, step)
         if (env, episode) == (1, 1) and "green" in happens.rewards:
-            happens.rewards["green"] = np.nan
+            happens.rewards["green"] = reward
         return happens
 
     shown = {"red": THREE, "green": THREE, "blue": FOUR}
@@ -252,7 +255,7 @@ def test_rewards_that_are_not_finite_are_found_wherever_they_are(recorded: tuple
     if recorded == ("reds",):
         assert "rewards of agent 'green' in environment 1 at step " in failed
     else:
-        assert "environment 1 failed in step: the return of its episode is nan" in failed
+        assert f"environment 1 failed in step: the return of its episode is {reward:g}" in failed
     with pytest.raises(RuntimeError, match="call reset first"):
         sampler.sample(recorded, versions)
 

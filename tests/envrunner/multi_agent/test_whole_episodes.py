@@ -97,11 +97,12 @@ def test_it_stops_when_the_goal_is_out_of_reach() -> None:
     assert steps == [(0, 1), (0, 2), (0, 3), (1, 4)]
 
 
-def test_a_return_that_is_not_finite_is_told_with_its_environment() -> None:
+@pytest.mark.parametrize("reward", [math.inf, 1e39])
+def test_a_return_that_is_not_finite_is_told_with_its_environment(reward: float) -> None:
     def script(env: int, episode: int, step: int) -> Happening:
         if step < 2:
             return Happening(list(AGENTS))
-        rewards = {"red": math.inf if env == 1 else 1.0}
+        rewards = {"red": reward if env == 1 else 1.0}
         return Happening([], rewards, dict.fromkeys(AGENTS, "truncated"), over=True)
 
     envs = ScriptedAgents(2, dict.fromkeys(AGENTS, THREE), script)

@@ -188,8 +188,12 @@ def test_a_round_in_a_log_becomes_the_rows_that_are_written_at_once(seed: int) -
     assert batches > 3
 
 
-@pytest.mark.parametrize("column", ["rewards", "observations"])
-def test_a_number_that_is_not_finite_is_named_by_the_step_of_its_row(column: str) -> None:
+@pytest.mark.parametrize(
+    ("column", "reward"), [("rewards", np.nan), ("rewards", 3e38), ("observations", 0.0)]
+)
+def test_a_number_that_is_not_finite_is_named_by_the_step_of_its_row(
+    column: str, reward: float
+) -> None:
     slots = PacedSlots(SEEN, Counting(), 4, 0)
     slots.seat(PLACES)
     log, places = StepLog(slots, SEEN, slots._policy), np.arange(PLACES)
@@ -197,7 +201,7 @@ def test_a_number_that_is_not_finite_is_named_by_the_step_of_its_row(column: str
     for step in range(7):
         rewards = np.zeros(PLACES)
         if step == 6 and column == "rewards":
-            rewards[5] = np.nan
+            rewards[5] = reward
         if step == 6 and column == "observations":
             log.doubt(5)
         log.show(places, rewards, np.full(PLACES, step == 0), seen)
