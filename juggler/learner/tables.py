@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
+from juggler.runtime.kinds import misfit
 from juggler.runtime.nearest import nearest
 
 T = TypeVar("T")
@@ -33,8 +34,5 @@ def from_table(kind: type[T], name: str, table: Mapping[str, Any]) -> T:
         try:
             values[key] = msgspec.convert(value, hints[key])
         except msgspec.ValidationError as error:
-            why = str(error)
-            if why.startswith("Invalid enum value"):
-                why = f"is not known{nearest(value, map(str, get_args(hints[key])))}"
-            raise ValueError(f"{name}.{key} = {value!r}: {why}") from error
+            raise ValueError(f"{name}.{key}: {misfit(hints[key], value)}") from error
     return kind(**values)

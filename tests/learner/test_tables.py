@@ -13,8 +13,8 @@ from juggler.learner.intrinsic_config import IntrinsicConfig
     ("table", "told"),
     [
         ({"coeficient": 1.0}, "intrinsic has no key 'coeficient': did you mean 'coefficient'"),
-        ({"kind": "rdn"}, r"intrinsic.kind = 'rdn': is not known: did you mean 'rnd'\?"),
-        ({"coefficient": "much"}, "intrinsic.coefficient = 'much': Expected `float`"),
+        ({"kind": "rdn"}, r"intrinsic.kind: 'rdn' is not known: did you mean 'rnd'\?"),
+        ({"coefficient": "much"}, 'intrinsic.coefficient: expected a number, not "much"'),
     ],
 )
 def test_what_is_wrong_in_a_table_is_told(table: dict[str, Any], told: str) -> None:

@@ -206,7 +206,10 @@ def test_modules_that_are_trained_as_one_have_several_too(make_batch: MakeBatch)
         ({"a b": {"parameters": ["x"]}}, "optimizers.a b: a name is made of"),
         ({"a": 3}, "optimizers.a = 3: expected a table"),
         ({"a": {"parameters": ["x"], "lr": 0.0}}, "optimizers.a.lr = 0.0: must be above 0"),
-        ({"a": {"parameters": ["x"], "lr": "x"}}, "optimizers.a.lr = 'x': Expected"),
+        (
+            {"a": {"parameters": ["x"], "lr": "x"}},
+            "optimizers.a.lr: expected a number, or a schedule",
+        ),
         (
             {"a": {"parameters": ["x"], "optimizer": "admm"}},
             "optimizers.a.optimizer = 'admm' is not known: did you mean 'adam'",
