@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import tyro
 
 from juggler.learner.optim.config import Scheduled
+from juggler.runtime.nearest import nearest
 
 T = TypeVar("T")
 
@@ -30,20 +31,19 @@ def registry_of_values(*, checked: bool = True) -> tyro.constructors.Constructor
 
         return read if checked else leniently
 
-    if not checked:
-
-        @registry.primitive_rule
-        def word(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
-            """One of several words, whose errors are otherwise tyro's."""
-            if get_origin(info.type) is not Literal:
-                return None
-            return tyro.constructors.PrimitiveConstructorSpec(
-                nargs=1,
-                metavar="WORD",
-                instance_from_str=lambda given: given[0],
-                is_instance=lambda value: True,
-                str_from_instance=lambda value: [str(value)],
-            )
+    @registry.primitive_rule
+    def word(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+        """One of several words, of which the nearest is named where another is given."""
+        words = get_args(info.type)
+        if get_origin(info.type) is not Literal:
+            return None
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs=1,
+            metavar=f"{{{','.join(words)}}}",
+            instance_from_str=reading(lambda given: _word(given[0], words)),
+            is_instance=lambda value: value in words or not checked,
+            str_from_instance=lambda value: [str(value)],
+        )
 
     @registry.primitive_rule
     def table(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
@@ -129,6 +129,12 @@ def registry_of_values(*, checked: bool = True) -> tyro.constructors.Constructor
         )
 
     return registry
+
+
+def _word(given: str, words: tuple[str, ...]) -> str:
+    if given not in words:
+        raise ValueError(f"{given!r} is not known{nearest(given, words)}")
+    return given
 
 
 def _number(given: str, kind: type[T]) -> T:

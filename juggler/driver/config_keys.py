@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from types import NoneType
-from typing import Any, Final, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -21,6 +20,7 @@ from juggler.learner.optim.config import Scheduled
 from juggler.runtime.connectors.built_in import BUILT_IN
 from juggler.runtime.connectors.config import ConnectorsTable
 from juggler.runtime.elsewhere import called_here
+from juggler.runtime.kinds import expected, shown
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.modules.model_config import QNetworkConfig
 from juggler.runtime.nearest import all_of, nearest
@@ -193,18 +193,16 @@ def _value(of_kind: Field[Any], value: Any, hint: Any, where: str) -> Any:
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
-        text, _, place = str(error).partition(" - at `$")
-        for word, in_toml in (("object", "table"), ("null", "none")):
-            text = re.sub(rf"\b{word}\b", in_toml, text)
+        text = f"expected {expected(hint)}, not {shown(value)}"
         if said == "auto":
             text += f': "auto" is "none" here, or {key} left out'
         elif hint == list[str] and isinstance(value, str):
             text = f"this is a list: {key} = {[value]}"
-        elif text.startswith("Invalid enum value"):
+        elif get_origin(hint) is Literal and isinstance(value, str):
             text = f"{value!r} is not known{nearest(value, map(str, get_args(hint)))}"
         elif example := _example(of_kind, value, hint):
             text += f", as in {key} = {example}"
-        raise WrongValue(key, f"{where}: {key}{place.rstrip('`')}: {text}") from error
+        raise WrongValue(key, f"{where}: {key}: {text}") from error
 
 
 def _example(key: Field[Any], given: Any, hint: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
+from juggler.runtime.kinds import expected, shown
 from juggler.runtime.nearest import nearest
 
 T = TypeVar("T")
@@ -33,5 +34,6 @@ def from_table(kind: type[T], name: str, table: Mapping[str, Any]) -> T:
         try:
             values[key] = msgspec.convert(value, hints[key])
         except msgspec.ValidationError as error:
-            raise ValueError(f"{name}.{key} = {value!r}: {error}") from error
+            said = f"{name}.{key}: expected {expected(hints[key])}, not {shown(value)}"
+            raise ValueError(said) from error
     return kind(**values)

@@ -20,7 +20,10 @@ from juggler.runtime import elsewhere
             "ratio of an action's probability to the one that it was",
         ),
         (("cartpole-ppo", "--stop-steps", "1.5"), "expected a whole number, not '1.5'"),
-        (("cartpole", "--vectorize", "x"), "'--vectorize'. Expected one of ('auto', 'native'"),
+        (
+            ("cartpole", "--vectorize", "x"),
+            "--vectorize: 'x' is not known: known are async, auto, native, sync",
+        ),
         (("cartpole", "--seeds", "x"), "--seeds: expected a whole number, not 'x'"),
     ],
 )

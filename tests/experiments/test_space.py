@@ -43,7 +43,7 @@ def test_what_is_written_is_what_is_meant(key: str, text: str, meant: object) ->
         ("lr", "1e-2..1e-4", "--space lr=1e-2..1e-4: the first bound has to be below the second"),
         ("lr", "0..1:log", "with :log, both bounds have to be above 0"),
         ("lr", "1e-4..1e-2:lgo", "after the colon stands log, or a step between two values"),
-        ("lr", "fast,slow", "lr: Expected `float | array`, got `str`"),
+        ("lr", "fast,slow", "lr: expected a number, or a schedule"),
         ("lr", "0.001", "give several values, such as lr=A,B, or a range"),
         ("gamma", "0.9..1.5", "gamma = 1.5: must be at least 0 and at most 1"),
         ("batch_size", "16..64.5", "batch_size takes integers alone"),

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("no_forkserver")
         ("hidden_sizes = [64]", "it is a key of the table model, as in model = {hidden_sizes ="),
         ("[model]\nfcnet_hiddens = [8]", "it is called hidden_sizes here"),
         ("envs_per_runer = 4", "did you mean 'envs_per_runner'?"),
-        ('lr = "fast"', "lr: Expected `float | array`, got `str`"),
+        ('lr = "fast"', "lr: expected a number, or a schedule: a list of [step, value] pairs"),
         ("lr = -1.0", "lr = -1.0: must be above 0"),
         ("num_env_runners = -1", "num_env_runners = -1"),
         ("num_learners = 0", "num_learners = 0: must be at least 1"),

@@ -14,6 +14,7 @@ from juggler.driver.league.builder import LeagueBuilder
 from juggler.driver.league.rllib import Rllib
 from juggler.driver.league.self_play import Fictitious, SelfPlay, SelfPlayWindow
 from juggler.runtime.annotations import typed_by
+from juggler.runtime.kinds import expected, shown
 from juggler.runtime.modules.named_classes import NamedClasses
 from juggler.runtime.nearest import nearest
 
@@ -104,7 +105,6 @@ def of_type(key: str, value: object, hint: Any) -> Any:
         value = None  # TOML has no word for it
     try:
         msgspec.convert(value, hint)
-    except msgspec.ValidationError as error:
-        text = str(error).replace("`object`", "`table`").replace("null`", "none`")
-        raise ValueError(f"{key} = {value!r}: {text}") from None
+    except msgspec.ValidationError:
+        raise ValueError(f"{key}: expected {expected(hint)}, not {shown(value)}") from None
     return value

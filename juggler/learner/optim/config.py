@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_origin, get_type_hint
 
 import msgspec
 
+from juggler.runtime.kinds import expected, shown
 from juggler.runtime.nearest import nearest
 from juggler.runtime.wrong_value import WrongValue
 
@@ -187,5 +188,6 @@ def _converted(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
         try:
             values[key] = msgspec.convert(value, hint)
         except msgspec.ValidationError as error:
-            raise ValueError(f"{where}.{key} = {value!r}: {error}") from error
+            said = f"{where}.{key}: expected {expected(hint)}, not {shown(value)}"
+            raise ValueError(said) from error
     return values
