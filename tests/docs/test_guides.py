@@ -24,6 +24,7 @@ from juggler.runtime.modules.model_config import ModelConfig
 FROM_ELSEWHERE = [
     "docs/from-rllib.md",
     "docs/from-cleanrl.md",
+    "docs/from-rllib.md",
     "docs/from-stable-baselines3.md",
     "docs/from-acme.md",
 ]

@@ -91,7 +91,7 @@ def test_environments_are_trained_on_and_played(extra: str, alone: Alone) -> Non
     assert "1 episode: return" in alone.run("-m", "juggler", "evaluate", "run", "--episodes", 1)
 
 
-@pytest.mark.parametrize("extra", GAMES)
+@pytest.mark.parametrize("extra", first_of(GAMES))
 def test_games_with_several_agents_are_made(alone: Alone, extra: str) -> None:
     play = f"""
 from juggler.envrunner.config import EnvRunnerConfig

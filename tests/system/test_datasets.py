@@ -56,6 +56,7 @@ def test_ten_episodes_of_cartpole_teach_to_hold_poles(place: Place, seed: int) -
     assert played.mean >= 475, (played.returns, metrics(place.path / "run")[-1])
 
 
+@pytest.mark.long
 @seeds
 def test_ten_episodes_of_cartpole_are_imitated_in_place_of_rewards(place: Place, seed: int) -> None:
     recorded(place.path / "shown", "CartPole-v1", [balanced] * 10)
@@ -89,6 +90,7 @@ def test_dqn_imitates_ten_episodes_of_cartpole_from_kept_steps(place: Place, see
     place.assert_nothing_is_left()
 
 
+@pytest.mark.long
 @seeds
 def test_iql_finds_the_better_actions_of_a_data_set_and_bc_the_usual_ones(
     place: Place, seed: int

@@ -54,7 +54,7 @@ def test_a_treasure_in_the_deep_sea_is_found_by_what_is_new_alone(
     [
         pytest.param(("impala",), marks=pytest.mark.long),
         ("ppo", "--num-learners", 2),
-        ("dqn", "--n-step", 1),
+        pytest.param(("dqn", "--n-step", 1), marks=pytest.mark.long),
     ],
 )
 def test_a_run_goes_on_with_what_it_knows(place: Place, options: tuple[object, ...]) -> None:

@@ -164,6 +164,7 @@ def test_only_legal_actions_are_chosen_and_the_best_of_them_learned(
     assert_learned(place, seed, settings, 17.0)
 
 
+@pytest.mark.long
 @seeds
 def test_badly_scaled_observations_are_learned_from_behind_a_filter(
     place: Place, seed: int

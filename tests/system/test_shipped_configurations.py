@@ -18,6 +18,7 @@ def skip_without_its_packages(name: str) -> None:
         pytest.skip(str(error))
 
 
+@pytest.mark.long  # as pong, which another test trains
 def test_breakout_makes_some_updates_and_plays(place: Place) -> None:
     skip_without_its_packages("breakout")
     steps = 3 * read_shipped("breakout").config.learner.batch_size
