@@ -52,6 +52,12 @@ def no_room(more: Load, here: Load) -> SessionError | None:
         here: of those that are here.
     """
     both = here + more
+    if more.environments > MOST_ENVIRONMENTS:
+        text = (
+            f"{more.environments} environments in one session, once for each agent: have at most "
+            f"{MOST_ENVIRONMENTS}"
+        )
+        return SessionError(Code.FULL, text)
     if both.sessions > MOST_SESSIONS or both.environments > MOST_ENVIRONMENTS:
         text = (
             f"{here.sessions} sessions with {here.environments} environments are here, and at most "

@@ -72,7 +72,7 @@ def asks_for(policy: str) -> pb.Hello:
         (
             hello_of(*(f"column_{i}" for i in range(64)), environments=1025),
             "FULL",
-            "once for each agent",
+            "65600 environments in one session, once for each agent",
         ),
         (asks_for("rows"), "NOT_SERVED", "'rows' is asked for, and this run has 'columns'"),
         (hello_of(*NAMES, mode=pb.LOCAL_INFERENCE), "NOT_SERVED", "let the gateway act"),

@@ -56,7 +56,7 @@ def spaces_of(observations: Any, actions: Any = TWO_WAYS) -> list[pb.Agent]:
         ({"mode": 99}, "NOT_SERVED", "use REMOTE_INFERENCE"),
         ({"agents": spaces_of(THREE) * 2}, "NOT_SERVED", "one agent"),
         ({"environments": 0}, "UNKNOWN_ENVIRONMENT", "at least 1"),
-        ({"environments": 1 << 20}, "FULL", "start another gateway"),
+        ({"environments": 1 << 20}, "FULL", "1048576 environments in one session"),
         ({"agents": spaces_of(spaces.Discrete(3))}, "WRONG_SPACES", "must have the same"),
         (
             {"agents": spaces_of(THREE, spaces.Discrete(3))},
@@ -86,6 +86,11 @@ def test_a_hello_that_does_not_fit_is_answered_with_what_to_do(
         assert said in text
         with pytest.raises(StopIteration):
             simulator.hear()
+
+
+def test_a_session_that_never_finds_room_need_not_try_again(world: GatewayWorld) -> None:
+    with RawSimulator(world.address) as simulator:
+        assert not simulator.greet(environments=1 << 20).error.retryable
 
 
 def test_nothing_is_taken_from_a_stream_whose_hello_was_refused() -> None:

@@ -176,7 +176,10 @@ def test_images_with_odd_sides_become_videos_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("env", "said"),
     [
-        (worlds.plain, "video of plain: it cannot be made with render_mode='rgb_array'"),
+        (
+            worlds.plain,
+            "video of plain: it cannot be made with .*: let its constructor take render",
+        ),
         (Blind, "video of Blind: it does not render: .* returned NoneType"),
         (fleet, "video of fleet: it makes a SyncVectorEnv, and only single environments"),
     ],

@@ -135,10 +135,7 @@ class _Recording:
                 return gymnasium.make(self._source, disable_env_checker=True, **arguments)
             made = self._source(**arguments)
         except Exception as error:
-            raise ValueError(
-                f"a video of {self.__qualname__}: it cannot be made with "
-                f"render_mode='rgb_array': {type(error).__name__}: {error}"
-            ) from error
+            raise not_made(self.__qualname__, error) from error
         if not isinstance(made, gymnasium.Env):
             made.close()
             raise ValueError(
@@ -225,6 +222,15 @@ class Film:
         except OSError:
             self._video = None  # there is nothing to finish any more
             raise
+
+
+def not_made(name: str, error: Exception) -> ValueError:
+    """What to raise where an environment cannot be made to render images."""
+    advice = ": let its constructor take render_mode" if isinstance(error, TypeError) else ""
+    return ValueError(
+        f"a video of {name}: it cannot be made with render_mode='rgb_array': "
+        f"{type(error).__name__}: {error}{advice}"
+    )
 
 
 def must_render(env: Any, name: str) -> None:

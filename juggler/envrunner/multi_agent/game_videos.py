@@ -14,6 +14,7 @@ from juggler.envrunner.environments.video import (
     check_package,
     draw_without_screen,
     must_render,
+    not_made,
 )
 from juggler.envrunner.multi_agent.making import MultiAgentFactory, find_games, steps_all_at_once
 from juggler.envrunner.multi_agent.pettingzoo_games import native
@@ -73,10 +74,7 @@ class _Recording:
         try:
             return native(self._make(**{**env_kwargs, **RENDERING}))
         except Exception as error:
-            raise ValueError(
-                f"a video of {self.__qualname__}: it cannot be made with "
-                f"render_mode='rgb_array': {type(error).__name__}: {error}"
-            ) from error
+            raise not_made(self.__qualname__, error) from error
 
 
 class RecordedGame:
