@@ -27,6 +27,8 @@ PEER_SILENCE_SECONDS = 6.0
 #: Between the report that learners lost each other and another attempt with the same ones. One that
 #: died has left by then.
 _REGROUP_SECONDS = 1.0
+#: Of so many learners a warning gives the reasons.
+_MOST_REASONS = 4
 #: Between two warnings that they cannot update together.
 _TELL_SECONDS = 60.0
 
@@ -253,7 +255,10 @@ class Learners:
         if now - self._told_lost < _TELL_SECONDS:
             return
         self._told_lost = now
-        why = "; ".join(f"{name}: {text}" for name, text in sorted(self._why_lost.items()))
+        reasons = [f"{name}: {text}" for name, text in sorted(self._why_lost.items())]
+        why = "; ".join(reasons[:_MOST_REASONS])
+        if (more := len(reasons) - _MOST_REASONS) > 0:
+            why += f"; {more} more have lost each other"
         self._progress.message(
             f"learner group {generation}{self._of_module} cannot update together, although all of "
             f"its learners are here: {why}. It is formed again, and what was sampled for it is "

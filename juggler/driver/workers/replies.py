@@ -33,6 +33,7 @@ SECONDS = frozenset([*_OF_RUNNERS.split(), *_OF_LEARNERS.split()])
 COUNTS = frozenset({"inferences", "inferred_rows", "inferred_batches", "waited_seconds"})
 
 _LONGEST_NOTE = 1000  # characters
+_LONGEST_REASON = 300  # of each learner of a group
 _LONGEST_NAME = 255
 _MOST_STALE_STEPS = 1 << 32  # beside one batch; a run's sum of them has to fit 63 bits
 _MOST_NUMBER = 1e15  # of seconds, or counted
@@ -210,6 +211,7 @@ def read_update_done(
         _check_number("numbers of a replay", name, value)
     _check_numbers("seconds", done.seconds, SECONDS)
     _check_version(Version.of(done.version), newest)
+    done.peer_lost = one_line(done.peer_lost, _LONGEST_REASON)
     return done
 
 
@@ -238,6 +240,7 @@ def read_group_formed(
         raise ValueError(f"an answer to generation {formed.generation}, not {group.generation}")
     if formed.update > newest.update + 1:
         raise ValueError(f"weights of update {formed.update}, where the newest is {newest.update}")
+    formed.peer_lost = one_line(formed.peer_lost, _LONGEST_REASON)
     return formed
 
 

@@ -30,12 +30,12 @@ class World(WorkersWorld):
             where = {"module_id": module.module_id, "meeting_point": "tls:gpu1:5006"}
             self.reply(worker, number, training_pb2.ModuleReady(**where))
 
-    def fail_to_meet(self) -> list[str]:
+    def fail_to_meet(self, why_first: str = WHY) -> list[str]:
         """What people are told a moment after members of the newest group have lost each other."""
         before = len(self.told.messages)
         for learner in self.learners:
             number, group = self.asked(learner, training_pb2.Group)[-1]
-            why = WHY if learner is self.learner else "the learner before this one has left"
+            why = why_first if learner is self.learner else "the learner before this one has left"
             formed = training_pb2.GroupFormed(generation=group.generation, peer_lost=why)
             self.reply(learner, number, formed)
         self.now += 1.5
@@ -56,6 +56,12 @@ def test_each_learner_s_reason_is_told_once_a_minute(world: World) -> None:
     assert world.fail_to_meet() == []
     world.now += 60.0
     assert len(world.fail_to_meet()) == 1
+
+
+def test_a_reason_is_one_line_and_not_long(world: World) -> None:
+    (text,) = world.fail_to_meet("no\nerror: forged" + "x" * 9000)
+    assert "learner-0: no error: forgedxxx" in text
+    assert len(text) < 1000
 
 
 def test_nothing_is_told_where_one_of_them_is_gone(world: World) -> None:
