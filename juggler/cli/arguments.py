@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import tyro
 
 from juggler.cli.option_values import registry_of_values
+from juggler.cli.paragraphs import whole_paragraphs
 from juggler.cli.reattaching import PREDECESSOR
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.config_keys import instead_of, must_suit
@@ -121,14 +122,15 @@ def parse(
     # `from` is a keyword of Python, so the field has another name.
     arguments = [re.sub(r"^--from(?=$|=)", "--from-checkpoint", each) for each in arguments]
     arguments = _with_a_table_for_the_league(arguments)
-    parsed: T = tyro.cli(
-        kind,
-        args=arguments,
-        prog=f"juggler {command}",
-        config=(tyro.conf.OmitArgPrefixes,),
-        registry=registry_of_values(checked=checked),
-        **options,
-    )
+    with whole_paragraphs():
+        parsed: T = tyro.cli(
+            kind,
+            args=arguments,
+            prog=f"juggler {command}",
+            config=(tyro.conf.OmitArgPrefixes,),
+            registry=registry_of_values(checked=checked),
+            **options,
+        )
     return parsed
 
 
