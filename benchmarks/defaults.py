@@ -239,7 +239,7 @@ def main() -> None:
         if any(name in THEIRS for name in given.who) and not os.environ.get(THEIR_PYTHON):
             raise SystemExit(
                 f"Stable-Baselines3 needs a Python of its own, which {THEIR_PYTHON} names: "
-                "benchmarks/README.md says how to get one"
+                "benchmarks/sample-efficiency.md says how to get one"
             )
         run(given.results, given.who, given.tasks, given.seeds, given.at_once)
     elif given.command == "table":

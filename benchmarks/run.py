@@ -1,4 +1,4 @@
-"""Prints the tables of benchmarks/README.md: `python benchmarks/run.py [TABLE …]`.
+"""Prints the tables of the pages in benchmarks/: `python benchmarks/run.py [TABLE …]`.
 
 Every figure is a ratio to something that runs in the same minute, as the median of alternating
 pairs, because absolute figures drift from machine to machine and from hour to hour.

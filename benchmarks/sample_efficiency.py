@@ -230,7 +230,7 @@ def _must_have_theirs() -> None:
     if not os.environ.get(THEIR_PYTHON):
         raise SystemExit(
             f"sample_efficiency needs a Python with stable-baselines3, which {THEIR_PYTHON} names: "
-            "benchmarks/README.md says how to get one"
+            "benchmarks/sample-efficiency.md says how to get one"
         )
 
 

@@ -2,8 +2,8 @@
 
 The dataclasses have general defaults. Those here are for an environment that somebody tries for the
 first time. They were chosen by measurement over fifteen environments (benchmarks/defaults.py, with
-its table in benchmarks/README.md), and learn from few steps: by small batches and many steps of the
-optimizer.
+its table in benchmarks/sample-efficiency.md), and learn from few steps: by small batches and many
+steps of the optimizer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
         "fragment_steps": 8,
         "lr": 2e-3,
         # A run that was solved falls where its value function lags behind the policy: see "What
-        # was learned" in benchmarks/README.md.
+        # was learned" in benchmarks/sample-efficiency.md.
         "value_lr_scale": 3.0,
         "lambda_": 0.95,
         "grad_clip": 0.5,

@@ -48,6 +48,7 @@ ABOUT_RUNS = [
     "docs/security.md",
     "docs/sweeps.md",
 ]
+BENCHMARKS = sorted(f"benchmarks/{page.name}" for page in (ROOT / "benchmarks").glob("*.md"))
 GUIDES = ["docs/modules.md", "docs/connectors.md", "docs/policies.md", *FROM_ELSEWHERE]
 #: Their scripts train for minutes, and that of the README as the first one of "Getting started".
 LEFT_TO_LONG = [
@@ -83,7 +84,7 @@ def test_a_file_has_only_keys_that_exist(page: str) -> None:
     RunConfig.from_flat(tomllib.loads(file))
 
 
-@pytest.mark.parametrize("page", [*GUIDES, *ABOUT_RUNS])
+@pytest.mark.parametrize("page", [*GUIDES, *ABOUT_RUNS, *BENCHMARKS])
 def test_links_lead_to_files_and_headings(page: str) -> None:
     assert [link for link in links(page) if not link.exists()] == []
     for target, heading in re.findall(
@@ -97,9 +98,10 @@ def test_links_lead_to_files_and_headings(page: str) -> None:
 
 def test_lines_of_prose_are_no_longer_than_112_characters() -> None:
     """Tables and code may be longer."""
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+    further = [ROOT / page for page in ("README.md", "CONTRIBUTING.md", *BENCHMARKS)]
+    for page in [*further, *(ROOT / "docs").glob("*.md")]:
         prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.S | re.M)
-        long = [line for line in prose.splitlines() if len(line) > 112 and line[0] != "|"]
+        long = [line for line in prose.splitlines() if len(line) > 112 and line.lstrip()[0] != "|"]
         assert long == [], page.name
 
 

@@ -159,7 +159,7 @@ def test_dqn_solves_cartpole(place: Place, seed: int) -> None:
 def test_solved_stays_solved(place: Place, algorithm: str) -> None:
     """475, and then another million steps in which what greedy play brings stays at 400.
 
-    `benchmarks/README.md` has five seeds of each.
+    `benchmarks/sample-efficiency.md` has five seeds of each.
     """
     limits = ("--stop-return", 501, "--stop-steps", 1_500_000)
     evaluations = ("--evaluation-seconds", 1, "--evaluation-episodes", 20)

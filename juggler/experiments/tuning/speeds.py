@@ -134,7 +134,7 @@ class Expected:
     limit: str
 
 
-#: The driver's CPU time for a batch, in seconds; see "Scaling" in benchmarks/README.md.
+#: The driver's CPU time for a batch, in seconds; see "A whole driver" in benchmarks/driver.md.
 _DRIVER = 2e-4
 
 T = TypeVar("T", Sampling, Updating)
