@@ -73,7 +73,7 @@ def test_a_population_of_curious_learners_is_refused_without_a_way_that_is_refus
 @pytest.mark.parametrize(
     ("table", "error"),
     [
-        ({"kind": "rdn"}, r"intrinsic\.kind = 'rdn'"),
+        ({"kind": "rdn"}, r"intrinsic\.kind: 'rdn'"),
         ({"coefficent": 1.0}, r"no key 'coefficent': did you mean 'coefficient'"),
         ({"coefficient": 0.0}, r"intrinsic\.coefficient = 0\.0: must be above 0"),
         ({"gamma_int": 1.0}, r"intrinsic\.gamma_int = 1\.0: must be at least 0, below 1"),

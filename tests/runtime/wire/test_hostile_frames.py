@@ -220,7 +220,7 @@ BAD_TREES: dict[str, TreeInfo] = {
     "over the limit, 8": TreeInfo(arrays=[array(str(i)) for i in range(9)], payload_size=8),
     "over the limit, 4$": one_array(path=list("abcde")),
     "5 dimensions, limit 4": one_array(shape=[1] * 5),
-    "number 0 is not known": one_array(dtype=0),
+    "no dtype is given": one_array(dtype=0),
     "number 14 is not known": one_array(dtype=14),
     "ends at byte 9 ": one_array(shape=[9]),
     "ends at byte 12 ": one_array(offset=4),
