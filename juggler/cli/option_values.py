@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import tyro
 
 from juggler.learner.optim.config import Scheduled
-from juggler.runtime.nearest import nearest
+from juggler.runtime.kinds import misfit
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ def registry_of_values(*, checked: bool = True) -> tyro.constructors.Constructor
         return tyro.constructors.PrimitiveConstructorSpec(
             nargs=1,
             metavar=f"{{{','.join(words)}}}",
-            instance_from_str=reading(lambda given: _word(given[0], words)),
+            instance_from_str=reading(lambda given: _word(given[0], info.type)),
             is_instance=lambda value: value in words or not checked,
             str_from_instance=lambda value: [str(value)],
         )
@@ -131,9 +131,9 @@ def registry_of_values(*, checked: bool = True) -> tyro.constructors.Constructor
     return registry
 
 
-def _word(given: str, words: tuple[str, ...]) -> str:
-    if given not in words:
-        raise ValueError(f"{given!r} is not known{nearest(given, words)}")
+def _word(given: str, kind: Any) -> str:
+    if given not in get_args(kind):
+        raise ValueError(misfit(kind, given))
     return given
 
 
