@@ -9,6 +9,7 @@ prints a line once all calls were made, makes those again that end, and leaves w
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from grpc_health.v1 import health_pb2
 
 _CALLS = 16  # on each connection, the most that a server takes
 _BEGUN_SECONDS = 1.0  # of a call that nobody answers
-_AGAIN_SECONDS = 10.0
+_AGAIN_SECONDS = 20.0
 METHODS = {
     "watch": "/grpc.health.v1.Health/Watch",
     "check": "/grpc.health.v1.Health/Check",
@@ -49,6 +50,7 @@ def attacker(address: str, kind: str, connections: int) -> Iterator[None]:
 
 
 async def main(address: str, kind: str, connections: int) -> None:
+    os.nice(10)  # strangers do not take the cores of the machine that they attack
     options = [("grpc.use_local_subchannel_pool", 1)]
     channels = [grpc.aio.insecure_channel(address, options) for _ in range(connections)]
     begun: list[asyncio.Event] = []
