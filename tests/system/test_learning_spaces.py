@@ -143,7 +143,13 @@ def test_actions_of_several_choices_are_learned(place: Place, seed: int) -> None
 
 @seeds
 def test_every_part_of_a_dict_is_read(place: Place, seed: int) -> None:
-    settings = FAST | {"env": "support.toys:Errand", "gamma": 0.9, "stop_steps": 1_000_000}
+    settings = FAST | {
+        "env": "support.toys:Errand",
+        "gamma": 0.9,
+        # With the default, one seed in some ten keeps to a policy that does not heed every part.
+        "entropy_coefficient": 0.03,
+        "stop_steps": 1_000_000,
+    }
     assert_learned(place, seed, settings, 0.65)
 
 
