@@ -33,6 +33,7 @@ from juggler.learner.core.metrics import mean_metrics
 from juggler.learner.core.micro_batches import MeanOverParts, micro_batches
 from juggler.learner.core.recordings import Recordings
 from juggler.learner.core.state_core import StateCore
+from juggler.learner.core.varying_columns import with_recurring_shapes
 from juggler.learner.data.sources import NEW_STEPS
 from juggler.learner.optim.optimizers import chosen, on_host
 from juggler.learner.optim.parameter_group import Factories as Factories
@@ -40,7 +41,6 @@ from juggler.learner.optim.parameter_group import ParameterGroup as ParameterGro
 from juggler.learner.optim.parameter_group_state import ParameterGroupState as ParameterGroupState
 from juggler.learner.optim.parameter_group_state import State as State
 from juggler.learner.optim.parameter_group_state import copied, with_steps
-from juggler.runtime.modules import columns as c
 
 #: Keys that say how often a loss is computed in an update, if an algorithm has them.
 _PASSES = ("minibatches", "epochs")
@@ -300,9 +300,7 @@ class GradientCore(StateCore, ABC):
             found = compute(inputs)
         else:
             if not group.modules[module_id].get_initial_state():
-                # Only modules with a state read these, whose number changes from sample to sample.
-                columns = {name: each for name, each in columns.items() if name not in c.SEGMENTS}
-                inputs["columns"] = {module_id: columns}
+                inputs["columns"] = {module_id: with_recurring_shapes(columns)}
             found = self._recordings(compute, inputs, self._basis(), self.decided(state))
         return found["gradient"], Loss(**found["loss"]), found["buffers"]
 

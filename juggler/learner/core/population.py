@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from juggler.learner.core.gradient_core import GradientCore, State
 from juggler.learner.core.learner_core import (
     ALONE,
     Aux,
-    Columns,
     Grads,
     LearnerCore,
     Metrics,
@@ -29,6 +28,7 @@ from juggler.learner.core.population_members import (
     numbers_of_members,
 )
 from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like
+from juggler.learner.core.varying_columns import padded_truncations, without_segments
 from juggler.learner.data.sources import CircularBuffer, DataSource, Queue
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
@@ -256,36 +256,14 @@ def stacked(samples: Sequence[Sample]) -> Sample:
     padded = []
     for sample in samples:
         most = {key: max(len(each[key][c.FINAL_ROWS]) for each in samples) for key in sample}
-        padded.append({key: _padded(columns, most[key]) for key, columns in sample.items()})
+        padded.append(
+            {
+                key: without_segments(padded_truncations(columns, most[key]))
+                for key, columns in sample.items()
+            }
+        )
     together: Sample = tree_map(_stack, *padded)
     return together
-
-
-def _padded(columns: Columns, truncated: int) -> dict[str, Any]:
-    """A module's columns without segments, padded to a number of truncated episodes."""
-    kept = {name: x for name, x in columns.items() if name not in c.SEGMENTS}
-    finals = [name for name in c.FINALS if name in kept]
-    missing = truncated - len(kept[c.FINAL_ROWS])
-    if not missing:
-        return kept
-    last: dict[str, Any]
-    if len(kept[c.FINAL_ROWS]):
-        last = {name: tree_map(lambda x: x[-1:], kept[name]) for name in finals}  # [1, ...]
-    else:
-        # The same observation follows a row's last step anyway, unless that is truncated.
-        steps = kept[c.LIVE].shape[1]
-        last = {
-            c.FINAL_ROWS: torch.zeros_like(kept[c.LIVE][:1, 0], dtype=torch.int64),  # [1]
-            c.FINAL_STEPS: torch.full_like(kept[c.LIVE][:1, 0], steps - 1, dtype=torch.int64),
-        }
-        for _, after, final in (c.OBSERVED, c.OBSERVED_BY_CRITIC):
-            if final in kept:
-                last[final] = tree_map(lambda x: x[:1], kept[after])
-    for name in finals:
-        kept[name] = tree_map(
-            lambda x, y: torch.cat([x, *[y] * missing]), kept[name], last[name]
-        )  # [truncated, ...]
-    return kept
 
 
 def _stack(*tensors: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ _MOST_COUNTED, _MOST_RECORDED = 256, 16
 #: the CPU, they are processor time of the thread that calls, which is that of Python, takes part in
 #: each operation, and is not longer for other work of the machine. What further threads of an
 #: operation take is not counted: they do not shorten the Python.
-SLOW: Final = 0.03
+SLOW: Final = 0.1
 
 
 class Recordings:
