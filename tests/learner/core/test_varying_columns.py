@@ -1,5 +1,4 @@
-"""Where a loss is recorded, samples with columns of other lengths have the same shapes, and the same
-gradients."""
+"""Where a loss is recorded, columns of any length have the same shapes, and the same gradients."""
 
 from __future__ import annotations
 
