@@ -25,7 +25,7 @@ from juggler.learner.core.tensor_trees import TensorTree, alike, near, read, sam
 _log = logging.getLogger(__name__)
 
 #: Calls with the same shapes after which one is recorded.
-OFTEN: Final = 50
+OFTEN: Final = 20
 #: Calls before a recording that are timed, and after it those that are made both ways and compared:
 #: in all of them the host waits for a GPU.
 _TIMED, _CHECKS = 3, 3
