@@ -144,14 +144,14 @@ def test_simulators_teach_cartpole(tmp_path: Path, simulator: str, count: int) -
 @pytest.mark.slow
 def test_what_a_random_policy_did_teaches_impala_and_is_recorded(tmp_path: Path) -> None:
     sampled = tmp_path / "sampled"
-    options = f"cartpole --stop-steps 200000 --record {sampled}"
+    options = f"cartpole --stop-steps 100000 --record {sampled}"
     summary = learned_from(tmp_path, options, LOGGED, 2)
     assert not summary["solved"]  # returns of another policy are none of this one
     played = juggler.evaluate(tmp_path / "run", episodes=20)
     assert sum(played.returns) / 20 > 60  # of 22 where actions are random
     recorded = Dataset(str(sampled))
     steps = sum(len(recorded.episode(index)) for index in range(len(recorded)))
-    assert steps > 190_000
+    assert steps > 95_000
 
 
 @pytest.mark.slow
