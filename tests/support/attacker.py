@@ -22,7 +22,7 @@ from grpc_health.v1 import health_pb2
 
 _CALLS = 16  # on each connection, the most that a server takes
 _BEGUN_SECONDS = 1.0  # of a call that nobody answers
-_AGAIN_SECONDS = 20.0
+_AGAIN_SECONDS = 10.0
 METHODS = {
     "watch": "/grpc.health.v1.Health/Watch",
     "check": "/grpc.health.v1.Health/Check",

@@ -30,7 +30,7 @@ def test_workers_come_and_train_whatever_strangers_hold_open(place: Place) -> No
             180,
             lambda: driver.output + runners[0].output,
         )
-        probe = place.run("healthcheck", at_driver, "--timeout", 30)
+        probe = place.run("healthcheck", at_driver)
         assert probe.status == 0, probe.output
         told = place.run("status", at_driver, "--once", *secret)
         assert told.status == 0, told.output
