@@ -10,22 +10,22 @@ from juggler.learner.core.learner_core import Columns
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
 
-#: The number of truncated episodes is rounded up to a multiple of the sample's steps over this.
-_PARTS: Final = 64
+#: The number of truncated episodes is rounded up to a multiple of this share of the sample's steps.
+_SHARE: Final = 1 / 64
 
 
 def with_recurring_shapes(columns: Columns) -> Columns:
-    """A module's columns, for a module without a state, with shapes that come again and again.
+    """The columns of a module without a state, with shapes that come again from sample to sample.
 
-    Only modules with a state read segments. Numbers of truncated episodes are rounded up, which
-    takes at most a 64th more observations than the sample has steps. Without any truncated episode,
-    there are none afterwards.
+    Segments are left out, because only modules with a state read them. The number of truncated
+    episodes is rounded up, which adds at most one observation for 64 steps of the sample. A sample
+    without truncated episodes keeps none.
     """
     columns = without_segments(columns)
     if c.FINAL_ROWS not in columns:
         return columns
     n, t = columns[c.LIVE].shape
-    multiple = max(1, n * t // _PARTS)
+    multiple = max(1, int(n * t * _SHARE))
     return padded_truncations(columns, -(-len(columns[c.FINAL_ROWS]) // multiple) * multiple)
 
 
@@ -34,9 +34,14 @@ def without_segments(columns: Columns) -> Columns:
 
 
 def padded_truncations(columns: Columns, count: int) -> Columns:
-    """A module's columns with this number of truncated episodes, the last of which is repeated.
+    """A module's columns with `count` truncated episodes: the last one is repeated.
 
-    A loss may read what follows the step of each one, but have no gradient through that.
+    A loss may read the value of a final observation, but must not have a gradient through it:
+    repeated observations would count several times.
+
+    Args:
+        columns: with at most `count` truncated episodes.
+        count: K.
     """
     missing = count - len(columns[c.FINAL_ROWS])
     if not missing:
@@ -55,8 +60,10 @@ def padded_truncations(columns: Columns, count: int) -> Columns:
         for _, after, final in (c.OBSERVED, c.OBSERVED_BY_CRITIC):
             if final in columns:
                 last[final] = tree_map(lambda x: x[:1], columns[after])
-    repeated = {
-        name: tree_map(lambda x, y: torch.cat([x, *[y] * missing]), columns[name], last[name])
+    padded = {
+        name: tree_map(
+            lambda x, y: torch.cat([x, y.expand(missing, *y.shape[1:])]), columns[name], last[name]
+        )
         for name in finals
-    }  # [count, ...] each
-    return {**columns, **repeated}
+    }  # [K, ...] each
+    return {**columns, **padded}

@@ -68,6 +68,7 @@ def test_a_repeated_episode_is_the_last_one_or_what_follows_a_row(make_batch: Ma
 def test_gradients_are_the_same_up_to_rounding(make_batch: MakeBatch, name: str) -> None:
     core = make_core(name)
     state, sample = core.init(seed=1), sample_of(make_batch, seed=3)
+    assert truncated_episodes(sample) % (ROWS * STEPS // 64), "it is rounded up"
     found = []
     for recordings in (None, Recordings(1, math.inf)):
         core._recordings = recordings
