@@ -46,9 +46,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What trains ends after a number of steps; on a busy machine these take their time."""
+    """Gives tests of real runs more time: steps take longer on a busy machine."""
     for item in items:
-        if not item.get_closest_marker("slow"):
+        if not any(item.get_closest_marker(tier) for tier in ("slow", "long")):
             continue
         if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))

@@ -159,7 +159,7 @@ def test_a_return_may_be_more_than_a_reward_can_be(world: GatewayWorld) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_policy_remembers_is_each_environments_own() -> None:
     with GatewayWorld(TinyMemory, rows=1, steps=2) as world:
         world.use(0.4, Version(1, 0))

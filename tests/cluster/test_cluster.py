@@ -83,6 +83,7 @@ def test_a_cluster_trains_cartpole_to_solved_and_ends(cluster: Cluster) -> None:
     assert [cluster.inspect(each, ".RestartCount") for each in everybody] == ["0"] * 6
 
 
+@pytest.mark.long
 def test_containers_of_the_host_share_memory(cluster: Cluster) -> None:
     # Batches of CartPole that are large enough.
     large = "--stop-return 501 --envs-per-runner 256 --fragment-steps 64 --batch-size 32768"
@@ -111,6 +112,7 @@ def test_containers_of_the_host_share_memory(cluster: Cluster) -> None:
         cluster.configure()
 
 
+@pytest.mark.long
 def test_the_files_for_several_hosts_make_a_run_on_the_network_of_their_hosts(
     cluster: Cluster,
 ) -> None:
@@ -144,6 +146,7 @@ def test_the_files_for_several_hosts_make_a_run_on_the_network_of_their_hosts(
     cluster.compose(*(word for role in roles for word in ("-f", f"{role}.yaml")), "down", "-v")
 
 
+@pytest.mark.long
 def test_no_container_has_more_rights_than_it_needs(long_run: Cluster) -> None:
     for service in ("driver", "learner", "envrunner"):
         container = long_run.containers(service)[0]
@@ -156,6 +159,7 @@ def test_no_container_has_more_rights_than_it_needs(long_run: Cluster) -> None:
         assert rights["NoNewPrivs"] == "1"
 
 
+@pytest.mark.long
 def test_a_killed_envrunner_is_started_again_and_the_run_goes_on(long_run: Cluster) -> None:
     before, victim = len(long_run.events()), long_run.containers("envrunner")[1]
     worker = long_run.worker(victim)
@@ -169,6 +173,7 @@ def test_a_killed_envrunner_is_started_again_and_the_run_goes_on(long_run: Clust
     assert long_run.inspect(victim, ".RestartCount") == "1"
 
 
+@pytest.mark.long
 def test_a_killed_learner_leaves_the_other_one_training_and_joins_it_again(
     long_run: Cluster,
 ) -> None:
@@ -185,6 +190,7 @@ def test_a_killed_learner_leaves_the_other_one_training_and_joins_it_again(
     assert long_run.newest()["env_steps_dropped"]["learner_lost"] > 0
 
 
+@pytest.mark.long
 def test_a_paused_learner_is_left_behind_and_comes_back(long_run: Cluster) -> None:
     before, victim = len(long_run.events()), long_run.containers("learner")[1]
     worker = long_run.worker(victim)
@@ -204,6 +210,7 @@ def test_a_paused_learner_is_left_behind_and_comes_back(long_run: Cluster) -> No
     _told(long_run, f"{worker} left: no heartbeat")
 
 
+@pytest.mark.long
 def test_hosts_that_are_cut_off_for_20_s_are_done_without_and_come_back(
     long_run: Cluster,
 ) -> None:
@@ -229,6 +236,7 @@ def test_hosts_that_are_cut_off_for_20_s_are_done_without_and_come_back(
     _told(long_run, f"{learner} left: ", f"{runner} left: ")
 
 
+@pytest.mark.long
 def test_envrunners_are_scaled_up_and_down_while_the_run_goes_on(long_run: Cluster) -> None:
     def scale(number: int) -> float:
         begun = time.monotonic()
@@ -264,6 +272,7 @@ def test_a_killed_driver_goes_on_from_its_checkpoint_with_the_same_workers(
     _told(long_run, "going on from update ")
 
 
+@pytest.mark.long
 def test_a_cluster_that_is_stopped_ends_in_order_and_goes_on_when_it_is_started(
     long_run: Cluster,
 ) -> None:
@@ -339,6 +348,7 @@ def test_a_league_outlives_a_killed_learner_and_a_host_that_is_paused(cluster: C
     assert (end["reason_for_stop"], end["env_steps_in_flight"]) == ("terminated", 0)
 
 
+@pytest.mark.long
 def test_a_stack_on_a_swarm_is_solved_and_leaves_nothing(
     place: Place, cluster: Cluster, swarm: Swarm
 ) -> None:
@@ -353,6 +363,7 @@ def test_a_stack_on_a_swarm_is_solved_and_leaves_nothing(
     assert not swarm.left()
 
 
+@pytest.mark.long
 def test_a_stack_outlives_a_killed_task_and_a_drained_node(place: Place, swarm: Swarm) -> None:
     run_dir = place.path / "run"
     options = ["--", "--stop-return", "501", "--checkpoint-seconds", "1"]
@@ -394,6 +405,7 @@ def test_a_stack_outlives_a_killed_task_and_a_drained_node(place: Place, swarm: 
     assert not swarm.left()
 
 
+@pytest.mark.long
 def test_a_stack_whose_driver_fails_says_why(place: Place, swarm: Swarm) -> None:
     (place.path / "run").mkdir()
     place.write("run/something", "")

@@ -9,7 +9,7 @@ import pytest
 from support.place import Place, assert_books_balance, metrics, summary
 from support.pods import Pods, missing
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 _KEPT = {"PersistentVolumeClaim"}
 
 

@@ -50,25 +50,17 @@ ABOUT_RUNS = [
 ]
 BENCHMARKS = sorted(f"benchmarks/{page.name}" for page in (ROOT / "benchmarks").glob("*.md"))
 GUIDES = ["docs/modules.md", "docs/connectors.md", "docs/policies.md", *FROM_ELSEWHERE]
-#: Their scripts train for minutes, and that of the README as the first one of "Getting started".
-LEFT_TO_LONG = [
-    "README.md",
-    "docs/connectors.md",
-    "docs/from-acme.md",
-    "docs/from-cleanrl.md",
-    "docs/from-stable-baselines3.md",
-    "docs/modules.md",
-    "docs/policies.md",
-]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.long) if page in LEFT_TO_LONG else page
-        for page in ["README.md", "docs/getting-started.md", "docs/sweeps.md", *GUIDES]
+        pytest.param("docs/getting-started.md", marks=pytest.mark.slow),
+        *(
+            pytest.param(page, marks=pytest.mark.long)
+            for page in ["README.md", "docs/sweeps.md", *GUIDES]
+        ),
     ],
 )
 def test_the_python_of_a_page_runs_as_one_script_and_reaches_what_it_says(

@@ -60,7 +60,7 @@ def test_the_files_on_the_page_have_only_keys_that_exist() -> None:
     assert configs[7].critics_see == ("state",)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_guide_leads_to_two_policies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_python: Callable[..., str]

@@ -41,7 +41,7 @@ def test_an_environment_of_ones_own_is_learned(tmp_path: Path, run_python: RunPy
     [
         ("custom_environment", "tensor_environments", "custom_module"),
         pytest.param(
-            ("custom_distribution", "custom_connector", "extended_module"), marks=pytest.mark.slow
+            ("custom_distribution", "custom_connector", "extended_module"), marks=pytest.mark.long
         ),
     ],
     ids=", ".join,
@@ -58,7 +58,6 @@ def test_they_train_for_an_update_and_play_what_it_made_of_their_modules(
     assert ends == ["stop_steps"] * 3
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_environments_in_tensors_are_learned(tmp_path: Path, run_python: RunPython) -> None:
     output = run_python(EXAMPLES / "tensor_environments.py")
@@ -68,7 +67,6 @@ def test_environments_in_tensors_are_learned(tmp_path: Path, run_python: RunPyth
     assert evaluated(output) > -10, "a thermostat that knows nothing gets about -25"
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_module_of_ones_own_is_trained(tmp_path: Path, run_python: RunPython) -> None:
     output = run_python(EXAMPLES / "custom_module.py")
@@ -92,7 +90,6 @@ def test_an_algorithm_of_ones_own_is_trained_with(tmp_path: Path, run_python: Ru
     assert config["grad_clip"] == 10.0, "a default of its own"
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_an_algorithm_that_is_derived_from_dqn_is_trained_with(
     tmp_path: Path, run_python: RunPython
@@ -107,7 +104,7 @@ def test_an_algorithm_that_is_derived_from_dqn_is_trained_with(
     assert float(state["buffers"]["epsilon"]) == pytest.approx(0.05), "the schedule went on"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "parameter"),
     [
@@ -128,7 +125,7 @@ def test_a_part_of_ones_own_is_trained_with(
     assert parameter in state["parameters"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_language_model_learns_to_repeat_words(tmp_path: Path, run_python: RunPython) -> None:
     output = run_python(EXAMPLES / "language_model.py")
     summary, _ = summary_and_run(tmp_path)
@@ -147,7 +144,7 @@ def test_two_modules_with_one_encoder_learn_in_one_run(run_python: RunPython) ->
     assert shared == "one encoder: True"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_in_a_file_is_solved(tmp_path: Path, run_python: RunPython) -> None:
     output = run_python("-m", "juggler", "train", EXAMPLES / "my_run.toml")
     summary, run_dir = summary_and_run(tmp_path)

@@ -47,7 +47,7 @@ def test_its_environments_are_made_and_stepped(name: str) -> None:
         env.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("one_forkserver")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_run_learns_from_it_and_is_evaluated(

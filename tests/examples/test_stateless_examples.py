@@ -30,7 +30,7 @@ def lines_of_code(source: str) -> int:
     return len(lines)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_of_sixteen_learning_rates_on_one_stream_some_learn_and_the_least_do_not(
     run_python: RunPython,
 ) -> None:
@@ -41,7 +41,7 @@ def test_of_sixteen_learning_rates_on_one_stream_some_learn_and_the_least_do_not
     assert max(returns) > 200, output
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_reward_for_what_is_new_leads_to_the_treasure(run_python: RunPython) -> None:
     output = run_python(EXAMPLES / "intrinsic_reward.py")
     plain, curious = output.splitlines()
@@ -91,7 +91,7 @@ def test_a_core_around_another_keeps_what_the_other_learns_from() -> None:
     assert isinstance(core.data_source(), Replay), "who copies the example copies this, too"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_learner_around_another_library_learns(run_python: RunPython) -> None:
     output = run_python(EXAMPLES / "external_optimizer.py")
     returns = [float(each) for each in re.findall(r"return ([\d.]+)", output)]

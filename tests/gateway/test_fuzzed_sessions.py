@@ -204,7 +204,7 @@ def _waits(one: Simulator) -> bool:
 @pytest.mark.parametrize("wild", [False, True])
 @pytest.mark.parametrize(
     "seeds",
-    [range(12), pytest.param(range(12, 30), marks=[pytest.mark.slow, pytest.mark.long])],
+    [range(12), pytest.param(range(12, 30), marks=[pytest.mark.long])],
     ids=["some", "others"],
 )
 def test_whatever_simulators_do_every_step_is_somewhere(

@@ -141,7 +141,7 @@ def test_simulators_teach_cartpole(tmp_path: Path, simulator: str, count: int) -
     assert all(1 <= each["rows"] <= count for each in inferences if each)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_random_policy_did_teaches_impala_and_is_recorded(tmp_path: Path) -> None:
     sampled = tmp_path / "sampled"
     options = f"cartpole --stop-steps 100000 --record {sampled}"

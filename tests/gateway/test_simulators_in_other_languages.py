@@ -126,7 +126,6 @@ def test_a_game_for_two_is_learned_from_over_tls(
     )
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_cartpole_in_cpp_is_learned_from(place: Path) -> None:
     install, *build, simulate = commands("apt-get")
@@ -187,7 +186,7 @@ def test_the_simulators_in_python_play() -> None:
         assert world.count("episodes") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_simulator_in_python_acts_by_itself() -> None:
     scope: dict[str, Any] = {}
     for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.S | re.M):

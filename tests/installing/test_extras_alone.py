@@ -51,6 +51,7 @@ def trained(plain: Alone) -> Path:
     return plain.path / "run"
 
 
+@pytest.mark.long
 def test_every_extra_is_tried() -> None:
     assert {
         *ENVIRONMENTS,
@@ -64,6 +65,7 @@ def test_every_extra_is_tried() -> None:
     } == EXTRAS.keys() - LEFT_OUT
 
 
+@pytest.mark.long
 def test_without_any_extra_a_run_trains_is_played_and_drawn(plain: Alone, trained: Path) -> None:
     there = f"""
 import importlib.util
@@ -74,6 +76,7 @@ print([name for name in {BROUGHT.split()} if importlib.util.find_spec(name)])
     assert f"plot: {trained}/plot.png" in plain.run("-m", "juggler", "plot", trained)
 
 
+@pytest.mark.long
 def test_without_any_extra_the_machine_is_looked_at_and_a_project_is_written(plain: Alone) -> None:
     found = {each["name"]: each for each in json.loads(plain.run(*DOCTOR, "--json"))}
     assert found["torch"]["state"] == "ok"
@@ -84,6 +87,7 @@ def test_without_any_extra_the_machine_is_looked_at_and_a_project_is_written(pla
 
 
 @pytest.mark.parametrize("extra", first_of(ENVIRONMENTS))
+@pytest.mark.long
 def test_environments_are_trained_on_and_played(extra: str, alone: Alone) -> None:
     train = ("-m", "juggler", "train", ENVIRONMENTS[extra], *SHORT, "--run-dir")
     install(alone, extra, told=alone.try_to_run(*train, "failed"))
@@ -92,6 +96,7 @@ def test_environments_are_trained_on_and_played(extra: str, alone: Alone) -> Non
 
 
 @pytest.mark.parametrize("extra", first_of(GAMES))
+@pytest.mark.long
 def test_games_with_several_agents_are_made(alone: Alone, extra: str) -> None:
     play = f"""
 from juggler.envrunner.config import EnvRunnerConfig
@@ -103,6 +108,7 @@ print(*envs.agents)
     assert alone.run("-c", play) == "player_0 player_1\n"
 
 
+@pytest.mark.long
 def test_certificates_are_made(alone: Alone) -> None:
     certs = ("-m", "juggler", "certs", "tls")
     install(alone, "certs", told=alone.try_to_run(*certs))
@@ -111,6 +117,7 @@ def test_certificates_are_made(alone: Alone) -> None:
     assert names == {"ca.pem", "cert.pem", "key.pem", "token"}
 
 
+@pytest.mark.long
 def test_demonstrations_are_recorded_and_learned_from(alone: Alone, trained: Path) -> None:
     record = ("-m", "juggler", "record", trained, "--episodes", 1, "--to", "shown")
     install(alone, "datasets", told=alone.try_to_run(*record))
@@ -131,12 +138,14 @@ print(actions.shape)
 """
 
 
+@pytest.mark.long
 def test_policies_are_exported_and_act(alone: Alone, trained: Path) -> None:
     install(alone, "onnx", told=alone.try_to_run("-c", EXPORT, trained))
     alone.run("-c", EXPORT, trained)
     assert alone.run("-c", ACT) == "(3,)\n"
 
 
+@pytest.mark.long
 def test_settings_are_looked_for(alone: Alone) -> None:
     sweep = ("-m", "juggler", "sweep", "cartpole", *SHORT, "--trials", 1, "--space", "lr=1e-4,1e-3")
     install(alone, "sweep", told=alone.try_to_run(*sweep))
@@ -144,6 +153,7 @@ def test_settings_are_looked_for(alone: Alone) -> None:
     assert "lr = 0.00" in (alone.path / "sweep" / "best.toml").read_text()
 
 
+@pytest.mark.long
 def test_videos_are_written(alone: Alone, trained: Path) -> None:
     video = ("-m", "juggler", "evaluate", trained, "--episodes", 1, "--video", "videos")
     install(alone, "video", told=alone.try_to_run(*video))
@@ -161,6 +171,7 @@ with grpc.insecure_channel(sys.argv[1]) as channel:
 """
 
 
+@pytest.mark.long
 def test_services_are_listed(alone: Alone, address: str) -> None:
     driver = ("-m", "juggler", "driver", "cartpole", "--bind", address, "--reflection")
     install(alone, "reflection", told=alone.try_to_run(*driver))

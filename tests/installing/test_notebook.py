@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.alone import Alone
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]  # pip fetches Jupyter
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # pip fetches Jupyter
 
 CELLS = [
     "import juggler\n"

@@ -8,7 +8,7 @@ import pytest
 from support.alone import Alone
 from support.pages import script
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]  # pip fetches both
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]  # pip fetches both
 
 #: As a page is run elsewhere, but that a run has the time to say something.
 BEFORE = """

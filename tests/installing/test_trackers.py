@@ -58,6 +58,7 @@ def recorded():
 """
 
 
+@pytest.mark.long
 def test_wandb_has_configuration_metrics_and_checkpoints_of_a_run_and_of_its_resumption(
     alone: Alone,
 ) -> None:

@@ -41,6 +41,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert set(about.get_all("Provides-Extra") or []) == extras["optional-dependencies"].keys()
 
 
+@pytest.mark.long
 def test_the_wheel_has_the_whole_package_and_what_other_languages_need_where_it_is_found(
     wheel: Path,
 ) -> None:
@@ -54,6 +55,7 @@ def test_the_wheel_has_the_whole_package_and_what_other_languages_need_where_it_
     assert {name.partition("/")[0] for name in files if name.endswith(".py")} == {"juggler"}
 
 
+@pytest.mark.long
 def test_the_source_distribution_has_all_of_it_and_builds_the_client_as_well(
     tmp_path: Path,
 ) -> None:

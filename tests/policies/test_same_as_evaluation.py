@@ -196,22 +196,14 @@ def test_the_evaluator_of_a_run_plays_a_checkpoint_as_it_is(
     evaluator.close()
 
 
-#: An export takes seconds. That of one run stands for the others in the fast tests, and those of
-#: the runs with most in them in the slow ones.
+#: An export takes seconds. That of one run stands for the others in the fast tests.
 FAST_EXPORT = "masked in infos"
-SLOW_EXPORTS = {
-    "gru, what came before",
-    "stack behind a filter",
-    "parts as they were",
-    "images",
-    "connectors of one's own",
-}
 
 
 def _exported() -> list[Any]:
-    marks = {FAST_EXPORT: [], **{name: [pytest.mark.slow] for name in SLOW_EXPORTS}}
-    further = [pytest.mark.slow, pytest.mark.long]
-    return [pytest.param(name, marks=marks.get(name, further)) for name in RUNS]
+    return [
+        name if name == FAST_EXPORT else pytest.param(name, marks=pytest.mark.long) for name in RUNS
+    ]
 
 
 @pytest.mark.parametrize("name", _exported())

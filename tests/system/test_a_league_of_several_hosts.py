@@ -33,7 +33,6 @@ max_phase_steps = 4_000}
 """
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_league_of_two_hosts_outlives_a_learner_and_a_host_that_stands_still(
     place: Place, two_hosts: tuple[list[str], list[str], str]

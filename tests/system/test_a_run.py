@@ -74,7 +74,7 @@ def test_a_run_writes_what_happened_and_leaves_nothing_behind(place: Place) -> N
     assert "\x1b" not in run.output, "no escape sequences where there is no terminal"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_trains_on_the_public_api_of_grpc(place: Place) -> None:
     options = ["--run-dir", "run", "--stop-steps", 20_000, "--stop-return", 501]
     run = place.run("train", "cartpole", *options, JUGGLER_GRPC="public")
@@ -216,7 +216,7 @@ def test_stop_seconds_are_of_training_and_go_on_where_a_run_is_resumed(place: Pl
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_run_chose_is_said_and_kept_and_nothing_that_was_given_is_replaced(
     place: Place,
 ) -> None:

@@ -70,6 +70,7 @@ def test_ppo_learns_synchronously_too(place: Place, seed: int) -> None:
 
 @pytest.mark.parametrize("algorithm", ["appo", left_to_long("ppo"), "pqn"])
 @pytest.mark.parametrize("seed", first_of([1, 2]))
+@pytest.mark.long
 def test_cartpole_is_solved(place: Place, algorithm: str, seed: int) -> None:
     limits = ("--stop-return", 475, "--stop-steps", 500_000)
     end = train(place, "cartpole", "--algorithm", algorithm, "--seed", seed, *limits)
@@ -122,6 +123,7 @@ def test_each_kind_of_dqn_holds_poles_ten_times_as_long_as_random_play(
     ("algorithm", "seed"),
     [*first_of([("sac", 1), ("sac", 2)]), *first_of([("td3", 1), ("td3", 2)])],
 )
+@pytest.mark.long
 def test_a_mass_is_pushed_to_its_place(place: Place, algorithm: str, seed: int) -> None:
     model = json.dumps({"hidden_sizes": [32, 32], "activation": "relu"})
     replay = ("--replay-batch-size", 64, "--replay-ratio", 64, "--replay-begin", 300)

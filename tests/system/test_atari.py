@@ -11,7 +11,7 @@ from support.place import REPOSITORY, Place, assert_books_balance, summary
 pytest.importorskip("ale_py", reason="needs ale-py: pip install -e '.[atari]'")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pong_is_trained_from_single_frames(place: Place) -> None:
     run = place.run("train", "pong", "--run-dir", "run", "--stop-steps", 2000)
     assert run.status == 0, run.output
@@ -26,7 +26,7 @@ def test_pong_is_trained_from_single_frames(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_single_frames_save_the_wire_what_stacks_repeat(place: Place) -> None:
     counted = place.start_program([sys.executable, str(REPOSITORY / "benchmarks" / "atari.py")])
     assert counted.wait(110) == 0, counted.output

@@ -71,7 +71,7 @@ def test_a_port_in_use_is_named(in_a_directory: Path, capsys: pytest.CaptureFixt
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in said
 
 
-@pytest.mark.parametrize("role", ["envrunner", pytest.param("learner", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("role", ["envrunner", pytest.param("learner", marks=pytest.mark.long)])
 def test_a_driver_that_does_not_answer_is_named(place: Place, role: str) -> None:
     run = place.run(role, "--driver", "127.0.0.1:9", "--timeout", 1)
     assert run.status == 1

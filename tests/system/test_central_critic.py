@@ -43,7 +43,7 @@ def critics_inputs(state: Any) -> int:
     return int(state["parameters"][first].shape[1])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_with_a_central_critic_gives_the_same_numbers_every_time(
     trained: juggler.Result, tmp_path: Path
 ) -> None:
@@ -64,7 +64,7 @@ def test_its_policy_acts_with_what_its_agent_sees(trained: juggler.Result, tmp_p
     assert played.lengths == [3] * 4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_is_resumed_and_begun_with(trained: juggler.Result, tmp_path: Path) -> None:
     before = read(trained.run_dir)
     later = juggler.resume(trained.run_dir, stop_steps=1200)
@@ -72,7 +72,7 @@ def test_it_is_resumed_and_begun_with(trained: juggler.Result, tmp_path: Path) -
     assert read(later.run_dir).version[1] > before.version[1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_modules_of_a_run_have_critics_of_their_own(tmp_path: Path) -> None:
     result = juggler.train(
         **{**RUN, "batch_size": 96},

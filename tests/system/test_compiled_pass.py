@@ -8,6 +8,7 @@ from support.place import Place, assert_books_balance, eventually, metrics, summ
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_a_run_with_a_compiled_pass_learns_by_it(place: Place) -> None:
     limits = ("--stop-return", 100, "--stop-steps", 1_000_000)
     run = place.run("train", "cartpole", "--compile", *limits, "--run-dir", "run")
@@ -20,6 +21,7 @@ def test_a_run_with_a_compiled_pass_learns_by_it(place: Place) -> None:
     assert last["compiled_calls"] >= 1  # in each update
 
 
+@pytest.mark.long
 def test_cartpole_is_learned_in_bfloat16(place: Place) -> None:
     limits = ("--stop-return", 100, "--stop-steps", 1_000_000)
     options = ("--precision", "bfloat16", *limits)

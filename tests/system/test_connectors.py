@@ -53,7 +53,7 @@ def samples_behind_the_filter(path: Path) -> float:
     return float(Moments.from_tree(read(path).tree["connectors"]["mean_std_filter"]).count)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_synchronous_run_with_connectors_gives_the_same_numbers_every_time(place: Place) -> None:
     place.write("run.toml", RUN)
     place.write("mine.py", MINE)
@@ -92,7 +92,7 @@ def test_connectors_of_a_module_work_on_workers_that_dial_in(place: Place) -> No
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_script_may_use_classes_of_its_own(place: Place) -> None:
     script = place.write(
         "script.py",

@@ -29,7 +29,7 @@ def _shared(process: psutil.Process) -> set[str]:
     return {line.split()[4] for line in lines if "memfd:juggler" in line}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_shared_directory_lets_containers_share_memory_and_outlives_a_killed_learner(
     place: Place, two_hosts: tuple[list[str], list[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +91,7 @@ def test_a_shared_directory_lets_containers_share_memory_and_outlives_a_killed_l
     assert list(shared.iterdir()) == [], "sockets of killed processes are gone"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_says_that_its_shared_directory_cannot_be_used(place: Place) -> None:
     started = place.run("envrunner", "--driver", "127.0.0.1:1", JUGGLER_SHARED_DIR="/nowhere")
     assert started.status == 1

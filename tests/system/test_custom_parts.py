@@ -52,7 +52,7 @@ def test_a_learner_computes_in_as_many_threads_as_it_is_told(place: Place, threa
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_module_of_parts_of_a_script_is_asked_for_again(place: Place) -> None:
     script = place.write(
         "script.py",
@@ -79,7 +79,7 @@ def test_a_module_of_parts_of_a_script_is_asked_for_again(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_module_that_hides_how_probable_its_actions_are_is_refused_at_once(place: Place) -> None:
     place.write(
         "silent.py",

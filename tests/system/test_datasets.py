@@ -44,6 +44,7 @@ def at_random(observation: np.ndarray, generator: np.random.Generator) -> np.nda
 
 
 @seeds
+@pytest.mark.long
 def test_ten_episodes_of_cartpole_teach_to_hold_poles(place: Place, seed: int) -> None:
     assert recorded(place.path / "shown", "CartPole-v1", [balanced] * 10) == 500
     options = ("--algorithm", "bc", "--dataset", "shown", "--seed", seed, "--stop-steps", 150_000)
@@ -173,6 +174,7 @@ def test_a_run_with_a_data_set_is_evaluated_and_resumed(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_what_cannot_be_learned_from_is_told_before_the_run_has_a_directory(place: Place) -> None:
     written = write(place.path / "shown", random_episodes([3, 4]))
     options = ("train", "--algorithm", "bc", "--dataset", "shown", "--run-dir", "run")
@@ -199,6 +201,7 @@ def test_what_cannot_be_learned_from_is_told_before_the_run_has_a_directory(plac
     place.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_an_episode_that_is_damaged_ends_the_run_and_is_named(place: Place) -> None:
     written = write(place.path / "shown", random_episodes([30, 40, 50]))
     file = written / "data" / "main_data.hdf5"
@@ -228,6 +231,7 @@ def assert_are_whole_episodes_of_cartpole(dataset: Dataset) -> None:
     env.close()
 
 
+@pytest.mark.long
 def test_what_a_run_samples_is_recorded_whole_whoever_is_killed(place: Place) -> None:
     options = ("--record", "sampled", "--num-env-runners", 2, "--run-dir", "run")
     # With this rate poles fall early for long, so that there are many episodes.
@@ -287,7 +291,7 @@ class Poles(CartPoleEnv):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_ends_waits_for_what_is_recorded(place: Place) -> None:
     """Large parts, slow disks and busy machines take longer than workers may take otherwise."""
     place.write("slow.py", SLOW)

@@ -135,13 +135,10 @@ CASES = {
     "global generators": 'env = "mine:Dice"\nmodule = "mine:WithDropout"',
 }
 
-#: Those that every run of the tests tries.
-QUICK = ("plain",)
-
-#: Those that only the long tests try: what each of them adds is tested in its own room, too.
-LONG = ("recurrent", "continuous", "masks and permutations", "reused batches")
-
 IN_TURN = "agents in turn that keep steps"
+
+#: The slow tests try these cases. "plain" is fast, and the long tests try the others.
+SLOW = ("old steps beside new ones", IN_TURN, "two learners")
 
 #: Those that are tried with shared memory and without.
 SHARED = first_of(["recurrent", "plain", "masks and permutations"])
@@ -151,10 +148,10 @@ WITH_A_BREAK = [case for case in CASES if case != "connectors"]
 
 
 def _when(case: str) -> list[pytest.MarkDecorator]:
-    """The marks of a case: which tests try it."""
-    if case in QUICK:
+    """Marks of a case."""
+    if case == "plain":
         return []
-    return [pytest.mark.slow, *([pytest.mark.long] if case in LONG else [])]
+    return [pytest.mark.slow if case in SLOW else pytest.mark.long]
 
 
 #: Random numbers from everywhere, and answers whose order is any.
@@ -272,7 +269,7 @@ def test_a_run_with_a_break_at_a_checkpoint_equals_one_without(
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", SHARED)
 def test_a_run_that_shares_memory_equals_one_that_does_not(place: Place, case: str) -> None:
     ended(started(place, case, "inline", shared_memory="off", stop_steps=2000))

@@ -100,7 +100,7 @@ def test_training_goes_on_whatever_becomes_of_the_disk(place: Place, disk: Disk)
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_league_goes_on_without_the_copies_that_a_full_disk_refuses(
     place: Place, disk: Disk
 ) -> None:
@@ -141,7 +141,7 @@ def assert_books_balance_so_far(directory: Path) -> None:
         assert line["env_steps_sampled"] == accounted, line
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_learner_goes_on_from_the_checkpoint_before_a_damaged_one(place: Place) -> None:
     watched = Watched(place, place.path / "run")
     run = watched.run
@@ -162,7 +162,7 @@ def test_a_learner_goes_on_from_the_checkpoint_before_a_damaged_one(place: Place
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_goes_on_without_the_recording_that_a_full_disk_refuses(
     place: Place, disk: Disk
 ) -> None:

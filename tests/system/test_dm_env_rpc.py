@@ -127,7 +127,7 @@ def test_a_server_that_is_killed_is_waited_for_and_the_run_goes_on(place: Place)
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("where", "words"),
     [
@@ -148,7 +148,6 @@ def test_what_a_simulator_does_wrong_is_named(place: Place, where: str, words: s
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_cartpole_is_learned_through_sockets(place: Place) -> None:
     server, address = serve(place)

@@ -26,6 +26,7 @@ class Follows(juggler.Callback):
             run.stop("seen enough")
 
 
+@pytest.mark.long
 def test_two_evaluators_share_episodes_and_record_one_more(tmp_path: Path) -> None:
     follows = Follows()
     result = juggler.train(

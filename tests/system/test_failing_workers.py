@@ -20,7 +20,7 @@ threading.Thread.start = start_or_fail
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("title", "name"),
     [

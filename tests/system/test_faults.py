@@ -96,7 +96,7 @@ def test_a_signal_ends_a_run_in_order(place: Place, number: int, reason: str) ->
     ("number", "status"),
     [
         (signal.SIGINT, -signal.SIGINT),
-        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long),
     ],
 )
 def test_a_signal_ends_a_script_and_not_only_the_run_that_is_under_way(
@@ -122,7 +122,7 @@ def test_a_signal_ends_a_script_and_not_only_the_run_that_is_under_way(
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_large_last_checkpoint_is_waited_for(place: Place) -> None:
     large = ["--model", '{"hidden_sizes": [5000, 3000]}', *SMALL]  # 360 MB with optimizer state
     run = place.start("train", "cartpole", "--run-dir", "run", "--stop-return", 501, *large)
@@ -259,7 +259,7 @@ def test_an_environment_that_always_raises_ends_the_run_with_a_clear_message(
     assert summary(in_a_directory / "run")["reason_for_stop"] == "no_envrunner"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_environment_that_always_raises_after_some_batches_ends_the_run_too(
     place: Place,
 ) -> None:
@@ -273,7 +273,7 @@ def test_an_environment_that_always_raises_after_some_batches_ends_the_run_too(
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_enough_steps_of_an_environment_that_always_raises_are_no_success(place: Place) -> None:
     options = ["--num-env-runners", 1, "--stop-steps", 1200]
     run = place.run("train", *_robot(place.path, "step", at=100), *options)

@@ -30,6 +30,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("algorithm", ["impala", left_to_long("ppo"), "appo"])
+@pytest.mark.long
 def test_its_first_episodes_are_good_whatever_the_algorithm(
     place: Place, trained: Path, algorithm: str
 ) -> None:
@@ -72,6 +73,7 @@ def test_several_learners_begin_with_them_and_a_run_that_is_resumed_does_not_loa
     place.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_a_part_of_a_module_is_taken_and_what_does_not_fit_is_one_sentence(
     place: Place, trained: Path
 ) -> None:

@@ -35,6 +35,7 @@ OF_EACH_KIND = (
         for name in games()
     ],
 )
+@pytest.mark.long
 def test_a_game_trains_with_defaults(place: Place, name: str) -> None:
     if reason := why_not(name):
         pytest.skip(reason)

@@ -22,7 +22,7 @@ COEFFICIENTS = {"impala": 0.3, "dqn": 0.1}
 GAMMAS = {"impala": 0.97, "dqn": 0.99}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("algorithm", "goal", "steps"),
     [

@@ -43,7 +43,7 @@ def _launch(place: Place, slurm: Slurm, *options: str) -> Command:
     return place.start("launch", "slurm", "cartpole", *own, *options, **slurm.environment)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_of_jobs_is_solved_and_leaves_no_job(place: Place, slurm: Slurm) -> None:
     launch = _launch(place, slurm, "--run-dir", "my 1st %j run")
     assert launch.wait(120) == 0, launch.output

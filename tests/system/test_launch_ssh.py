@@ -120,7 +120,7 @@ def test_a_run_over_ssh_outlives_a_worker_and_a_cut_network_and_ends_with_ctrl_c
     eventually(lambda: not workers_in(place.path, ""), 60)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hosts_that_cannot_be_used_are_told_before_anything_starts(
     place: Place, far_host: tuple[list[str], list[str]]
 ) -> None:

@@ -28,7 +28,7 @@ def goes_on(directory: Path, seconds: float) -> None:
     eventually(lambda: trained_steps(directory) > reached, seconds, "no training any more")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_goes_on_with_any_number_of_learners(place: Place) -> None:
     directory = place.path / "run"
     for generation, learners in enumerate((2, 1, 3), 1):
@@ -105,7 +105,6 @@ def test_two_learners_learn_what_one_does_from_the_same_batches(place: Place, se
     assert_learners_agree(place.path / "run")
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_training_gets_there_while_somebody_is_killed_every_five_seconds(place: Place) -> None:
     directory, draws = place.path / "run", random.Random(7)

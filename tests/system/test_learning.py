@@ -69,6 +69,7 @@ def test_cartpole_is_solved_and_stays_solved(place: Place, seed: int) -> None:
 
 
 @seeds
+@pytest.mark.long
 def test_old_steps_beside_new_ones_are_learned_from(place: Place, seed: int) -> None:
     """Updates of as many steps as the shipped settings have, half of which are old."""
     options = ["--run-dir", "run", "--seed", seed, "--stop-return", 450, "--stop-steps", 600_000]

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.timeout(600)
 @seeds
+@pytest.mark.long
 def test_both_players_of_a_game_of_two_choices_learn_how_often_to_make_each(
     place: Place, seed: int
 ) -> None:

@@ -90,6 +90,7 @@ def assert_failed(place: Place, settings: dict[str, Any], bound: float) -> None:
 
 
 @seeds
+@pytest.mark.long
 def test_cartpole_without_velocities_is_solved_by_a_memory(place: Place, seed: int) -> None:
     assert_learned(place, seed, CARTPOLE | {"model": {"recurrent": "lstm"}}, 150.0)
 
@@ -114,6 +115,7 @@ def test_a_sign_is_remembered_for_twenty_steps(place: Place, kind: str, seed: in
 
 
 @seeds
+@pytest.mark.long
 def test_a_sign_is_remembered_for_twenty_steps_by_r2d2(place: Place, seed: int) -> None:
     settings = {
         "algorithm": "r2d2",
@@ -136,12 +138,14 @@ def test_the_sign_is_not_known_at_the_end_without_a_memory(place: Place) -> None
 
 
 @seeds
+@pytest.mark.long
 def test_actions_of_several_choices_are_learned(place: Place, seed: int) -> None:
     settings = FAST | {"env": "support.toys:Dials", "gamma": 0.5, "stop_steps": 500_000}
     assert_learned(place, seed, settings, 17.0)
 
 
 @seeds
+@pytest.mark.long
 def test_every_part_of_a_dict_is_read(place: Place, seed: int) -> None:
     settings = FAST | {
         "env": "support.toys:Errand",
@@ -157,6 +161,7 @@ def test_every_part_of_a_dict_is_read(place: Place, seed: int) -> None:
     ("mask_in", "seed"),
     first_of([("info", 0), ("observation", 0), ("observation", 1), ("observation", 2)]),
 )
+@pytest.mark.long
 def test_only_legal_actions_are_chosen_and_the_best_of_them_learned(
     place: Place, mask_in: str, seed: int
 ) -> None:
@@ -186,6 +191,7 @@ def test_badly_scaled_observations_are_not_learned_from_as_they_are(place: Place
 
 
 @seeds
+@pytest.mark.long
 def test_images_are_learned_from(place: Place, seed: int) -> None:
     settings = FAST | {"env": "support.toys:Catch", "stop_steps": 600_000}
     assert_learned(place, seed, settings, 0.9)

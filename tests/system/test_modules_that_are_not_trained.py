@@ -72,7 +72,7 @@ def assert_only_main_is_trained(run_dir: Path) -> None:
     assert not any("old" in name for name in saved.tree)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_steps_of_modules_that_are_not_trained_never_reach_a_learner(
     old: Path, tmp_path: Path
 ) -> None:
@@ -112,7 +112,7 @@ def test_steps_of_modules_that_are_not_trained_never_reach_a_learner(
         juggler.resume(run_dir, modules={"old": {"train": False, "from": "elsewhere"}})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_synchronous_run_with_drawn_line_ups_gives_the_same_numbers_every_time(
     old: Path, tmp_path: Path
 ) -> None:
@@ -144,7 +144,7 @@ def test_a_synchronous_run_with_drawn_line_ups_gives_the_same_numbers_every_time
     assert played[0] == played[1] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_function_of_a_script_says_who_plays(old: Path, tmp_path: Path) -> None:
     def main_is_left(agents: Any, rng: np.random.Generator) -> dict[str, str]:
         return {"left": "main", "right": "random"}
@@ -194,7 +194,7 @@ def test_spaces_that_a_module_does_not_know_are_one_sentence(old: Path, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_envrunner_of_another_host_gets_the_weights_over_tcp(place: Place, old: Path) -> None:
     lines = [f"{key} = {json.dumps(value)}" for key, value in PAIR.items()]
     lines += ["[agents]", 'left = "main"', 'right = ["old", "random"]']

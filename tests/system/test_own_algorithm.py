@@ -33,7 +33,7 @@ def refused(place: Place, algorithm: str, *options: object) -> str:
     return run.output
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_loss_that_returns_the_wrong_thing_is_told_before_the_run_starts(place: Place) -> None:
     plain = changed(
         place, "plain", "return juggler.Loss(total, mean.live_steps,", "return total  #"
@@ -49,7 +49,7 @@ def test_a_loss_that_returns_the_wrong_thing_is_told_before_the_run_starts(place
     assert "there is no column 'reward': did you mean 'rewards'?\" (raises.py, line" in said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_file_that_cannot_be_imported_shows_its_own_lines_alone(place: Place) -> None:
     wrong = changed(place, "wrong", "epsilon: juggler.Scheduled =", "epsilon: list[float] = []  #")
     importing = place.write("importing.py", "import wrong\n").stem
@@ -65,7 +65,7 @@ def test_a_file_that_cannot_be_imported_shows_its_own_lines_alone(place: Place) 
         assert "(wrong.py, line" in said.splitlines()[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_key_without_a_type_and_a_core_without_a_name_are_told_at_once(place: Place) -> None:
     untyped = changed(place, "untyped", "lambda_: float = 0.65", "lambda_ = 0.65")
     said = refused(place, untyped)
@@ -76,7 +76,7 @@ def test_a_key_without_a_type_and_a_core_without_a_name_are_told_at_once(place: 
     assert "starting" not in said, "no process was started"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_action_space_that_it_cannot_act_in_is_told_with_the_algorithms_that_can(
     place: Place,
 ) -> None:
@@ -111,7 +111,7 @@ def test_help_shows_its_keys_with_their_defaults_and_no_others(
     assert "--clip " not in words
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_wrong_key_or_name_is_named_with_the_nearest_right_one(place: Place) -> None:
     for options, said in (
         ((*SMALL, "--epsilom", 0.1), "--epsilon FLOAT"),
@@ -155,7 +155,7 @@ def test_a_file_names_it_and_its_run_is_resumed_and_evaluated(place: Place) -> N
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_module_that_has_changed_is_told_with_the_two_ways_to_go_on(place: Place) -> None:
     run = place.run(
         "train",
@@ -191,7 +191,7 @@ def test_a_module_that_has_changed_is_told_with_the_two_ways_to_go_on(place: Pla
     assert restored.status == 0, restored.output
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_several_learners_that_dial_in_train_with_it(place: Place) -> None:
     options = ["--bind", "127.0.0.1:0", "--run-dir", "run", "--stop-steps", 4000]
     driver = place.start("driver", *SMALL, *options, "--num-learners", 2, **PATH)

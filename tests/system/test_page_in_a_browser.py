@@ -98,6 +98,7 @@ def test_a_run_is_followed_while_it_goes_on_and_when_it_is_killed(tab: Tab, plac
     assert watch.wait(10) == 0
 
 
+@pytest.mark.long
 def test_runs_are_compared_by_mouse_and_by_keyboard(tab: Tab, tmp_path: Path) -> None:
     one = made(tmp_path / "one", lines(30))
     two = made(tmp_path / "two", lines(30, more=5.0), {"solved": True})
@@ -136,6 +137,7 @@ def test_runs_are_compared_by_mouse_and_by_keyboard(tab: Tab, tmp_path: Path) ->
         assert tab.value("document.activeElement.tagName") == "svg", "what is new moves no focus"
 
 
+@pytest.mark.long
 def test_no_two_curves_of_a_chart_look_alike_though_there_are_more_runs_than_colours(
     tab: Tab, tmp_path: Path
 ) -> None:
@@ -152,6 +154,7 @@ def test_no_two_curves_of_a_chart_look_alike_though_there_are_more_runs_than_col
             assert len(set(looks)) == len(looks) >= 9
 
 
+@pytest.mark.long
 def test_a_click_counts_though_the_table_has_news_while_the_mouse_is_pressed(
     tab: Tab, tmp_path: Path
 ) -> None:
@@ -168,6 +171,7 @@ def test_a_click_counts_though_the_table_has_news_while_the_mouse_is_pressed(
         tab.wait_for("document.querySelector('#runs').innerText.includes('77.00')")
 
 
+@pytest.mark.long
 def test_a_video_that_is_shown_stays_when_the_next_one_is_recorded(
     tab: Tab, tmp_path: Path
 ) -> None:
@@ -187,6 +191,7 @@ def test_a_video_that_is_shown_stays_when_the_next_one_is_recorded(
         tab.wait_for(f"{buttons}.length === 1 && !document.querySelector('video')")
 
 
+@pytest.mark.long
 def test_players_of_a_league_and_who_beats_whom_are_shown(tab: Tab, tmp_path: Path) -> None:
     players = [
         Player("main", "main", True, "initial", steps=500, ready=True),
@@ -269,6 +274,7 @@ def test_an_empty_directory_and_damaged_files_are_told_in_words(tab: Tab, tmp_pa
         tab.wait_for(f"{CHARTS}.length > 3")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("answer", "told"), [("an error", "the disk is gone"), ("[1", "what came is no JSON")]
 )

@@ -15,7 +15,7 @@ from support.place import (
 LONG = ["--stop-return", 501, "--run-dir", "run", "--bind", "127.0.0.1:0"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_over_tls_goes_on_when_its_receivers_are_killed_or_stand_still(place: Place) -> None:
     directory = place.path / "run"
     made = place.run("certs", "tls")

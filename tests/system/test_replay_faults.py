@@ -151,7 +151,7 @@ checkpoint_seconds = 1
 AGAIN = "killed by SIGKILL. Starting it again"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_half_written_row_is_drawn_when_samplers_and_the_learner_are_killed(
     place: Place,
 ) -> None:

@@ -165,7 +165,7 @@ def noted(place: Place, program: int) -> list[str]:
     return [line for line in lines if line.endswith("\n")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("keeps", "uses"),
     [("NotedDqn", "NotedPpo"), pytest.param("NotedSac", "NotedImpala", marks=pytest.mark.long)],

@@ -110,9 +110,13 @@ def test_a_builder_of_ones_own_is_needed_to_train_and_not_to_look(
     assert "there is no Python module 'builder_of_mine' here" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["rock-paper-scissors-league", "kuhn-league", "connect-four-league"]
+    "name",
+    [
+        pytest.param("rock-paper-scissors-league", marks=pytest.mark.long),
+        pytest.param("kuhn-league", marks=pytest.mark.slow),
+        pytest.param("connect-four-league", marks=pytest.mark.long),
+    ],
 )
 def test_a_league_that_ships_trains_all_its_players(place: Place, name: str) -> None:
     config = read_shipped(name).config
@@ -130,7 +134,7 @@ def test_a_league_that_ships_trains_all_its_players(place: Place, name: str) -> 
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_copies_that_are_lost_damaged_or_exchanged_are_told_and_done_without(place: Place) -> None:
     run_dir = place.path / "run"
     place.write("league.toml", LEAGUE.replace("max_historical = 3", "max_historical = 6"))
@@ -161,7 +165,7 @@ def test_copies_that_are_lost_damaged_or_exchanged_are_told_and_done_without(pla
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_four_players_with_a_pole_each_reach_a_summed_return_of_600(place: Place) -> None:
     limits = ["--stop-steps", 200_000, "--run-dir", "run"]
     run = place.run("train", "cartpole-4-league", *limits)
@@ -172,7 +176,7 @@ def test_four_players_with_a_pole_each_reach_a_summed_return_of_600(place: Place
     assert all(each["updates"] for each in lines[-1]["by_module"].values())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_league_may_have_more_copies_than_learners(place: Place) -> None:
     """As many as fit into a receipt, and as come in a long run."""
     many = LEAGUE.replace("max_historical = 3", "max_historical = 80")
@@ -245,7 +249,7 @@ def test_a_league_adds_players_that_learn_and_has_them_when_it_is_killed_and_res
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_league_whose_players_replay_steps_goes_on_while_workers_are_killed(
     place: Place,
 ) -> None:

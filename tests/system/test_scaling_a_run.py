@@ -53,6 +53,7 @@ def test_env_runners_come_and_go_while_a_run_goes_on_and_lose_nothing(place: Pla
     assert "is not running" in place.run("scale", "run", "--env-runners", "2").output
 
 
+@pytest.mark.long
 def test_a_second_learner_joins_a_run_and_leaves_it_again_and_loses_nothing(place: Place) -> None:
     run_dir = place.path / "run"
     options = ["--stop-return", "501", "--run-dir", "run", "--progress", "plain"]
@@ -87,6 +88,7 @@ def _trains_with(learners: int, run_dir: Path, run: Command) -> None:
     eventually(lambda: trained_steps(run_dir) > before, 60, lambda: run.output)
 
 
+@pytest.mark.long
 def test_a_synchronous_run_keeps_its_workers(place: Place) -> None:
     options = ["--synchronous", "--stop-return", "501", "--run-dir", "run", "--progress", "plain"]
     run = place.start("train", "cartpole", *options)

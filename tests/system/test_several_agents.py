@@ -55,7 +55,7 @@ def test_agents_with_equal_spaces_share_a_module_that_learns_from_all_of_them(
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_modules_with_algorithms_of_their_own_learn_side_by_side(place: Place) -> None:
     place.write("two.toml", TWO_MODULES)
     run = place.run("train", "two.toml", "--run-dir", "run")
@@ -78,7 +78,7 @@ def test_modules_with_algorithms_of_their_own_learn_side_by_side(place: Place) -
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_module_goes_on_while_the_learner_of_another_one_is_killed(place: Place) -> None:
     place.write("two.toml", TWO_MODULES)
     running = place.start("train", "two.toml", "--run-dir", "run", "--stop-steps", 10**9)
@@ -168,7 +168,7 @@ def test_an_agent_that_no_pattern_fits_is_named_before_the_run_has_a_directory(
     assert not Path("run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_modules_of_a_run_play_matches_against_each_other_and_random_play(place: Place) -> None:
     dominated = '{"payoffs": [[1, 1], [-1, -1]]}'  # the first row is better whatever column does
     options = ["--env", MATRIX, "--env-kwargs", dominated, "--algorithm", "ppo"]

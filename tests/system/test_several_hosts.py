@@ -88,7 +88,7 @@ def test_driver_learner_and_envrunner_meet_over_tcp(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_batches_that_nobody_asked_for_do_not_keep_those_of_the_run_out(
     place: Place,
 ) -> None:
@@ -161,7 +161,7 @@ def test_a_worker_may_leave_and_another_one_join(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_learners_of_several_hosts_are_a_group_that_loses_and_finds_members(place: Place) -> None:
     directory = place.path / "run"
     options = ["--stop-return", 501, "--run-dir", "run", "--num-learners", 2, *EVERY_SECOND]
@@ -195,7 +195,7 @@ def test_learners_of_several_hosts_are_a_group_that_loses_and_finds_members(plac
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_learners_come_and_go_while_a_run_that_began_with_one_goes_on(place: Place) -> None:
     directory = place.path / "run"
     options = ["--stop-return", 501, "--run-dir", "run", "--max-learners", 3, *EVERY_SECOND]
@@ -244,7 +244,7 @@ def test_learners_come_and_go_while_a_run_that_began_with_one_goes_on(place: Pla
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_begins_without_a_learner_that_does_not_come_and_takes_it_later(
     place: Place,
 ) -> None:
@@ -269,7 +269,7 @@ def test_a_run_begins_without_a_learner_that_does_not_come_and_takes_it_later(
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_workers_that_shall_not_wait_for_another_driver_say_so_and_leave(place: Place) -> None:
     options = ["--run-dir", "run", "--bind", "127.0.0.1:0", "--stop-return", 501]
     driver = place.start("driver", "cartpole", *options)

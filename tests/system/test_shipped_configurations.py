@@ -43,6 +43,7 @@ def test_breakout_makes_some_updates_and_plays(place: Place) -> None:
         ("mountaincar-continuous", 80.0),
     ],
 )
+@pytest.mark.long
 def test_it_reaches_its_threshold(place: Place, name: str, threshold: float) -> None:
     skip_without_its_packages(name)
     options = ["--run-dir", "run", "--stop-return", threshold, "--stop-steps", 5_000_000]

@@ -9,7 +9,6 @@ import pytest
 from support.place import REPOSITORY, Place
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_nothing_grows_while_workers_come_and_go(place: Place) -> None:
     soak = [str(REPOSITORY / "benchmarks" / "soak.py"), "--minutes", "2"]

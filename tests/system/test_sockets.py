@@ -20,7 +20,7 @@ from support.place import (
 _ENDLESS = ["cartpole", "--stop-return", 501, "--run-dir"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(os.getuid() != 0, reason="making a namespace takes root")
 def test_a_run_of_another_pid_namespace_keeps_its_sockets(place: Place) -> None:
     """As containers that share /tmp have it. The second run begins while the first one is there."""
@@ -59,7 +59,7 @@ def test_a_run_whose_sockets_are_removed_says_so_and_ends_in_order(place: Place)
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_driver_of_workers_elsewhere_goes_on_without_its_own_socket(place: Place) -> None:
     options = ["--bind", "127.0.0.1:0", "--stop-steps", 3000]
     driver = place.start("driver", "cartpole", "--run-dir", "run", *options)

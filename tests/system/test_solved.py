@@ -80,7 +80,7 @@ def test_a_lucky_window_does_not_solve_and_leaves_no_trace(place: Place) -> None
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_was_confirmed_is_what_is_kept_played_and_gone_on_with(place: Place) -> None:
     options = ("--stop-return", 60, "--run-dir", "run", "--num-env-runners", 1)
     run = place.run("train", "cartpole", *options)
@@ -110,7 +110,7 @@ def test_what_was_confirmed_is_what_is_kept_played_and_gone_on_with(place: Place
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_verdict_of_a_synchronous_run_is_the_same_every_time(place: Place) -> None:
     ends: list[dict[str, Any]] = []
     for name in ("one", "two"):
@@ -124,7 +124,7 @@ def test_the_verdict_of_a_synchronous_run_is_the_same_every_time(place: Place) -
     assert state(place, "one") == state(place, "two")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("options", [("--stop-steps", 1000), ("--stop-steps", 1, "--synchronous")])
 def test_steps_that_are_used_up_wait_for_the_verdict(place: Place, options: tuple[object]) -> None:
     """Even if the first update used them up, before there was an evaluator."""
@@ -139,7 +139,7 @@ def test_steps_that_are_used_up_wait_for_the_verdict(place: Place, options: tupl
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupt_does_not_wait_for_the_verdict(place: Place) -> None:
     place.write("evaluator.txt", "0.1 " * 10_000)
     run = start(place, "Sure", 1.0)
@@ -173,7 +173,7 @@ def test_an_evaluator_that_is_killed_is_followed_by_one_that_confirms(
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_evaluator_that_always_dies_leaves_what_training_says(place: Place) -> None:
     place.write("evaluator.txt", "never")
     run = start(place, "Sure", 1.0)

@@ -25,7 +25,7 @@ def _start(place: Place, *options: object) -> Command:
     return place.start("train", "cartpole", "--run-dir", "run", "--stop-return", 501, *options)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_signal_ends_a_run_whose_forkserver_is_not_ready_yet(place: Place) -> None:
     run = _start(place)
     eventually(lambda: _forkserver(place), 30, lambda: run.output).suspend()
@@ -64,7 +64,7 @@ def test_a_run_goes_on_after_its_forkserver_was_killed_with_all_its_workers(plac
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_impatience_does_not_cut_the_clean_up_short(place: Place) -> None:
     run = _start(place)
     eventually(lambda: trained_steps(place.path / "run") > 0, 60, lambda: run.output)
@@ -78,7 +78,7 @@ def test_impatience_does_not_cut_the_clean_up_short(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_learner_too_many_is_told_so(place: Place) -> None:
     options = ["--stop-return", 501, "--run-dir", "run", "--bind", "127.0.0.1:0"]
     options += ["--max-learners", 1]
@@ -119,7 +119,7 @@ def test_a_pause_of_the_driver_alone_costs_a_run_nothing(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_goes_on_after_ctrl_z(place: Place) -> None:
     run = _start(place, "--hang-seconds", 8)
     directory = place.path / "run"

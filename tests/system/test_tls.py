@@ -82,7 +82,7 @@ def test_the_four_commands_of_the_page_train(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_whoever_lacks_the_right_certificate_is_told_and_the_run_goes_on(place: Place) -> None:
     _certs(place)
     _certs(place, "others")
@@ -195,7 +195,7 @@ def test_learners_of_several_hosts_sum_over_tls_and_one_may_be_killed(place: Pla
     assert_books_balance(directory)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_learners_on_a_private_network_may_be_plain_and_say_so(place: Place) -> None:
     host = _own_address()
     made = place.run("certs", "tls", "--host", host)

@@ -95,7 +95,7 @@ def _ends(page: Page, *beginning: str) -> Callable[[], bool]:
     return lambda: page.answer(*beginning)[0] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_command_of_the_page_does_what_it_says(place: Place) -> None:
     page = Page(place)
     driver = page.command("juggler", "driver", options=("--stop-return", "501"))
@@ -159,7 +159,7 @@ def test_every_command_of_the_page_does_what_it_says(place: Place) -> None:
     assert "is not running: it ended (" in said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_lives_though_its_driver_is_gone(place: Place) -> None:
     ports = Ports()
     address, health = ports.of("driver"), ports.of("health")
@@ -262,7 +262,7 @@ def test_reflection_lists_what_a_driver_has_when_asked(place: Place) -> None:
     driver.interrupt()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_status_and_health_go_through_tls(place: Place) -> None:
     address, plain = Ports().of("driver"), Ports().of("health")
     assert place.run("certs", "tls").status == 0

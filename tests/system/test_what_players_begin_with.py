@@ -34,7 +34,7 @@ class Flawed(AlphaStar):
 MOSTLY_ROCK = {"payoffs": [[1, 1, 1], [0, 0, 0], [0, 0, 0]]}  # by the choice of "row"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_exploiter_of_a_player_with_a_flaw_is_copied_and_begins_anew(place: Place) -> None:
     place.write("rock.toml", LEAGUE.partition("[league]")[0])
     rock = ["--env-kwargs", json.dumps(MOSTLY_ROCK), "--run-dir", "rock", "--lr", 0.01]
@@ -66,7 +66,7 @@ def test_an_exploiter_of_a_player_with_a_flaw_is_copied_and_begins_anew(place: P
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_who_is_reset_begins_with_what_the_run_began_with_also_when_it_is_resumed(
     place: Place,
 ) -> None:

@@ -298,7 +298,7 @@ TestAsynchronousCore.settings = TestSynchronousCore.settings = settings(
     "seed",  # the first ten have every number of learners with every number of modules
     [
         *range(10),
-        *(pytest.param(n, marks=[pytest.mark.slow, pytest.mark.long]) for n in range(10, 30)),
+        *(pytest.param(n, marks=[pytest.mark.long]) for n in range(10, 30)),
     ],
 )
 def test_the_books_balance_through_a_long_storm(machine_type: type[CoreMachine], seed: int) -> None:

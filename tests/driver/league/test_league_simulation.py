@@ -62,7 +62,7 @@ def trained(builder: LeagueBuilder, seed: int) -> tuple[float, float]:
     return mean(exploitabilities[UPDATES // 2 :]), mean(least[len(least) // 2 :])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("seeds", SEEDS, ids=len)
 def test_half_against_the_past_is_hard_to_exploit_where_self_play_is_not(

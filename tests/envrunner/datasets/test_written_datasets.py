@@ -254,7 +254,7 @@ def test_what_a_killed_process_leaves_is_never_read_and_goes_with_the_next(tmp_p
     assert [each.name for each in tmp_path.iterdir()] == ["mine"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     def little_space() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

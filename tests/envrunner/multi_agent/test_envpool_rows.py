@@ -186,7 +186,7 @@ def test_cartpoles_of_envpool_go_at_their_own_pace() -> None:
     envs.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not INSTALLED, reason="needs juggler[envpool]")
 def test_a_run_learns_from_them(tmp_path: Path) -> None:
     result = juggler.train(

@@ -134,7 +134,7 @@ def test_rewards_and_unknown_log_probabilities_make_no_difference(make_batch: Ma
 
 
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(n, marks=[pytest.mark.slow, pytest.mark.long]) for n in (1, 2))]
+    "seed", [0, *(pytest.param(n, marks=[pytest.mark.long]) for n in (1, 2))]
 )
 def test_a_rule_of_choices_and_numbers_is_learned(make_batch: MakeBatch, seed: int) -> None:
     space = spaces.Dict({"side": TWO, "force": spaces.Box(-10, 10, (1,), np.float32)})

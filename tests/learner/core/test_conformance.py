@@ -201,7 +201,7 @@ LEARNERS: dict[str, MakeLearner] = {
 
 
 #: What is tried further, beside what every run of the tests tries.
-FURTHER = [pytest.mark.slow, pytest.mark.long]
+FURTHER = [pytest.mark.long]
 #: One for each way of making an update, in one step, in several, and from a replay: what is around
 #: a core knows of it only how it makes updates, and each of the others is tried without that.
 WITH_RND = {

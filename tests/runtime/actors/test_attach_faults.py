@@ -73,7 +73,7 @@ def _all_of(peer: socket.socket) -> bytes:
     return heard
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_grpc_ends_no_connection_because_a_ping_stays_unanswered(world: World) -> None:
     """A hub that stood still cannot tell that an answer is there already. It watches for silence
     itself."""
