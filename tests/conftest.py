@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(900))
         if "[public" in item.name:  # the transport that fast tests of streams go through, too
             item.add_marker(pytest.mark.long)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints the seconds of each file that took at least two, slowest first."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section(f"seconds by file, {sum(seconds.values()):.0f} in all")
+    for file, taken in seconds.most_common():
+        if taken >= 2:
+            terminalreporter.write_line(f"{taken:8.1f}  {file}")
 
 
 @pytest.fixture

@@ -255,6 +255,7 @@ def test_envrunners_are_scaled_up_and_down_while_the_run_goes_on(long_run: Clust
     assert sorted(states) == ["left"] * 3 + ["ready"] * 2
 
 
+@pytest.mark.long
 def test_a_killed_driver_goes_on_from_its_checkpoint_with_the_same_workers(
     long_run: Cluster,
 ) -> None:

@@ -133,9 +133,7 @@ def test_rewards_and_unknown_log_probabilities_make_no_difference(make_batch: Ma
     )
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(n, marks=[pytest.mark.long]) for n in (1, 2))]
-)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=[pytest.mark.long]) for n in (1, 2))])
 def test_a_rule_of_choices_and_numbers_is_learned(make_batch: MakeBatch, seed: int) -> None:
     space = spaces.Dict({"side": TWO, "force": spaces.Box(-10, 10, (1,), np.float32)})
     learner = Learner(make_core(space, lr=1e-2, model={"hidden_sizes": [32]}), seed=seed)

@@ -230,9 +230,7 @@ def test_a_stream_too_many_is_told_so_at_once(world: World) -> None:
             stream.cancel()
 
 
-@pytest.mark.parametrize(
-    "examples", [60, pytest.param(6_000, marks=[pytest.mark.long])]
-)
+@pytest.mark.parametrize("examples", [60, pytest.param(6_000, marks=[pytest.mark.long])])
 def test_a_stream_of_damaged_batches_ends_or_goes_on_and_the_honest_one_stays(
     world: World, examples: int
 ) -> None:

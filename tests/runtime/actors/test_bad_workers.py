@@ -239,9 +239,7 @@ _messages = st.one_of(
 )
 
 
-@pytest.mark.parametrize(
-    "examples", [60, pytest.param(5_000, marks=[pytest.mark.long])]
-)
+@pytest.mark.parametrize("examples", [60, pytest.param(5_000, marks=[pytest.mark.long])])
 def test_a_stream_of_anything_ends_and_leaves_the_others_alone(world: World, examples: int) -> None:
     world.start(token="secret")
 
