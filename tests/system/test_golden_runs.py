@@ -94,6 +94,7 @@ def numbers(run_dir: Path) -> dict[str, Any]:
         if isinstance(value, float) and not name.endswith(("seconds", "rate", "per_second"))
     }
     return {
+        "metrics": " ".join(sorted(line)),
         "counted": {key: line[key] for key in COUNTED},
         "return": line["episode_return_mean"],
         "losses": losses,
