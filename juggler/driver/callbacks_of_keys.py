@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from juggler.driver.callbacks import Callback
 from juggler.driver.driver_config import DriverConfig
-from juggler.driver.tracing import must_be_able_to_trace
 from juggler.driver.trackers.tracking import tracking
 from juggler.driver.watching.beside import PageBeside
 
@@ -13,8 +12,7 @@ def callbacks_of(config: DriverConfig) -> tuple[Callback, ...]:
     """Those of the keys `track` and `web`.
 
     Raises:
-        ConfigError: a tracker cannot be used, or what `trace` asks for cannot be done.
+        ConfigError: a tracker cannot be used.
     """
-    must_be_able_to_trace(config.trace)
     page = (PageBeside(),) if config.web else ()
     return (*tracking(config.track), *page)

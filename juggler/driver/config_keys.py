@@ -43,6 +43,11 @@ _EXAMPLES: Final = {
     "optimizers": '{value = {parameters = ["value_*"]}}',
     "shared": '{"encoder.*" = ["first", "second"]}',
 }
+#: Keys that runs of earlier versions have in their files: the default they had, and what to do
+#: instead.
+_RETIRED: Final[Mapping[str, tuple[Any, str]]] = {
+    "trace": ("", "remove it: runs write no traces, and callbacks can follow a run's updates"),
+}
 #: Examples for all other keys, by type.
 _BY_KIND: Final[Mapping[Any, str]] = {bool: "true", int: "100", float: "0.5", str: '"..."'}
 
@@ -129,9 +134,20 @@ def said_of(where: str, error: ConfigError) -> ConfigError:
     )
 
 
+def without_retired(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values without retired keys that have the default they had."""
+    return {
+        key: value
+        for key, value in values.items()
+        if key not in _RETIRED or value not in (_RETIRED[key][0], "none")
+    }
+
+
 def instead_of(key: str) -> str:
     """How an error about a key ends that no run has, and that other libraries or models have; or
     ""."""
+    if key in _RETIRED:
+        return f": {_RETIRED[key][1]}"
     hidden = {"distribution", "critic_space"}
     own_keys = [each.name for each in fields(QNetworkConfig) if each.name not in hidden]
     if key == "population":

@@ -25,7 +25,6 @@ from juggler.driver.record.wording import Level
 from juggler.driver.run_clock import RunClock
 from juggler.driver.signals import signals_become
 from juggler.driver.status import StatusReader
-from juggler.driver.tracing import tracing
 from juggler.driver.upkeep import Upkeep
 from juggler.driver.workers.learners import PEER_SILENCE_SECONDS
 from juggler.driver.workers.local_workers import LocalWorkers
@@ -141,11 +140,6 @@ class Driver:
             frozen=frozen,
             callbacks=callbacks,
             stop=lambda reason: self._mailbox.put(StopAsked(reason)),
-            traces=tracing(
-                config.driver.trace,
-                directory.path.name,
-                lambda text: journal.message(text, "warning"),
-            ),
         )
         status = StatusReader(self._run_id, directory.path, parts, journal)
         lines = LineWriter(directory, journal)
@@ -196,7 +190,6 @@ class Driver:
                 # Each of these is done whatever becomes of the one before.
                 with ExitStack() as last:
                     last.callback(lambda: summary.update(self._ending.close_books()))
-                    last.callback(self._parts.traces.close)
                     last.callback(self._hub.close)
                     last.callback(self._local.close, grace)
                     last.callback(self._monitoring.close)

@@ -123,10 +123,6 @@ class DriverConfig:
     """Trackers that record the run's configuration and metrics, some of: tensorboard (events in the
     run's directory), wandb and mlflow (checkpoints, too)."""
 
-    trace: str = ""
-    """Where OpenTelemetry traces of batches go: a file, or the address of an OTLP endpoint over
-    HTTP, such as http://localhost:4318; none: nowhere. At most ten batches a second are traced."""
-
     web: bool = False
     """Serve a page about the run, for a browser of this host, while it goes on: at
     http://127.0.0.1:7070/, or at the first port after that which is free."""

@@ -20,7 +20,6 @@ from juggler.driver.league_players import trained_now
 from juggler.driver.record.progress import Progress
 from juggler.driver.run_clock import RunClock
 from juggler.driver.run_end import RunEnd
-from juggler.driver.tracing import NoTraces, Traces
 from juggler.driver.workers.command_sender import CommandSender
 from juggler.driver.workers.confirmation import Confirmation
 from juggler.driver.workers.connector_state import ConnectorState
@@ -73,7 +72,6 @@ class RunParts:
         confirmation: whether the run is solved.
         departures: workers that leave, and processes that end.
         callbacks: tells those of the script what happens.
-        traces: follows batches.
         stale_runners: by module id, EnvRunners whose steps come too late.
     """
 
@@ -92,7 +90,6 @@ class RunParts:
         frozen: Mapping[str, FrozenModule] | None = None,
         callbacks: Sequence[Callback] = (),
         stop: Callable[[str], None] = lambda _: None,
-        traces: Traces | None = None,
     ) -> None:
         self.config = config
         self.hub = hub
@@ -101,7 +98,6 @@ class RunParts:
         self.snapshots = snapshots
         self.clock = clock
         self.only_local = only_local
-        self.traces = traces or NoTraces()
         self.end = RunEnd(clock)
         self.core = core_of(config, resume)
         trained = trained_now(config, resume.counters if resume else None)
@@ -214,10 +210,8 @@ class RunParts:
 
     def happened(self, event: Event) -> None:
         """Tell the core, and send what it wants sent because of it."""
-        self.traces.event(event)
         self.carry_out(self.core.book(event))
 
     def carry_out(self, commands: Iterable[Command]) -> None:
         for command in commands:
-            self.traces.command(command)
             self.commands.carry_out(command)

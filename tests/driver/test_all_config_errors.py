@@ -43,6 +43,14 @@ def test_unknown_keys_wrong_types_and_values_out_of_range_have_a_line_each() -> 
         assert key in line
 
 
+@pytest.mark.parametrize("off", ["", "none"])
+def test_a_retired_key_is_dropped_at_its_old_default_alone(off: str) -> None:
+    assert RunConfig.from_flat({"trace": off}) == RunConfig()
+    (told,) = _told({"trace": "traces.jsonl"})
+    assert "unknown key 'trace'" in told
+    assert "remove it" in told
+
+
 def test_what_only_follows_from_a_wrong_key_is_not_told() -> None:
     values = {"evaluation_second": 5, "evaluation_video": 2}
     (told,) = _told(values)

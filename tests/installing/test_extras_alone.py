@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # pip fetches what it
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 #: Of these, one would take most of a gigabyte, one is what these tests run in, and the trackers
-#: and traces have tests of their own.
-LEFT_OUT = {"envpool", "dev", "mlflow", "tracing", "wandb"}
+#: have tests of their own.
+LEFT_OUT = {"envpool", "dev", "mlflow", "wandb"}
 #: What extras bring, by the names that are imported.
 BROUGHT = """
 Box2D ale_py cryptography envpool grpc_reflection h5py imageio imageio_ffmpeg minari mlflow mujoco
