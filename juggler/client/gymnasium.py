@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from copy import deepcopy
 from typing import Any, Literal
 
 from juggler.client.connection import GatewayError
@@ -85,7 +86,8 @@ def _play(
             if len(returns) == episodes:
                 session.step(observation, *result, infos=info)
                 return
-            total, final = 0.0, observation
+            # The reset may write into the same memory.
+            total, final, info = 0.0, deepcopy(observation), dict(info)
             observation, _ = env.reset()
         action = session.step(observation, *result, final, infos=info)
 

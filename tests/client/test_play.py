@@ -15,6 +15,7 @@ from support.gateway_world import PATIENCE, THREE, TWO_WAYS, GatewayWorld
 from support.network import free_address
 
 from juggler.client import GatewayError, play
+from juggler.client.gymnasium import _play
 
 
 class Deadly(gymnasium.Env[Any, Any]):
@@ -77,3 +78,30 @@ def test_play_ends_with_the_run_and_tells_of_anything_else() -> None:
     refused = pytest.raises(GatewayError, match="UNAUTHENTICATED")
     with GatewayWorld(rows=1, token="a secret") as world, refused:
         play(Deadly(print), world.address, timeout=PATIENCE)
+
+
+class OneArray(gymnasium.Env[Any, Any]):
+    """Writes the number of each observation into the same array; every step is truncated."""
+
+    def __init__(self) -> None:
+        self.seen = np.zeros(1)
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        self.seen += 1
+        return self.seen, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.reset()[0], 0.0, False, True, {}
+
+
+def test_the_last_observation_of_an_episode_is_not_that_of_the_next_one() -> None:
+    finals: list[float] = []
+
+    class Heard:
+        def step(self, observation: Any, *told: Any, **_: Any) -> int:
+            if len(told) == 4:
+                finals.append(float(told[3][0]))
+            return 0
+
+    _play(OneArray(), Heard(), 3, 0, [])  # type: ignore[arg-type]
+    assert finals == [2.0, 4.0]

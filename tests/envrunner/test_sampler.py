@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -131,8 +131,7 @@ def test_log_probabilities_are_those_of_the_recorded_actions_and_observations() 
 
 
 def with_one(bad: Scripted, mode: AutoresetMode = AutoresetMode.SAME_STEP) -> Sampler:
-    env = SyncVectorEnv([Scripted, lambda: bad], copy=False, autoreset_mode=mode)
-    return sampler_of(env)
+    return sampler_of(vectors.vector_of_functions("sync", mode, [Scripted, lambda: bad]))
 
 
 @pytest.mark.parametrize(

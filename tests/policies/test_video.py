@@ -17,6 +17,7 @@ from support import worlds
 import juggler
 from juggler.cli import main
 from juggler.envrunner.environments.film_file import FilmFile
+from juggler.envrunner.environments.video import Film
 from juggler.runtime.installing import installing
 
 CARTPOLE = {"env": "CartPole-v1", "env_kwargs": {"max_episode_steps": 12}}
@@ -154,6 +155,26 @@ class Painted(worlds.World):
 
     def render(self):
         return np.full((5, 7, 3), 90 * self.left % 256, np.uint8)
+
+
+def test_the_first_image_is_kept_where_all_are_drawn_into_one_array(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class OneImage:
+        image = np.zeros((2, 2, 3), np.uint8)
+
+        def render(self) -> np.ndarray:
+            return self.image
+
+    added: list[bytes] = []
+    monkeypatch.setattr(FilmFile, "__init__", lambda *_: None)
+    monkeypatch.setattr(FilmFile, "add", lambda _, image: added.append(image))
+    env = OneImage()
+    film = Film(env, [Path("not written")])
+    film.begin()
+    env.image += 1  # as a step draws the next one
+    film.step(over=False)
+    assert added == [bytes([number] * 12) for number in (0, 1)]
 
 
 class Blind(Painted):

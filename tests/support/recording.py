@@ -25,16 +25,17 @@ class Transition:
 def play(script: Script, seed: int, actions: list[Any], box: bool) -> list[Transition]:
     """One environment, reset by hand after each episode."""
     env = Scripted(script, box)
-    observation, _ = env.reset(seed=seed)
+    observation = env.reset(seed=seed)[0].copy()
     transitions: list[Transition] = []
     for action in actions:
         sent = np.clip(action, env.action_space.low, env.action_space.high) if box else action
         episode, step = env.episode, env.steps
         after, reward, terminated, truncated, _ = env.step(sent)
+        after = after.copy()
         transitions.append(
             Transition(episode, step, observation, reward, terminated, truncated, after)
         )
-        observation = env.reset()[0] if terminated or truncated else after
+        observation = env.reset()[0].copy() if terminated or truncated else after
     return transitions
 
 

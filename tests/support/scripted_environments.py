@@ -21,7 +21,7 @@ class Scripted(gymnasium.Env):
     """Episodes of given lengths and ends ("terminated", "truncated" or "both"), over and over.
 
     Observations hold the number of the episode, of the step, and a state that depends on the seed
-    and on every action; rewards depend on all three.
+    and on every action; rewards depend on all three. Each is written into the same array.
     """
 
     def __init__(self, script: Script = ((3, "terminated"), (2, "truncated")), box: bool = False):
@@ -34,6 +34,7 @@ class Scripted(gymnasium.Env):
         )
         self.episode = -1
         self.over = True
+        self.shown = np.zeros(3, np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
         super().reset(seed=seed)
@@ -54,7 +55,8 @@ class Scripted(gymnasium.Env):
         return self.observation(), reward, terminated, truncated, {}
 
     def observation(self):
-        return np.array([self.episode, self.steps, self.state], np.float32)
+        self.shown[:] = self.episode, self.steps, self.state
+        return self.shown
 
 
 class NativeScripted(VectorEnv):

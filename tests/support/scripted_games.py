@@ -155,11 +155,16 @@ class ScriptedTurns(_Scripted):
 
     def reset(self, seed: int | None = None, options: Any = None) -> None:
         self._begin(seed)
+        self.seen = np.zeros(3)  # what any agent sees is written here
         self.infos: dict[str, Any] = {agent: {} for agent in AGENTS}
         self.open = dict.fromkeys(AGENTS, 0.0)
         self.terminations = dict.fromkeys(AGENTS, False)
         self.truncations = dict.fromkeys(AGENTS, False)
         self._select()
+
+    def _see(self, agent: str) -> np.ndarray:
+        self.seen[:] = super()._see(agent)
+        return self.seen
 
     def _select(self) -> None:
         done = [a for a in self.agents if self.terminations[a] or self.truncations[a]]

@@ -8,9 +8,13 @@ from typing import Any
 
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
+from juggler.envrunner.environments.environment_processes import (
+    EnvironmentFunction,
+    EnvironmentProcesses,
+)
 from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
 from juggler.envrunner.environments.seeding import environment_seeds
+from juggler.envrunner.environments.step_infos import keep_own_finals
 from support.scripted_environments import NativeScripted, Script, Scripted
 
 MODES = list(AutoresetMode)
@@ -31,10 +35,13 @@ def vector_of_functions(
     kind: str, mode: AutoresetMode, functions: Sequence[Callable[[], Any]]
 ) -> VectorEnv[Any, Any, Any]:
     if kind == "sync":
-        return SyncVectorEnv(functions, copy=False, autoreset_mode=mode)
+        vector = SyncVectorEnv(functions, copy=False, autoreset_mode=mode)
+        keep_own_finals(vector)
+        return vector
     if kind == "in turn":
         return EnvironmentsInTurn(functions, mode, "scripted")
-    return EnvironmentProcesses(functions, mode, 30.0, "scripted")
+    checked = [EnvironmentFunction(make, {}, "scripted", mode) for make in functions]
+    return EnvironmentProcesses(checked, mode, 30.0, "scripted")
 
 
 def seeds_of(kind: str, seed: int, count: int) -> list[int]:

@@ -11,6 +11,7 @@ import torch
 from gymnasium.vector import VectorEnv, VectorWrapper
 from torch import Tensor
 
+from juggler.envrunner.environments.step_infos import keep_own_finals
 from juggler.envrunner.failures import EnvironmentFailed, ReportsFailures
 from juggler.runtime.wire.structures import space_leaves, to_tree, tree_leaves
 from juggler.runtime.wire.trees import path_name
@@ -36,6 +37,7 @@ class AcceptedVector(ReportsFailures, VectorWrapper):
         super().__init__(env)
         self.where = where
         self.device: torch.device | None = None
+        keep_own_finals(env)
         self._form = _Form(env.single_observation_space, env.num_envs)
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:

@@ -8,6 +8,7 @@ import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from multiprocessing.connection import Connection, wait
 from multiprocessing.queues import Queue
 from typing import Any
@@ -19,7 +20,7 @@ from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 from gymnasium.vector.utils import batch_space
 
 from juggler.envrunner.environments.misfits import SpaceLeaves, misfit, must_return, no_reward
-from juggler.envrunner.environments.step_infos import NoInfo, add_told, mask_in
+from juggler.envrunner.environments.step_infos import NoInfo, add_told, mask_in, told
 from juggler.envrunner.environments.step_memory import (
     StepMemory,
     StepPipe,
@@ -102,6 +103,9 @@ class _ReportingEnv(ReportsFailures, gymnasium.Wrapper[Any, Any, Any, Any]):
             raise EnvironmentFailed(self.where, "step", str(error)) from None
         # The first observation of the next episode takes its place, and nobody learns from it.
         self._check("step", observation, info, unread=self._same_step and ends[0])
+        if self._same_step and any(ends):
+            # Gymnasium's worker resets first, which may write into the same memory.
+            observation, info = deepcopy((observation, told(info, terminated=ends[0])))
         return observation, reward, *ends, info
 
     def _check(self, call: str, observation: Any, info: Any, *, unread: bool = False) -> None:

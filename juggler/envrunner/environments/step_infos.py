@@ -6,9 +6,10 @@ These are action masks, numbers, and how an episode ended. Nothing reads the res
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from juggler.envrunner.info_numbers import NUMBERS, keep_numbers
 from juggler.runtime.modules.columns import ACTION_MASK
@@ -42,9 +43,26 @@ def add_final(
 ) -> dict[str, Any]:
     """Add the last observation and info of an episode that a SAME_STEP vector has reset."""
     final = {"final_obs": observation, "final_info": mask_in(info)}
-    infos = env._add_info(infos, final, row)
+    infos = env._add_info(infos, deepcopy(final), row)  # the reset may write into the same memory
     keep_numbers(infos["final_info"], info, row, env.num_envs)
     return infos
+
+
+def keep_own_finals(env: VectorEnv[Any, Any, Any]) -> None:
+    """Let Gymnasium's SyncVectorEnv copy last observations before the reset overwrites them."""
+    vector = env.unwrapped
+    if not isinstance(vector, SyncVectorEnv):
+        return
+    add: Any = vector._add_info
+
+    def add_own(infos: dict[str, Any], info: dict[str, Any], row: int) -> dict[str, Any]:
+        if "final_obs" in info:
+            final = {**info["final_info"], **deepcopy(mask_in(info["final_info"]))}
+            info = {**info, "final_obs": deepcopy(info["final_obs"]), "final_info": final}
+        added: dict[str, Any] = add(infos, info, row)
+        return added
+
+    vars(vector)["_add_info"] = add_own
 
 
 def told(info: dict[str, Any], *, terminated: bool = False) -> dict[str, Any]:

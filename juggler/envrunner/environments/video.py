@@ -206,7 +206,7 @@ class Film:
             video.finish()
 
     def _image(self) -> Image:
-        return np.ascontiguousarray(self._env.render())  # [H, W, 3]
+        return np.array(self._env.render(), order="C")  # [H, W, 3]
 
     def _start(self, image: Image) -> None:
         from juggler.envrunner.environments.film_file import FilmFile  # its package may be missing

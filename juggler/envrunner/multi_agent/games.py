@@ -298,9 +298,11 @@ class TurnBasedGame(Game):
                 self._truncate(ends)
                 return False
             if not (terminated or truncated):
-                self._acts(agent, observation, info, reports)
                 if not self.critics_see:
+                    self._acts(agent, observation, info, reports)
                     return True
+                # A copy, since critics make the environment show more.
+                self._acts(agent, copy.deepcopy(observation), info, reports)
                 for kind, seen in self._seen_by_critics(self._observations).items():
                     reports.critics_now[kind][self.index] = seen
                 return True
@@ -312,7 +314,8 @@ class TurnBasedGame(Game):
         return False
 
     def _observations(self) -> dict[Hashable, Any]:
-        return {agent: self.env.observe(agent) for agent in self._agents()}
+        # Copies, since the environment may write all of them into the same memory.
+        return {agent: copy.deepcopy(self.env.observe(agent)) for agent in self._agents()}
 
     def _show_critics_the_end(self, ends: Reports) -> None:
         for kind, seen in self._seen_by_critics(self._observations).items():

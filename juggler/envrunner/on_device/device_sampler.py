@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from copy import copy
+from copy import deepcopy
 from operator import itemgetter
 from typing import Any
 
@@ -251,7 +251,7 @@ def _kept(infos: Mapping[str, Any], rows: int) -> dict[str, Any]:
     for name, given in infos.items():
         if name == "final_obs":
             kept[name] = with_leaves(
-                lambda x: x.clone() if isinstance(x, Tensor) else copy(x), given
+                lambda x: x.clone() if isinstance(x, Tensor) else deepcopy(x), given
             )
         elif name == "final_info" and isinstance(given, Mapping):
             kept[name] = _kept(given, rows)

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from support.scripted_environments import AsTrees, Failing, Masked, Scripted
 
 from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
+from juggler.envrunner.environments.step_infos import keep_own_finals
 from juggler.envrunner.failures import EnvironmentFailed
 
 SCRIPTS = [
@@ -73,6 +74,7 @@ def test_steps_and_resets_are_those_of_gymnasium(make: Any, mode: AutoresetMode)
     functions = [functools.partial(make, script) for script in SCRIPTS]
     ours = EnvironmentsInTurn(functions, mode, "scripted")
     theirs = SyncVectorEnv(functions, autoreset_mode=mode)
+    keep_own_finals(theirs)
     assert ours.metadata["autoreset_mode"] is mode
     assert_same(ours.reset(seed=[3, 4, 5]), theirs.reset(seed=[3, 4, 5]))
     theirs.action_space.seed(0)
