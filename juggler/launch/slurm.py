@@ -130,6 +130,7 @@ class SlurmRun:
                 work=shlex.quote(str(Path.cwd())),
                 tls=tls,
                 command=shlex.join(command),
+                driver=shlex.quote(self._name("driver")),
             )
         return found
 
@@ -202,8 +203,8 @@ class SlurmRun:
         sys.stdout.flush()
 
     def end(self) -> None:
-        """See `EngineRun`."""
-        _ask("scancel", "--me", "--batch", "--signal=TERM", f"--name={self._name('driver')}")
+        """See `EngineRun`. Slurm sends TERM itself, when it preempts the job."""
+        _ask("scancel", "--me", "--batch", "--signal=USR2", f"--name={self._name('driver')}")
 
     def take_down(self) -> None:
         """See `EngineRun`."""
