@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from juggler.launch.commands import ROLES, LaunchError
 from juggler.launch.following import ask
 from juggler.runtime.actors.ownership import is_ours_alone
+from juggler.runtime.file_locks import try_lock
 
 #: In a command that scales: the number that is wanted.
 NUMBER = "{number}"
@@ -52,11 +52,9 @@ class Wanted:
         except OSError as error:
             raise LaunchError(f"cannot write {self._reader}: {error.strerror}") from error
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if try_lock(file) is False:
                 said = f"another `juggler launch` has started the run of {self.directory} already"
-                raise LaunchError(said) from None
+                raise LaunchError(said)
             try:
                 yield
             finally:
@@ -67,10 +65,9 @@ class Wanted:
         """Whether the process that should read the files is gone."""
         try:
             with self._reader.open() as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:  # somebody has it; or there is none, and the engine reads the files
+                return try_lock(file, shared=True) is True
+        except OSError:  # there is none, and the engine reads the files
             return False
-        return True
 
     @property
     def _reader(self) -> Path:

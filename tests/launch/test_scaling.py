@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.disk import without_locks
 
 from juggler.cli import scale
 from juggler.launch.commands import LaunchError
@@ -64,6 +66,17 @@ def test_the_numbers_of_a_launch_that_was_killed_are_not_changed(
     assert "was killed, so nobody starts or ends its workers" in capsys.readouterr().err
     with wanted.read_here():
         assert not wanted.abandoned, "a launch goes on with the run"
+
+
+def test_a_launch_begins_also_on_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    wanted = Wanted(tmp_path)
+    with wanted.read_here():
+        wanted.begin("learner", 1)
+        assert not Wanted(tmp_path).abandoned
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_command_that_another_user_may_have_written_is_not_run(

@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.ownership import is_ours_alone
 from juggler.runtime.actors.temporary import boot
+from juggler.runtime.file_locks import try_lock
 
 SHARED_DIR_VARIABLE = "JUGGLER_SHARED_DIR"
 
@@ -188,12 +189,13 @@ def _alone_in(directory: str) -> Iterator[int]:
     held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for left in reversed(range(_TRIES)):
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = try_lock(held)
+            if locked:
                 break
-            except BlockingIOError:
-                if not left:
-                    raise TimeoutError(f"another process keeps {directory} locked") from None
+            if locked is None:
+                raise OSError(errno.ENOLCK, f"the file system of {directory} has no locks")
+            if not left:
+                raise TimeoutError(f"another process keeps {directory} locked")
             time.sleep(_TRY_SECONDS)
         try:
             yield held
