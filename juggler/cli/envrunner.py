@@ -15,8 +15,8 @@ class Arguments(WorkerArguments):
     """Sample for the driver of a run, until the driver sends this worker home."""
 
     gateway: str = ""
-    """Accept simulators at exactly this address, HOST:PORT, instead of making environments. PORT 0:
-    any free port."""
+    """Accept simulators at exactly this address, HOST:PORT or unix:PATH, instead of making
+    environments. PORT 0: any free port."""
 
     insecure: Flag = False
     """With --gateway: listen beyond loopback without TLS or without a token."""
@@ -34,7 +34,8 @@ def _work(given: Arguments) -> int:
     if given.gateway:
         from juggler.gateway.runner import main
 
-        split_address(given.gateway)
+        if not given.gateway.startswith("unix:"):
+            split_address(given.gateway)
         gateway = GatewayAddress(given.gateway, given.insecure)
     else:
         from juggler.envrunner.envrunner_worker import main

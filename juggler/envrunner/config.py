@@ -58,7 +58,8 @@ class EnvRunnerConfig:
     simulator whose reply takes longer."""
     gateway: str = ""
     """Accept simulators at this address, HOST:PORT, instead of making environments. EnvRunner i of
-    this host listens at PORT + i, or at any free port if PORT is 0. `env` is then only a name."""
+    this host listens at PORT + i, or at any free port if PORT is 0. With unix:PATH, EnvRunner 0
+    listens at that Unix socket, and EnvRunner i at PATH-i. `env` is then only a name."""
     gateway_max_batch: int = 1024
     """The most rows of simulators in one inference."""
     gateway_max_wait_ms: float = 0.0
@@ -113,8 +114,10 @@ class EnvRunnerConfig:
             said = f"gateway_max_wait_ms must be from 0 to 1000, not {wait}"
             raise WrongValue("gateway_max_wait_ms", said)
         host, colon, port = self.gateway.rpartition(":")
-        if self.gateway and not (host and colon and port.isdigit() and int(port) < 65536):
-            said = f'gateway must be "HOST:PORT" or "", not {self.gateway!r}'
+        is_unix = self.gateway.startswith("unix:") and bool(port)
+        is_tcp = host and colon and port.isdigit() and int(port) < 65536
+        if self.gateway and not (is_unix or is_tcp):
+            said = f'gateway must be "HOST:PORT", "unix:PATH" or "", not {self.gateway!r}'
             raise WrongValue("gateway", said)
         seconds = self.step_deadline_seconds
         if type(seconds) not in (int, float) or not 0 < seconds < float("inf"):

@@ -126,8 +126,9 @@ def connected(sessions: Sessions) -> tuple[int, int]:
 
 def address_of(peer: str) -> str:
     """The address of a stream's other end, for people."""
-    _, _, address = peer.partition(":")
-    return unquote(address) or "an unknown address"
+    kind, _, address = peer.partition(":")
+    unknown = "a Unix socket" if kind == "unix" else "an unknown address"  # gRPC leaves its path out
+    return unquote(address) or unknown
 
 
 def _environments(count: int) -> str:

@@ -154,9 +154,12 @@ class GatewayRunner:
         return dict(zip(told.modules, seeds, strict=True))
 
     def _address(self) -> str:
-        """The address of this gateway: each of those that a driver starts has its own port."""
-        host, port = split_address(self._gateway_address.address)
-        return join_address(host, port + self._index if port and self._contact.local else port)
+        """The address of this gateway: each one that a driver starts has its own port or path."""
+        address, number = self._gateway_address.address, self._index * self._contact.local
+        if address.startswith("unix:"):
+            return f"{address}-{number}" if number else address
+        host, port = split_address(address)
+        return join_address(host, port + number if port else port)
 
     def _learners(self, _: int, message: training_pb2.Learners) -> attach_pb2.Done:
         """Dial the learners that train a module now, and let go of those that no longer do."""

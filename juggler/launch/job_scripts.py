@@ -7,9 +7,10 @@ _RUN = """\
 child=
 stopped=
 again=
-trap 'stopped=1; [ "$child" ] && kill -TERM "$child"' TERM INT
-# Slurm sends it two minutes before the time limit.
-trap 'again=1; [ "$child" ] && kill -TERM "$child"' USR1
+# The end of the run: `juggler launch` sends USR2.
+trap 'stopped=1; [ "$child" ] && kill -TERM "$child"' USR2 INT
+# Slurm sends USR1 two minutes before the time limit, and TERM to a job that it preempts or cancels.
+trap 'again=1; [ "$child" ] && kill -TERM "$child"' USR1 TERM
 run() {{
   "$@" &
   child=$!
@@ -22,6 +23,13 @@ run() {{
     [ "$status" -gt 128 ] && kill -0 "$child" 2> /dev/null || break
   done
   child=
+}}
+queue_again() {{
+  # A preempted job without a grace time is in the queue already, and a cancelled one stays away.
+  job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
+  [ "$(squeue --noheader --jobs="$job" --format=%T)" = RUNNING ] || return
+  # Slurm ends this script: the end of a script that went first may be taken for that of the next.
+  scontrol requeue "$job" && sleep 60
 }}
 """
 
@@ -63,11 +71,11 @@ while :; do
   [ "$status" -gt 128 ] && [ -z "$stopped$again" ] || break
   sleep 5
 done
-kill "$keeping"
+kill "$keeping" 2> /dev/null
 wait "$keeping"
-if [ "$again" ] && [ "$status" = 143 ]; then
-  # Slurm ends this script: the end of a script that went first may be taken for that of the next.
-  scontrol requeue "$SLURM_JOB_ID" && sleep 60
+if [ "$again" ] && [ -z "$stopped" ] && [ "$status" != 0 ]; then
+  # The counts stay. 1: the learner was preempted first, so there is no last checkpoint.
+  queue_again
 else
   echo "$status" > {status}
   rm -f {counts}
@@ -77,7 +85,7 @@ exit "$status"
 """
 )
 
-#: Fields: options, work, tls, command.
+#: Fields: options, work, tls, command, driver (the name of its job).
 WORKER_SCRIPT = (
     """\
 #!/bin/bash
@@ -92,9 +100,11 @@ while :; do
   run {command} --reattach-seconds 0
   # 0: the driver has sent it home.
   [ "$status" != 0 ] && [ -z "$stopped$again" ] || break
+  # A driver that was cancelled does not come back.
+  there=$(squeue --me --noheader --name={driver} --format=%i) && [ -z "$there" ] && break
   sleep 5
 done
-[ "$again" ] && scontrol requeue "$SLURM_JOB_ID" && sleep 60
+[ "$again" ] && queue_again
 exit "$status"
 """
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +11,8 @@ from pathlib import Path
 
 from juggler.launch.commands import ROLES, LaunchError
 from juggler.launch.following import ask
+from juggler.runtime.actors.ownership import is_ours_alone
+from juggler.runtime.file_locks import try_lock
 
 #: In a command that scales: the number that is wanted.
 NUMBER = "{number}"
@@ -50,11 +52,9 @@ class Wanted:
         except OSError as error:
             raise LaunchError(f"cannot write {self._reader}: {error.strerror}") from error
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if try_lock(file) is False:
                 said = f"another `juggler launch` has started the run of {self.directory} already"
-                raise LaunchError(said) from None
+                raise LaunchError(said)
             try:
                 yield
             finally:
@@ -65,10 +65,9 @@ class Wanted:
         """Whether the process that should read the files is gone."""
         try:
             with self._reader.open() as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:  # somebody has it; or there is none, and the engine reads the files
+                return try_lock(file, shared=True) is True
+        except OSError:  # there is none, and the engine reads the files
             return False
-        return True
 
     @property
     def _reader(self) -> Path:
@@ -85,9 +84,11 @@ class Wanted:
         Raises:
             LaunchError: the disk refuses.
         """
-        self._scale(role).unlink(missing_ok=True)
+        path = self._scale(role)
+        path.unlink(missing_ok=True)
         if scale:
-            self._scale(role).write_text(json.dumps(list(scale)))
+            path.write_text(json.dumps(list(scale)))
+            path.chmod(0o644)  # whatever the umask: `change` runs it
         self._write(role, number)
 
     def _scale(self, role: str) -> Path:
@@ -118,12 +119,28 @@ class Wanted:
             LaunchError: the files cannot be read or written, or the engine refuses.
         """
         before = self.read(role)
-        if self._scale(role).exists():
-            words = json.loads(self._scale(role).read_text())
-            command = [str(word).replace(NUMBER, str(number)) for word in words]
+        if words := self._command(role):
+            command = [word.replace(NUMBER, str(number)) for word in words]
             ask(*command, advice="scale the run where it was launched")
         self._write(role, number)
         return f"{role}: {number} are wanted now, in place of {before}"
+
+    def _command(self, role: str) -> list[str]:
+        """Read the words of the command that scales a role; []: there is none."""
+        path = self._scale(role)
+        try:
+            # A FIFO must not hold this up.
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+                if not is_ours_alone(os.fstat(file.fileno())):
+                    raise LaunchError(
+                        f"{path} has a command that another user may have written: scale the run "
+                        "as the user that launched it, and deny others to write there (chmod go-w)"
+                    )
+                return [str(word) for word in json.load(file)]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            raise LaunchError(f"cannot read {path}: {error}") from error
 
     def forget(self) -> None:
         """Remove the files: the run is over."""

@@ -130,6 +130,7 @@ class SlurmRun:
                 work=shlex.quote(str(Path.cwd())),
                 tls=tls,
                 command=shlex.join(command),
+                driver=shlex.quote(self._name("driver")),
             )
         return found
 
@@ -202,8 +203,8 @@ class SlurmRun:
         sys.stdout.flush()
 
     def end(self) -> None:
-        """See `EngineRun`."""
-        _ask("scancel", "--me", "--batch", "--signal=TERM", f"--name={self._name('driver')}")
+        """See `EngineRun`. Slurm sends TERM itself, when it preempts the job."""
+        _ask("scancel", "--me", "--batch", "--signal=USR2", f"--name={self._name('driver')}")
 
     def take_down(self) -> None:
         """See `EngineRun`."""
@@ -233,11 +234,25 @@ class SlurmRun:
         found += ["--requeue", f"--signal=B:USR1@{_NOTICE_SECONDS}", "--ntasks=1"]
         found += [f"--partition={jobs.partition}"] if jobs.partition else []
         found += [f"--time={jobs.time}"] if jobs.time else []
-        return "\n".join(f"#SBATCH {option}" for option in [*found, *jobs.all, *own])
+        return "\n".join(f"#SBATCH {_one_line(option)}" for option in [*found, *jobs.all, *own])
 
     def _queued(self) -> list[str]:
         names = ",".join(self._name(role) for role in ("driver", *ROLES))
         return _ask("squeue", "--me", "--noheader", f"--name={names}", "--format=%A").split()
+
+
+def _one_line(option: str) -> str:
+    """Check an option, whose further lines would be commands of the script.
+
+    Raises:
+        LaunchError: it has a line break, or another sign that cannot be printed.
+    """
+    if not option.isprintable():
+        raise LaunchError(
+            f"an option of sbatch is {option!r}: leave out what cannot be printed, such as line "
+            "breaks. It comes from the options of `juggler launch` or the run directory's name"
+        )
+    return option
 
 
 def _check_time(given: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.disk import without_locks
 from support.made_checkpoints import checkpoint
 from support.made_runs import append, line, made
 
@@ -124,6 +125,18 @@ def test_a_run_of_this_host_whose_driver_was_killed_is_known_as_such_at_once(
     assert [run["state"] for run in listed(tmp_path, capsys)] == ["killed"]
     (run_dir / "driver.json").write_text(json.dumps({**told, "host": "another"}))
     os.utime(run_dir / "metrics.jsonl")
+    assert [run["state"] for run in listed(tmp_path, capsys)] == ["running"]
+
+
+def test_a_killed_run_of_this_host_ends_also_on_a_file_system_without_locks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = made(tmp_path / "run", [line(100, 1.0)], old=1000.0)
+    told = {"host": socket.gethostname(), "addresses": [f"unix:{tmp_path}/gone/driver.sock"]}
+    (run_dir / "driver.json").write_text(json.dumps(told))
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    assert [run["state"] for run in listed(tmp_path, capsys)] == ["killed"]
+    os.utime(run_dir / "metrics.jsonl")  # a moment ago
     assert [run["state"] for run in listed(tmp_path, capsys)] == ["running"]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gymnasium
+import pytest
 from support.pages import ROOT, blocks, links
 
 from juggler.cli import COMMANDS
@@ -40,8 +41,13 @@ def test_the_file_has_only_keys_that_exist_and_the_table_has_all() -> None:
     assert {*SimulatorOptions.__struct_fields__} <= {*rows}
 
 
-def test_the_python_runs(tmp_path: Path, run_python: Callable[..., str]) -> None:
+def test_the_python_runs_beside_a_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_python: Callable[..., str]
+) -> None:
     (code,) = blocks("python", PAGE)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
     server = GymServer(functools.partial(gymnasium.make, "CartPole-v1"), "127.0.0.1:0")
     script = tmp_path / "client.py"
     script.write_text(code.replace("127.0.0.1:5010", server.address))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
 from pathlib import Path
 
 import pytest
-from support.agents_world import AgentsWorld
+from support.agents_world import SPACES, AgentsWorld
 
+from juggler.client import connect_agents
+from juggler.envrunner.config import EnvRunnerConfig
 from juggler.gateway import runner
 
 
@@ -37,6 +41,18 @@ def test_a_gateway_that_dials_in_listens_at_exactly_the_port_that_it_was_given(
     )
     world.close()
     assert world.address == f"127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize(("local", "end"), [(True, "-3"), (False, "")])
+def test_a_gateway_takes_simulators_at_a_unix_socket(
+    tmp_path: Path, local: bool, end: str
+) -> None:
+    address = f"unix:{tmp_path}/gateway"
+    EnvRunnerConfig(gateway=address)
+    world = AgentsWorld(tmp_path, {"*": "all"}, address, local=local, worker_id="envrunner-3")
+    with connect_agents(f"{address}{end}", {"one": SPACES}, token="secret"):
+        assert stat.S_IMODE(os.stat(f"{tmp_path}/gateway{end}").st_mode) == 0o600
+    world.close()
 
 
 def test_gateways_that_a_driver_starts_listen_at_ports_that_follow_each_other(

@@ -48,6 +48,15 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_templates_dial_a_gateway_without_a_proxy() -> None:
+    here = ROOT / "examples" / "simulators"
+    templates = [*here.glob("node/*.js"), *here.glob("cpp/*.cc")]
+    assert len(templates) == 4
+    for template in templates:
+        said = re.search(r"(?i)enable_http_proxy'?[:,] 0", template.read_text())
+        assert said, f"{template} dials loopback through http_proxy"
+
+
 @contextmanager
 def learning(
     command: str, place: Path, steps: int = 1_000_000, said: str = "solved: return"

@@ -135,6 +135,18 @@ def test_time_limits_are_those_of_slurm(hosts: Path, given: str) -> None:
             "'account=lab': write an option of sbatch as --account=lab",
         ),
         (
+            ["slurm", "cartpole", "--sbatch=--account=lab\ntouch there", "--dry-run"],
+            "leave out what cannot be printed",
+        ),
+        (
+            ["slurm", "cartpole", "--partition", "cpu\ntouch there", "--dry-run"],
+            "leave out what cannot be printed",
+        ),
+        (
+            ["slurm", "cartpole", "--run-dir", "run\ntouch there", "--dry-run"],
+            "leave out what cannot be printed",
+        ),
+        (
             ["ssh", "cartpole", "--hosts", "hosts.toml", "--", "--gateway", "127.0.0.1:5005"],
             "gateway = '127.0.0.1:5005': EnvRunners of this engine make environments",
         ),

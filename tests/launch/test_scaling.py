@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.disk import without_locks
 
 from juggler.cli import scale
 from juggler.launch.commands import LaunchError
@@ -63,6 +66,41 @@ def test_the_numbers_of_a_launch_that_was_killed_are_not_changed(
     assert "was killed, so nobody starts or ends its workers" in capsys.readouterr().err
     with wanted.read_here():
         assert not wanted.abandoned, "a launch goes on with the run"
+
+
+def test_a_launch_begins_also_on_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", without_locks)
+    wanted = Wanted(tmp_path)
+    with wanted.read_here():
+        wanted.begin("learner", 1)
+        assert not Wanted(tmp_path).abandoned
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_command_that_another_user_may_have_written_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    umask = os.umask(0o002)
+    try:
+        wanted = Wanted(tmp_path)
+        wanted.begin("learner", 1, ["touch", str(tmp_path / "ran {number}")])
+    finally:
+        os.umask(umask)
+    wanted.change("learner", 2)
+    assert (tmp_path / "ran 2").exists()
+    command = tmp_path / "learner.scale"
+    command.chmod(0o664)
+    with pytest.raises(LaunchError, match="another user"):
+        wanted.change("learner", 3)
+    command.chmod(0o644)
+    owner = os.stat_result((0o100644, 0, 0, 1, os.getuid() + 2, 0, 0, 0, 0, 0))
+    monkeypatch.setattr(os, "fstat", lambda _: owner)
+    with pytest.raises(LaunchError, match="another user"):
+        wanted.change("learner", 3)
+    assert not (tmp_path / "ran 3").exists()
+    assert wanted.read("learner") == 2
 
 
 @pytest.mark.parametrize(

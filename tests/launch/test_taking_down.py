@@ -94,8 +94,10 @@ def test_jobs_of_a_role_that_slurm_does_not_cancel_leave_no_others_running(
 def test_a_signal_between_two_lives_of_a_job_ends_the_next_one(tmp_path: Path) -> None:
     twice = tmp_path / "twice"
     twice.write_text("[ -e ran ] && exec sleep 60; touch ran; exit 1\n")
-    about = {"options": "", "work": tmp_path, "tls": "", "command": f"bash {twice}"}
-    script = WORKER_SCRIPT.format(**about).replace("sleep 5\n", "touch pauses; sleep 1\n")
+    about = {"options": "", "work": tmp_path, "tls": "", "driver": "driver"}
+    script = WORKER_SCRIPT.format(**about, command=f"bash {twice}").replace(
+        "sleep 5\n", "touch pauses; sleep 1\n"
+    )
     job = subprocess.Popen(["bash", "-c", script])
     try:
         soon(lambda: (tmp_path / "pauses").exists(), "the first life has ended")

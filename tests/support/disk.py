@@ -1,12 +1,19 @@
-"""A disk of its own for a run, which gets full and takes no more when it is told to."""
+"""A disk of its own for a run, which gets full and takes no more when it is told to; and one
+without locks."""
 
 from __future__ import annotations
 
+import errno
 import resource
 import subprocess
 from pathlib import Path
 
 _LITTLE = 4096  # bytes
+
+
+def without_locks(*_: object) -> None:
+    """Refuse a lock, as a file system does that has none: in place of `fcntl.flock`."""
+    raise OSError(errno.ENOLCK, "No locks available")
 
 
 class Disk:

@@ -78,6 +78,7 @@ if (process.env.JUGGLER_TOKEN) metadata.set('authorization', `Bearer ${process.e
 
 const client = new Simulator(address, credentials(), {
   'grpc.max_reconnect_backoff_ms': 1000,
+  'grpc.enable_http_proxy': 0, // a gateway is dialed directly, on loopback too
   'grpc.max_receive_message_length': 64 << 20, // as large as a gateway's messages may be
   'grpc.keepalive_time_ms': 20_000, // so that a dead connection is noticed
 });

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO, Final
+
+from juggler.runtime.file_locks import try_lock
 
 _ATTEMPTS: Final = 5
 _PAUSE_SECONDS: Final = 0.05
@@ -23,25 +24,21 @@ def lock(file: BinaryIO) -> bool:
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_PAUSE_SECONDS)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue
-        except OSError:
-            pass  # a file system without locks
-        return True
+        if try_lock(file) is not False:
+            return True
     return False
 
 
-def is_locked(path: Path) -> bool:
-    """Whether a process has locked a file, which it does not if there is none; also where nobody
-    can tell."""
+def is_locked(path: Path) -> bool | None:
+    """Whether a process has locked a file, which may be missing; None: this cannot be known."""
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return not isinstance(error, FileNotFoundError)
-    return False
+            free = try_lock(file, shared=True)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    return None if free is None else not free
 
 
 def must_be_writable(path: Path) -> None:

@@ -66,7 +66,7 @@ def must_be_free(path: Path | None, command: str = "train", going_on: str = "") 
         return None
     taken = f"the run directory {path} is not empty"
     if not going_on and not has_checkpoint(path):
-        if is_locked(path / METRICS_FILE):
+        if is_locked(path / METRICS_FILE) is not False:
             raise RunDirectoryError(
                 f"another process may be writing in {path}; name another directory"
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import os
 import shutil
@@ -18,6 +17,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from juggler.runtime.datasets.dataset import RecordedEpisode
 from juggler.runtime.datasets.finding import DATA, DatasetError, must_be_installed, partial_of
+from juggler.runtime.file_locks import try_lock
 from juggler.runtime.wire.structures import from_tree, space_leaves
 
 #: What writing to a full disk has been seen to raise.
@@ -153,8 +153,7 @@ def _held_directory(place: Path) -> Iterator[Path]:
     partial.mkdir(parents=True)
     descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try_lock(descriptor)
         yield partial
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -169,8 +168,8 @@ def _remove_abandoned(place: Path) -> None:
         with suppress(OSError):
             descriptor = os.open(data.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(data.parent, ignore_errors=True)
+                if try_lock(descriptor):
+                    shutil.rmtree(data.parent, ignore_errors=True)
             finally:
                 os.close(descriptor)
 

@@ -130,8 +130,14 @@ def bind(
             machines could reach the address and `insecure` is not set.
     """
     if address.startswith("unix:"):
-        server.add_insecure_port(address)
-        os.chmod(address.removeprefix("unix:"), 0o600)
+        try:
+            server.add_insecure_port(address)
+            os.chmod(address.removeprefix("unix:"), 0o600)
+        except (RuntimeError, OSError) as error:
+            raise EndpointError(
+                f"cannot listen at {address}: choose a path of less than 108 bytes in a directory "
+                "that exists, and in which this user may write"
+            ) from error
         return address
     host, port = split_address(address)
     if not insecure and not is_loopback(host):

@@ -4,7 +4,6 @@ removed."""
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import multiprocessing.process
 import multiprocessing.util
 import os
@@ -12,6 +11,8 @@ import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from juggler.runtime.file_locks import try_lock
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LONGEST_PLACE = 50  # characters; a Unix socket's path has at most 107 bytes
@@ -46,7 +47,7 @@ class HeldDirectory:
         self.path = Path(tempfile.mkdtemp(prefix=f"juggler-{os.getpid()}-", dir=place))
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)  # not inherited by programs
         _locks.add(self._lock)
-        if kernel and _locked(self._lock):
+        if kernel and try_lock(self._lock):
             self.path = self.path.rename(f"{self.path}-{kernel}")
 
     def is_there(self) -> bool:
@@ -100,19 +101,10 @@ def _remove_abandoned(place: Path, kernel: str) -> None:
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                if os.fstat(descriptor).st_uid == os.getuid() and _locked(descriptor):
+                if os.fstat(descriptor).st_uid == os.getuid() and try_lock(descriptor):
                     shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(descriptor)
-
-
-def _locked(descriptor: int) -> bool:
-    """Lock it now, if nobody else has and the file system supports that."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def _close_in_child() -> None:

@@ -20,7 +20,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from juggler.runtime.actors.endpoints import EndpointError
+from juggler.runtime.actors.ownership import is_ours_alone
 from juggler.runtime.actors.temporary import boot
+from juggler.runtime.file_locks import try_lock
 
 SHARED_DIR_VARIABLE = "JUGGLER_SHARED_DIR"
 
@@ -43,7 +45,7 @@ def shared_directory() -> str:
         raise _unusable(path, f"{error.strerror}") from error
     if not stat.S_ISDIR(found.st_mode) or not os.path.isabs(path):
         raise _unusable(path, "this is not the absolute path of a directory")
-    if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if not is_ours_alone(found):
         raise _unusable(path, "other users may write there; chown it to this one, with mode 0700")
     if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
         raise _unusable(path, "this user may not write there")
@@ -86,8 +88,7 @@ def users_address(name: str, *, make: bool) -> str:
             os.mkdir(path, 0o700)
     if make or os.path.lexists(path):
         found = os.lstat(path)
-        others = found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if others or not stat.S_ISDIR(found.st_mode):
+        if not is_ours_alone(found) or not stat.S_ISDIR(found.st_mode):
             raise PermissionError(f"{path} is not a directory in which only this user may write")
     return _address(path, name)
 
@@ -188,12 +189,13 @@ def _alone_in(directory: str) -> Iterator[int]:
     held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for left in reversed(range(_TRIES)):
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = try_lock(held)
+            if locked:
                 break
-            except BlockingIOError:
-                if not left:
-                    raise TimeoutError(f"another process keeps {directory} locked") from None
+            if locked is None:
+                raise OSError(errno.ENOLCK, f"the file system of {directory} has no locks")
+            if not left:
+                raise TimeoutError(f"another process keeps {directory} locked")
             time.sleep(_TRY_SECONDS)
         try:
             yield held

@@ -51,6 +51,11 @@ def test_addresses_of_every_kind_are_read() -> None:
     assert [is_loopback(host) for host in ("0.0.0.0", "10.0.0.1", "example.org")] == [False] * 3
 
 
+def test_a_unix_socket_in_a_directory_that_is_missing_is_refused(tmp_path: object) -> None:
+    with pytest.raises(EndpointError, match=r"cannot listen at unix:.*a directory that exists"):
+        bind(make_server(2), f"unix:{tmp_path}/no/a.sock")
+
+
 def test_a_unix_socket_is_for_its_owner_alone(tmp_path: object) -> None:
     server = make_server(2)
     address = bind(server, f"unix:{tmp_path}/a.sock")

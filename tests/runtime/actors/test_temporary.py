@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.disk import without_locks
 
 from juggler.runtime.actors import temporary
 from juggler.runtime.actors.processes import WorkerProgram, cool_down, start
@@ -129,10 +131,7 @@ def _opened(pid: int | None) -> list[str]:
 def test_a_file_system_without_locks_keeps_what_is_there(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError("no locks available")
-
-    monkeypatch.setattr(temporary.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", without_locks)
     first, second = HeldDirectory(), HeldDirectory()
     assert first.is_there()
     assert second.is_there()
