@@ -14,7 +14,7 @@ from juggler.driver.config_checks import (
     runners_without_room,
     without_effect,
 )
-from juggler.driver.config_keys import converted, said_of, tell, unknown_key, wrong_keys
+from juggler.driver.config_keys import converted, plain, said_of, tell, unknown_key, wrong_keys
 from juggler.driver.core.staleness import StalenessBudget
 from juggler.driver.driver_config import ConfigError as ConfigError
 from juggler.driver.driver_config import DriverConfig as DriverConfig
@@ -228,6 +228,7 @@ class RunConfig:
             ConfigError: keys that nobody knows (the nearest right ones are named), or values of
                 the wrong type or out of range, one in each line.
         """
+        values = plain(values)
         if isinstance(builder := values.get("league"), str):  # its other keys have their defaults
             values = {**values, "league": {"builder": builder}}
         name = values.get("algorithm", LearnerConfig.algorithm)
