@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from juggler.driver.config import RunConfig
+from juggler.driver.config_keys import plain
 from juggler.learner.config import LearnerConfig
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.nearest import closest, nearest
@@ -69,6 +70,7 @@ class ChangedValues:
             ValueError: the key cannot change while a run trains, there is no such module, or the
                 value is out of range.
         """
+        value = plain(value)
         where = f"set({key!r}, {value!r})"
         if module_id is not None and module_id not in self._trained:
             raise ValueError(f"{where}: no module {module_id!r}{nearest(module_id, self._trained)}")

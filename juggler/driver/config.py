@@ -16,6 +16,7 @@ from juggler.driver.config_checks import (
 )
 from juggler.driver.config_keys import (
     converted,
+    plain,
     said_of,
     tell,
     unknown_key,
@@ -235,7 +236,7 @@ class RunConfig:
             ConfigError: keys that nobody knows (the nearest right ones are named), or values of
                 the wrong type or out of range, one in each line.
         """
-        values = without_retired(values)
+        values = without_retired(plain(values))
         if isinstance(builder := values.get("league"), str):  # its other keys have their defaults
             values = {**values, "league": {"builder": builder}}
         name = values.get("algorithm", LearnerConfig.algorithm)

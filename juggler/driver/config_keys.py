@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from types import NoneType
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
+import numpy as np
 
 from juggler.driver.agents_config import OWN_KEYS
 from juggler.driver.driver_config import ConfigError, DriverConfig
@@ -172,6 +174,17 @@ def instead_of(key: str) -> str:
     if key in BUILDERS.keys() - {NO_BUILDER}:
         return f": it builds a league, as in league = {key!r}"
     return ""
+
+
+def plain(value: Any) -> Any:
+    """Convert NumPy numbers and paths to the types that files have."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {plain(key): plain(each) for key, each in value.items()}
+    return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
 
 
 def converted(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from juggler.driver.config import RunConfig
+from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.record.metrics_file import metrics_table
 from juggler.driver.record.run_state import last_summary
 from juggler.driver.record.wording import best_checkpoint, here, outcome, restarted
@@ -79,27 +79,32 @@ def goal_reached(run_dir: Path, before: RunConfig, now: RunConfig) -> str:
     return reason if goal and vars(now.driver)[goal] == vars(before.driver)[goal] else ""
 
 
-def goals_behind(checkpoint: Checkpoint, before: RunConfig, now: RunConfig) -> list[str]:
-    """Word which stop conditions were changed to ones that a run is past, which ends it at once.
+def must_be_ahead(checkpoint: Checkpoint, before: RunConfig, now: RunConfig) -> None:
+    """Refuse stop conditions that a resumed run was given and has reached already.
 
     Args:
         checkpoint: that the run goes on from.
         before: its configuration.
         now: that which it goes on with.
+
+    Raises:
+        ConfigError: there are some, one in each line.
     """
     counters = checkpoint.counters
     reached = {
         "stop_steps": (counters["trained"], "has trained on {:,} steps"),
         "stop_seconds": (counters.get("training_time", 0.0), "has trained for {:.0f} s"),
     }
-    return [
-        f"{goal} = {wanted}: the run {words.format(done)} already, which count too, so it ends "
-        "almost at once"
+    behind = [
+        f"{goal} = {wanted}: the run {words.format(done)} already, which count too: give more "
+        "than that"
         for goal, (done, words) in reached.items()
         if (wanted := vars(now.driver)[goal]) is not None
         and wanted != vars(before.driver)[goal]
         and done >= wanted
     ]
+    if behind:
+        raise ConfigError("\n".join(behind))
 
 
 def nothing_to_do(run_dir: Path, reached: str, before: RunConfig, now: RunConfig) -> str:

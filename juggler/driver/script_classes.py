@@ -100,9 +100,10 @@ def give_names(
         if callable(value) or isinstance(value, str):
             keys[key] = by_name.name_of(value)
         elif value is not None:
-            raise ConfigError(
-                f"{key} must be a name or what makes one, such as a class: not {value!r}"
+            how = (
+                ", such as env=lambda: gymnasium.make(...)" if key == "env" else ", such as a class"
             )
+            raise ConfigError(f"{key} must be a name, or what makes one{how}: not {value!r}")
 
 
 def own_module(

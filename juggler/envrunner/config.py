@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -87,6 +88,14 @@ class EnvRunnerConfig:
             raise WrongValue("env", f"env must be {allowed}, not {self.env!r}")
         if not isinstance(self.env_kwargs, dict):
             raise WrongValue("env_kwargs", f"env_kwargs must be a table, not {self.env_kwargs!r}")
+        try:
+            json.dumps(self.env_kwargs)
+        except (TypeError, ValueError) as error:
+            raise WrongValue(
+                "env_kwargs",
+                f"env_kwargs: {error}: a file must be able to hold it; give env=lambda: "
+                "MyEnv(...) instead, which makes such a value itself",
+            ) from error
         if self.env_wrappers:
             from juggler.envrunner.environments.wrappers import wrapper_specs  # it brings Gymnasium
 

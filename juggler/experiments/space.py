@@ -12,6 +12,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.config_keys import plain
 
 if TYPE_CHECKING:
     from optuna import Trial
@@ -199,7 +200,7 @@ def _axis(key: str, given: str | Sequence[Value], run: Mapping[str, Any]) -> Axi
     key = key.strip().replace("-", "_")
     where = f"--space {key}"
     if not isinstance(given, str):
-        return _choices(key, list(given), f"{where}={list(given)}")
+        return _choices(key, plain(list(given)), f"{where}={list(given)}")
     if match := _RANGE.fullmatch(given.strip()):
         return _range(key, match, f"{where}={given}", run)
     return _choices(key, _values(given), f"{where}={given}")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.synchronous_rounds import answer_the_snapshot, play_a_round, synchronous
 from support.worker_events_world import WorkersWorld
@@ -28,7 +29,7 @@ def test_the_next_update_tells_learners_and_later_ones_repeat_it(tmp_path: Path)
     run = world.parts.callbacks.run
     play_a_round(world)
     assert told(world) == {}
-    run.set("lr", 1e-3)
+    run.set("lr", np.float64(1e-3))
     run.set("entropy_coefficient", 0)
     play_a_round(world)
     assert told(world) == {"lr": 1e-3, "entropy_coefficient": 0.0}

@@ -20,6 +20,8 @@ from juggler.driver.checkpoint.restoring import core_of
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.config_keys import converted
 from juggler.driver.given_config import load_config
+from juggler.driver.record.run_directory import to_toml
+from juggler.driver.script_classes import give_names
 from juggler.learner.algorithms.registry import ALGORITHMS
 
 
@@ -108,6 +110,35 @@ def test_an_array_in_the_place_of_a_number_is_refused_as_other_values_are() -> N
         assert re.fullmatch(
             rf"run.toml: {key}: expected a number.*, not an object of type ndarray, as in .+", said
         ), said
+
+
+def test_numbers_of_numpy_and_paths_stand_for_values_of_a_file_in_tables_too() -> None:
+    values = {
+        "lr": np.logspace(-4, -2, 3)[1],
+        "batch_size": np.int64(512),
+        "lambda_": np.float32(0.5),
+        "synchronous": np.bool_(True),
+        "from_checkpoint": Path("runs/first/checkpoints/3"),
+        "env_kwargs": {"size": np.int64(8), "map": Path("maps/a"), "at": [np.float64(0.5)]},
+    }
+    flat = RunConfig.from_flat(values).flat()
+    said = tomllib.loads(to_toml(flat).decode())
+    assert said["lr"] == pytest.approx(1e-3)
+    assert (said["batch_size"], said["lambda_"], said["synchronous"]) == (512, 0.5, True)
+    assert said["from_checkpoint"] == "runs/first/checkpoints/3"
+    assert said["env_kwargs"] == {"size": 8, "map": "maps/a", "at": [0.5]}
+
+
+def test_a_value_of_env_kwargs_that_no_file_can_hold_is_refused_with_what_to_do() -> None:
+    said = _error({"env_kwargs": {"sizes": np.zeros(3)}})
+    assert "env_kwargs" in said
+    assert "ndarray" in said
+    assert "env=lambda" in said
+
+
+def test_an_environment_given_as_an_instance_is_answered_with_a_function() -> None:
+    with pytest.raises(ConfigError, match=r"env=lambda: gymnasium.make"):
+        give_names(object(), None, {})  # type: ignore[arg-type]
 
 
 def test_whole_numbers_stand_for_floats_and_not_the_other_way_round() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from juggler.driver.config import ConfigError
@@ -33,6 +34,11 @@ LR_BOUNDS = {"low": 1e-4, "high": 1e-2, "step": None, "whole": False}
 )
 def test_what_is_written_is_what_is_meant(key: str, text: str, meant: object) -> None:
     assert parse_space({key: text}, {}) == [meant]
+
+
+def test_numbers_of_numpy_are_choices_as_numbers_are() -> None:
+    (axis,) = parse_space({"lr": np.logspace(-4, -2, 3)}, {})
+    assert [type(value) for value in axis.extremes()] == [float, float, float]
 
 
 @pytest.mark.parametrize(

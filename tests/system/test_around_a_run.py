@@ -101,7 +101,8 @@ def test_a_run_beside_a_script_is_followed_to_an_error_of_its_own(
     assert juggler.load_policy(run.run_dir / "best").action_space.n == 2  # type: ignore[attr-defined]
     assert not (run.run_dir / "evaluated").exists()
 
-    result = juggler.resume(run.run_dir, stop_steps=1, progress="off")
+    more = follows.summary["env_steps_trained"] + 1
+    result = juggler.resume(run.run_dir, stop_steps=more, progress="off")
     assert result.best == Path(best["checkpoint"]), "a resumed run keeps it"
     rows = result.metrics()
     assert [row["wall_time"] for row in rows] == sorted(row["wall_time"] for row in rows)

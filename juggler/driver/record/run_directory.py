@@ -65,11 +65,11 @@ def must_be_free(path: Path | None, command: str = "train", going_on: str = "") 
     if not is_taken:
         return None
     taken = f"the run directory {path} is not empty"
+    if not going_on and is_locked(path / METRICS_FILE):
+        raise RunDirectoryError(
+            f"a run may still be writing in {path}; name another directory, or end that run first"
+        )
     if not going_on and not has_checkpoint(path):
-        if is_locked(path / METRICS_FILE) is not False:
-            raise RunDirectoryError(
-                f"another process may be writing in {path}; name another directory"
-            )
         what = ", or delete this one" if (path / CONFIG_FILE).is_file() else ""
         raise RunDirectoryError(f"{taken}, and has no checkpoint to go on from; name another{what}")
     command = f"{going_on} {path}" if going_on else resuming(path, command)

@@ -79,6 +79,12 @@ class OptimizerConfig:
         steps = [step for step, _ in value]
         if not steps or steps[0] < 0 or any(a >= b for a, b in pairwise(steps)):
             raise WrongValue(key, f"{key} = {value}: expected [step, value] pairs by rising step")
+        if fractions := [step for step in steps if step % 1]:
+            raise WrongValue(
+                key,
+                f"{key} = {value}: the step {fractions[0]:g} of a schedule must be a whole number; "
+                "it has a step, a value, a step, a value and so on, and a constant is one number",
+            )
         if not all(0 <= each < math.inf for _, each in value):
             raise WrongValue(key, f"{key} = {value}: values must be at least 0 and finite")
 

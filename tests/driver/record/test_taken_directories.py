@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -18,6 +19,15 @@ def test_a_directory_with_a_checkpoint_says_how_its_run_goes_on(
     (tmp_path / "checkpoints" / "000000001").mkdir(parents=True)
     with pytest.raises(RunDirectoryError, match=f"not empty; .*juggler {command} --resume "):
         must_be_free(tmp_path, command)
+
+
+def test_the_directory_of_a_live_run_is_not_offered_for_resuming(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "000000001").mkdir(parents=True)
+    with (tmp_path / "metrics.jsonl").open("wb") as metrics:
+        fcntl.flock(metrics, fcntl.LOCK_EX)
+        with pytest.raises(RunDirectoryError, match=r"still be writing") as wrong:
+            must_be_free(tmp_path)
+    assert "--resume" not in str(wrong.value)
 
 
 def test_a_directory_of_other_things_is_not_called_a_run(tmp_path: Path) -> None:
