@@ -1,4 +1,4 @@
-"""Results with default settings: fifteen environments with only their name and the algorithm set,
+"""Results with default settings: sixteen environments with only their name and the algorithm set,
 compared with Stable-Baselines3's defaults after as many steps.
 
     JUGGLER_SB3_PYTHON=/tmp/sb3/bin/python python benchmarks/defaults.py run
@@ -61,6 +61,7 @@ class Task:
 TASKS = {
     "blackjack": Task("Blackjack-v1", 60_000, 2000, -0.39, -0.045),
     "lamps": Task("support.toys:Lamps", 40_000, 100, 10, 20),
+    "valve": Task("support.toys:Valve", 40_000, 100, -0.4, 20),
     "dials": Task("support.toys:Dials", 40_000, 100, 5.2, 20),
     "cliff-walking": Task(
         # Without a limit, an episode of random actions would take thousands of steps.

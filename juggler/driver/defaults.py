@@ -9,15 +9,21 @@ steps of the optimizer.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
+
+from gymnasium import spaces
 
 from juggler.driver.agents_found import FoundGroup
 from juggler.driver.config import RunConfig
 from juggler.driver.learner_group.placement import Hosting
 from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
 from juggler.learner.algorithms.registry import find_algorithm
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import name_of
+from juggler.runtime.wire.spaces import space_from_message
+from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.v1 import spaces_pb2
 from juggler.runtime.wire.v1.tensors_pb2 import DType
 
@@ -107,6 +113,8 @@ _UNKNOWN = (
 )
 #: Keys of these tables that all modules of a run share.
 _SHARED = ("envs_per_runner", "fragment_steps")
+#: Their modules squash actions to the bounds.
+_SQUASHING = ("sac", "td3")
 _FLOATS = (DType.DTYPE_FLOAT16, DType.DTYPE_FLOAT32, DType.DTYPE_FLOAT64)
 
 
@@ -152,7 +160,10 @@ def _model(algorithm: str, module: str | None) -> dict[str, Any]:
 
 
 def settled(
-    config: RunConfig, given: Collection[str], groups: Sequence[FoundGroup]
+    config: RunConfig,
+    given: Collection[str],
+    groups: Sequence[FoundGroup],
+    rescaled: Mapping[str, bool] = MappingProxyType({}),
 ) -> tuple[RunConfig, str]:
     """A configuration with values chosen for keys that nobody gave, and lines that name them.
 
@@ -160,21 +171,28 @@ def settled(
         config: has the general defaults for those keys; `with_agents` has made it.
         given: keys that somebody gave a value to, even if it is the default.
         groups: the agents of the environment and their spaces; (): nobody here knows them.
+        rescaled: for each module with weights of another run, whether rescale_actions was there.
     """
     if groups and groups[0].agents:
-        return _settled_by_module(config, given, groups)
-    if config.learner.algorithm not in CHOSEN:
-        return config, ""  # one of somebody's own, whose defaults are its own
+        return _settled_by_module(config, given, groups, rescaled)
+    before = rescaled.get(DEFAULT_MODULE)
     if not groups or groups[0].observation is None or groups[0].action is None:
-        open_keys = CHOSEN[config.learner.algorithm].keys() - set(given)
-        return config, _UNKNOWN if open_keys else ""
-    spaces = groups[0].observation, groups[0].action
-    chosen = _chosen(config, given, *spaces, config.driver.learners)
+        pieces = {} if "connectors" in given else _action_connectors(config, None, before)
+        chosen: dict[str, Any] = {"connectors": pieces} if pieces else {}
+        open_keys = CHOSEN.get(config.learner.algorithm, {}).keys() - set(given)
+        said = _told(config, chosen), _UNKNOWN if open_keys else ""
+        changed = RunConfig.from_flat({**config.flat(), **chosen}) if chosen else config
+        return changed, "\n".join(filter(None, said))
+    sides = groups[0].observation, groups[0].action
+    chosen = _chosen(config, given, *sides, config.driver.learners, rescaled=before)
     return RunConfig.from_flat({**config.flat(), **chosen}), _told(config, chosen)
 
 
 def _settled_by_module(
-    config: RunConfig, given: Collection[str], groups: Sequence[FoundGroup]
+    config: RunConfig,
+    given: Collection[str],
+    groups: Sequence[FoundGroup],
+    rescaled: Mapping[str, bool],
 ) -> tuple[RunConfig, str]:
     """As `settled`, where there are several agents: for each module what suits it.
 
@@ -185,15 +203,20 @@ def _settled_by_module(
         agents = [agent for agent, ids in config.played_by.items() if module_id in ids]
         (group,) = (group for group in groups if agents[0] in group.agents)
         of_module, own = config.of(module_id), config.agents.modules.get(module_id, {})
-        if of_module.learner.algorithm not in CHOSEN:
-            continue
         if group.observation is None or group.action is None:
-            said.append(f"module {module_id!r}: {_UNKNOWN}")
+            if of_module.learner.algorithm in CHOSEN:
+                said.append(f"module {module_id!r}: {_UNKNOWN}")
             continue
         known = {*given, *own}
         learners = Hosting(config, config.module_ids).processes_of(module_id)
         chosen = _chosen(
-            of_module, known, group.observation, group.action, learners, agents=len(agents)
+            of_module,
+            known,
+            group.observation,
+            group.action,
+            learners,
+            agents=len(agents),
+            rescaled=rescaled.get(module_id),
         )
         said.append(_told(of_module, chosen, f" in module {module_id!r}"))
         shared = {key: chosen.pop(key) for key in _SHARED if key in chosen}
@@ -215,6 +238,7 @@ def _chosen(
     action: spaces_pb2.Space,
     learners: int,
     agents: int = 1,
+    rescaled: bool | None = None,
 ) -> dict[str, Any]:
     """Values by key; none of a key that was given.
 
@@ -225,7 +249,11 @@ def _chosen(
         action: space of what they do.
         learners: how many processes train it together.
         agents: how many of an environment's agents it plays.
+        rescaled: whether the weights it begins with had rescale_actions; None: it has new ones.
     """
+    actions = _action_connectors(config, action, rescaled)
+    if config.learner.algorithm not in CHOSEN:  # one of somebody's own, whose keys are its own
+        return {"connectors": actions} if actions and "connectors" not in given else {}
     chosen: dict[str, Any] = {}
 
     def choose(key: str, value: Any) -> None:
@@ -244,14 +272,9 @@ def _chosen(
         chosen.pop("fragment_steps", None)  # a memory is trained within a fragment
     if config.learner.weights_interval > 1 or config.driver.synchronous:
         chosen.pop("max_staleness", None)
-    keeps = isinstance(config.learner, OffPolicyConfig)  # rewards as they come
-    # Demonstrations have observations as they are, and rewards of the discriminator have a scale.
-    plain = keeps or bool(config.learner.imitation)
-    if "reward_scale" not in given and not plain:
-        gamma = chosen.get("gamma", config.learner.gamma)
-        rewarded = not find_algorithm(algorithm).offline
-        if pieces := _connectors(observed, gamma if rewarded else None):
-            choose("connectors", pieces)
+    gamma = chosen.get("gamma", config.learner.gamma)
+    if pieces := {**_connectors(config, given, observed, gamma), **actions}:
+        choose("connectors", pieces)
     flat = {**config.flat(), **chosen}
     # Requests stop at some updates' worth of steps: many EnvRunners need larger updates.
     fragment = flat["envs_per_runner"] * flat["fragment_steps"] * agents
@@ -261,6 +284,33 @@ def _chosen(
     if algorithm == "ppo":
         choose("minibatches", max(1, {**flat, **chosen}["batch_size"] // _MINIBATCH))
     return chosen
+
+
+def _action_connectors(
+    config: RunConfig, action: spaces_pb2.Space | None, rescaled: bool | None
+) -> dict[str, Any]:
+    """What is chosen of the connectors of actions.
+
+    Args:
+        config: of a module.
+        action: space of its actions; None: unknown, and rescale_actions may have nothing to do.
+        rescaled: as in `_chosen`.
+    """
+    if rescaled is None:
+        squashes = config.learner.algorithm in _SQUASHING or config.module.model.get("squash")
+        # Demonstrations have actions as the environment got them.
+        rescaled = not squashes and not config.learner.imitation
+    suits = action is None or _has_other_bounds(action)
+    return {"module_to_env": ["rescale_actions"]} if rescaled and suits else {}
+
+
+def _has_other_bounds(action: spaces_pb2.Space) -> bool:
+    """Whether a float Box within an action space has two finite bounds that are not -1 and 1."""
+    return any(
+        (leaf.bounded_below & leaf.bounded_above & ((leaf.low != -1) | (leaf.high != 1))).any()
+        for _, leaf in space_leaves(space_from_message(action))
+        if isinstance(leaf, spaces.Box) and leaf.dtype.kind == "f"
+    )
 
 
 def _kind(observation: spaces_pb2.Space) -> str:
@@ -278,14 +328,24 @@ def _has_image(space: spaces_pb2.Space) -> bool:
     return len(space.box.shape) >= 2 or any(map(_has_image, parts))
 
 
-def _connectors(observed: str, gamma: float | None) -> dict[str, Any]:
-    """
+def _connectors(
+    config: RunConfig, given: Collection[str], observed: str, gamma: float
+) -> dict[str, Any]:
+    """What is chosen of the connectors of observations and rewards.
+
     Args:
+        config: of a module.
+        given: keys that have a value.
         observed: a key of CHOSEN_FOR, or "".
-        gamma: the discount of rewards; None: nothing is learned from rewards.
+        gamma: the discount of rewards.
     """
+    # Kept rewards stay as they come. Demonstrations have observations as they are, and rewards of
+    # the discriminator have a scale.
+    keeps = isinstance(config.learner, OffPolicyConfig)
+    if "reward_scale" in given or keeps or config.learner.imitation:
+        return {}
     pieces: dict[str, Any] = {}
-    if gamma is not None:
+    if not find_algorithm(config.learner.algorithm).offline:
         # A value function learns returns of about 1 soonest.
         pieces["learner"] = [{"use": "normalize_rewards", "gamma": gamma}]
     # Not in a Dict: beside choices, filtered numbers were learned from more slowly. Images have a

@@ -15,7 +15,12 @@ from juggler.driver.agents_found import FoundGroup, needs_environment, with_agen
 from juggler.driver.callbacks import Callback
 from juggler.driver.callbacks_of_keys import callbacks_of
 from juggler.driver.checkpoint import beginning as beginnings
-from juggler.driver.checkpoint.beginning import Beginning, beginning_of, other_run
+from juggler.driver.checkpoint.beginning import (
+    Beginning,
+    beginning_of,
+    other_run,
+    rescaled_before,
+)
 from juggler.driver.checkpoint.books import must_be_sound
 from juggler.driver.checkpoint.frozen_modules import (
     frozen_modules,
@@ -88,7 +93,7 @@ def start_run(
     with _checked(rehearsed, own_code, listen, progress, started, said) as groups:
         config = with_agents(config, groups)
         must_fit(config, frozen, groups)
-        config, chosen = settled(config, given, groups)
+        config, chosen = settled(config, given, groups, rescaled_before(config, other))
         if chosen:
             said.append((chosen, "info"))
         beginning = beginning_of(config, other)

@@ -22,6 +22,8 @@ from juggler.driver.defaults import (
 )
 from juggler.driver.given_config import differing, load_given
 from juggler.driver.shipped import shipped_configs
+from juggler.runtime.connectors.building import build_module_to_env
+from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.wire.spaces import space_to_message
 
 ALGORITHMS = ("impala", "ppo", "appo", "pqn", "dqn", "r2d2", "sac", "td3", "bc", "iql")
@@ -117,7 +119,8 @@ def test_an_age_that_has_no_effect_is_not_chosen() -> None:
 
 
 def test_nothing_is_chosen_for_an_environment_that_nobody_here_knows_and_that_is_said() -> None:
-    config, said = settled(RunConfig(), (), ())
+    given = {"connectors": {}}
+    config, said = settled(RunConfig.from_flat(given), given.keys(), ())
     assert config == RunConfig()
     assert "of the environment are not known" in said
     assert settled(config, config.flat().keys(), ()) == (config, "")
@@ -205,6 +208,78 @@ def test_appo_has_settings_of_its_own_for_box_actions() -> None:
             assert boxed.flat()[key] == value, key
         rewards = boxed.connectors.connectors["learner"]
         assert rewards == [{"use": "normalize_rewards", "gamma": boxed.learner.gamma}]
+
+
+BOUNDS = {
+    "far": spaces.Box(5, 9, (1,), np.float32),
+    "positive": spaces.Box(0, 1, (2,), np.float64),
+    "uneven": spaces.Box(-100, 3, (2, 2), np.float32),
+    "mixed": spaces.Box(np.array([-np.inf, 0, 5], np.float32), np.array([1, np.inf, 9], "f4")),
+}
+PLAIN_ACTIONS: list[spaces.Space[Any]] = [
+    spaces.Box(-1, 1, (2,), np.float32),
+    spaces.Box(-np.inf, np.inf, (2,), np.float32),
+    spaces.Box(0, np.inf, (2,), np.float32),
+    spaces.Discrete(3),
+]
+RESCALE = ["rescale_actions"]
+
+
+def to_env(action: spaces.Space[Any] | None, **given: Any) -> Any:
+    """What is chosen of connectors.module_to_env."""
+    found = () if action is None else [group(action=space_to_message(action))]
+    config, _ = settled(RunConfig.from_flat(given), given.keys(), found)
+    return config.connectors.connectors.get("module_to_env")
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("algorithm", ["impala", "ppo", "appo", "bc", "iql"])
+def test_a_policys_range_is_mapped_to_finite_bounds(algorithm: str, name: str) -> None:
+    space = BOUNDS[name]
+    for whole in (space, spaces.Dict({"move": spaces.Discrete(2), "push": space})):
+        assert to_env(whole, algorithm=algorithm) == RESCALE
+    built = build_module_to_env(ConnectorsConfig(module_to_env=RESCALE), VECTOR, space)
+    both = space.bounded_below & space.bounded_above  # [...]
+    sent = [built(np.full((1, *space.shape), x, np.float32))[0] for x in (-1, 0, 1)]
+    for at, right in zip(sent, (space.low, (space.low + space.high) / 2, space.high), strict=True):
+        np.testing.assert_allclose(at[both], right[both], rtol=1e-5)
+        assert space.contains(at)
+    back = built.undo(sent[2][None])[0]
+    np.testing.assert_allclose(back[both], 1, rtol=1e-5)
+
+
+def test_actions_of_other_spaces_stay_as_they_are() -> None:
+    for space in (*PLAIN_ACTIONS, spaces.Tuple(PLAIN_ACTIONS)):
+        assert to_env(space, algorithm="ppo") is None, space
+
+
+def test_what_is_squashed_given_or_imitated_is_not_rescaled() -> None:
+    far = BOUNDS["far"]
+    for algorithm in ("sac", "td3"):
+        assert to_env(far, algorithm=algorithm) is None
+    for given in ({"model": {"squash": True}}, {"connectors": {}}):
+        assert to_env(far, algorithm="ppo", **given) is None
+    assert to_env(far, algorithm="ppo", imitation={"demonstrations": "there"}) is None
+
+
+def test_actions_are_rescaled_with_own_algorithms_too_and_if_spaces_are_not_known() -> None:
+    assert to_env(BOUNDS["far"], algorithm="support.own_algorithms:Many") == RESCALE
+    assert to_env(BOUNDS["far"], algorithm="ppo", reward_scale=2.0) == RESCALE
+    assert to_env(None, algorithm="ppo") == RESCALE
+    assert to_env(None, algorithm="sac") is None
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_weights_of_another_run_act_as_they_did_there(before: bool) -> None:
+    for action in (BOX_ACTION, space_to_message(BOUNDS["far"])):
+        config, _ = settled(RunConfig(), (), [group(action=action)], {"default": before})
+        found = config.connectors.connectors.get("module_to_env")
+        assert found == (RESCALE if before and action != BOX_ACTION else None)
+    agents = {"agents": {"a": "one", "b": "two"}, "modules": {"one": {}, "two": {}}}
+    both = [group("a", "b", action=space_to_message(BOUNDS["far"]))]
+    config, _ = settled(RunConfig.from_flat(agents), agents.keys(), both, {"one": before})
+    pieces = [config.of(each).connectors.connectors.get("module_to_env") for each in ("one", "two")]
+    assert pieces == [RESCALE if before else None, RESCALE]
 
 
 def test_an_image_counts_within_a_dict_and_a_tuple_too() -> None:

@@ -266,6 +266,32 @@ class Push(gymnasium.Env[Floats, Floats]):
         )
 
 
+class Valve(gymnasium.Env[Floats, Floats]):
+    """A valve is set between 5 and 9, and is best a bit above or below 7, as an observation says.
+
+    An episode has 20 steps. The right setting in every step is worth 20, always 5 is worth -20.
+    """
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-1, 1, (1,), np.float32)
+        self.action_space = spaces.Box(5, 9, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Floats, Infos]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._show(), {}
+
+    def step(self, action: Floats) -> Step:
+        reward = 1 - abs(float(action[0]) - self._right)
+        self._steps += 1
+        return self._show(), reward, False, self._steps == 20, {}
+
+    def _show(self) -> Floats:
+        seen = self.np_random.uniform(-1, 1, 1).astype(np.float32)  # [1]
+        self._right = 7 + 0.5 * float(seen[0])
+        return seen
+
+
 class Catch(gymnasium.Env[NDArray[np.uint8], int]):
     """A dot falls through an image, and a bat in the lowest row catches it (1) or does not (-1)."""
 

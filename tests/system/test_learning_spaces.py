@@ -58,8 +58,8 @@ BADLY_SCALED = FAST | {
 }
 
 
-def train(place: Place, seed: int, settings: dict[str, Any]) -> list[float]:
-    """A run of these settings -> the mean returns that it reports in its course."""
+def train(place: Place, seed: int, settings: dict[str, Any], says: str = "") -> list[float]:
+    """A run of these settings that says this -> the mean returns that it reports in its course."""
     arguments: list[object] = []
     for key, value in (settings | {"seed": seed, "run_dir": "run"}).items():
         text = json.dumps(value) if isinstance(value, dict) else value
@@ -68,6 +68,7 @@ def train(place: Place, seed: int, settings: dict[str, Any]) -> list[float]:
     path = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/tests"}
     run = place.run("train", *arguments, **path)
     assert run.status == 0, run.output
+    assert says in run.output
     assert_books_balance(place.path / "run")
     place.assert_nothing_is_left()
     lines = [*metrics(place.path / "run"), summary(place.path / "run")]
@@ -195,3 +196,16 @@ def test_badly_scaled_observations_are_not_learned_from_as_they_are(place: Place
 def test_images_are_learned_from(place: Place, seed: int) -> None:
     settings = FAST | {"env": "support.toys:Catch", "stop_steps": 600_000}
     assert_learned(place, seed, settings, 0.9)
+
+
+@seeds
+def test_actions_far_from_zero_are_learned_by_default(place: Place, seed: int) -> None:
+    settings = {"env": "support.toys:Valve", "algorithm": "ppo", "stop_steps": 60_000}
+    assert_learned(place, seed, settings, 8.0)
+
+
+def test_a_run_whose_actions_are_clipped_to_one_bound_says_so(place: Place) -> None:
+    settings = {"env": "support.toys:Valve", "algorithm": "ppo", "connectors": {}}
+    said = "Set connectors.module_to_env"
+    assert max(train(place, 0, settings | {"stop_steps": 8_000}, said)) < -15
+    assert metrics(place.path / "run")[-1]["modules"]["default"]["clipped_actions"] > 0.95

@@ -14,8 +14,10 @@ from juggler.driver.record.checkpoints import write
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS, Checkpoint, CheckpointError, read
 from juggler.runtime.checkpoints.frozen import FROM, WEIGHTS, playing_tree, read_module
 from juggler.runtime.checkpoints.weights import NoSuchWeights, Weights, weights_of
+from juggler.runtime.connectors.built_in import Place
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.mergeable_state import State, connector_branch, connector_state
+from juggler.runtime.connectors.pipeline import Piece
 from juggler.runtime.nearest import listed
 
 #: The directory in that of a run with a league which has what its players began with.
@@ -84,13 +86,13 @@ class OtherRun:
         learned: dict[str, State] = {}
         warnings = list(checkpoint.problems)
         for module_id in [each for each in config.module_ids if not _own_source(config, each)]:
-            source = self._source(module_id)
+            source = self.source(module_id)
             weights[module_id] = self.weights[source]
-            same = _same_observations(config.of(module_id), checkpoint, source)
-            learned[module_id] = _learned(config, checkpoint, source) if whole and same else {}
-            if not same:
-                which = "" if len(config.module_ids) == 1 else f" of module {source!r}"
-                warnings.append(_other_connectors(which, checkpoint))
+            changed = _changed(config.of(module_id), checkpoint, source)
+            keeps = whole and "env_to_module" not in changed
+            learned[module_id] = _learned(config, checkpoint, source) if keeps else {}
+            which = "" if len(config.module_ids) == 1 else f" of module {source!r}"
+            warnings += [_other_connectors(which, checkpoint, place) for place in changed]
         shared = config.agents.shared
         for name, one, other in islice(different_parts(weights, shared), 1):
             warnings.append(
@@ -110,7 +112,12 @@ class OtherRun:
             dict.fromkeys(weights, given),
         )
 
-    def _source(self, module_id: str) -> str:
+    def source(self, module_id: str) -> str:
+        """The id in the other run of the module that a module of this run begins with.
+
+        Raises:
+            ConfigError: there is none.
+        """
         if len(self.weights) == 1:
             return next(iter(self.weights))
         if module_id not in self.weights:
@@ -162,6 +169,29 @@ def beginning_of(config: RunConfig, other: OtherRun | None = None) -> Beginning 
     return _together(parts) if parts else None
 
 
+def rescaled_before(config: RunConfig, other: OtherRun | None) -> dict[str, bool]:
+    """For each module that begins with weights of another run, whether rescale_actions was there.
+
+    Args:
+        config: of the run, whose modules are known.
+        other: what `other_run` has found.
+
+    Raises:
+        ConfigError: as `beginning_of`.
+    """
+    found = {}
+    for module_id in config.module_ids:
+        if source := _own_source(config, module_id):
+            before, own_id = _own_checkpoint(module_id, source)
+        elif other is not None:
+            before, own_id = other.checkpoint, other.source(module_id)
+        else:
+            continue
+        pieces = _pieces(before, own_id, "module_to_env")
+        found[module_id] = any(piece.use == "rescale_actions" for piece in pieces)
+    return found
+
+
 def keep(beginning: Beginning, config: RunConfig, run_dir: Path) -> None:
     """Write what a run begins with into its directory: players of a league may be reset to it,
     also after the run was resumed.
@@ -206,26 +236,39 @@ def _own_source(config: RunConfig, module_id: str) -> str:
     return str(config.agents.modules.get(module_id, {}).get(FROM, ""))
 
 
+def _own_checkpoint(module_id: str, source: str) -> tuple[Checkpoint, str]:
+    """The checkpoint that one module begins with, and the module's id there.
+
+    Raises:
+        ConfigError: it is gone or damaged.
+    """
+    try:
+        return read_module(source)
+    except CheckpointError as error:
+        raise ConfigError(f"modules.{module_id}: from = {source!r}: {error}") from error
+
+
 def _own_beginning(config: RunConfig, module_id: str, source: str) -> Beginning:
     """What one module begins with.
 
     Raises:
         ConfigError: there are no such weights.
     """
+    checkpoint, own_id = _own_checkpoint(module_id, source)
     where = f"modules.{module_id}: from = {source!r}"
     try:
-        checkpoint, own_id = read_module(source)
         weights: Any = playing_tree(checkpoint, own_id)[WEIGHTS]
         learned = connector_state(checkpoint, own_id)
     except CheckpointError as error:
         raise ConfigError(f"{where}: {error}") from error
-    same = _same_observations(config.of(module_id), checkpoint, own_id)
-    warnings = () if same else (_other_connectors(f" of module {own_id!r}", checkpoint),)
+    changed = _changed(config.of(module_id), checkpoint, own_id)
+    which = f" of module {own_id!r}"
+    warnings = tuple(_other_connectors(which, checkpoint, place) for place in changed)
     text = f"module {module_id!r} with those of module {own_id!r} in {checkpoint.path}"
     return Beginning(
         {module_id: weights},
         (module_id,),
-        {module_id: learned if same else {}},
+        {module_id: {} if "env_to_module" in changed else learned},
         text,
         warnings,
         {module_id: Source(where)},
@@ -243,10 +286,10 @@ def _together(parts: Sequence[Beginning]) -> Beginning:
     )
 
 
-def _other_connectors(which: str, checkpoint: Checkpoint) -> str:
+def _other_connectors(which: str, checkpoint: Checkpoint, place: Place) -> str:
     return (
-        f"the weights{which} of {checkpoint.path} were trained on what other connectors make of "
-        "observations: connectors.env_to_module is not the same there"
+        f"the weights{which} of {checkpoint.path} were trained with other connectors: "
+        f"connectors.{place} is not the same there"
     )
 
 
@@ -258,11 +301,19 @@ def _learned(config: RunConfig, checkpoint: Checkpoint, source: str) -> State:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _same_observations(config: RunConfig, checkpoint: Checkpoint, source: str) -> bool:
-    """Whether a module's observations go through the same connectors as in another run."""
+def _changed(config: RunConfig, checkpoint: Checkpoint, source: str) -> list[Place]:
+    """The pipelines of EnvRunners that are not the same for a module as in another run."""
+    own = config.connectors.parsed()
+    places: tuple[Place, ...] = ("env_to_module", "module_to_env")
+    return [
+        place for place in places if _pieces(checkpoint, source, place) != list(own.pipeline(place))
+    ]
+
+
+def _pieces(checkpoint: Checkpoint, source: str, place: Place) -> list[Piece]:
+    """A pipeline of a module in another run."""
     try:
         before = ConnectorsConfig.parse(checkpoint.config_of(source).get("connectors", {}))
-        theirs = list(before.pipeline("env_to_module"))
+        return list(before.pipeline(place))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the connectors of {checkpoint.path}: {error}") from error
-    return theirs == list(config.connectors.parsed().pipeline("env_to_module"))

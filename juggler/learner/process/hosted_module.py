@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.batch_store import BatchStore, HeldBatch
+from juggler.learner.data.clipped_actions import CLIPPED, ClippedActions
 from juggler.learner.group.membership import Membership
 from juggler.learner.group.peers import PeerLost
 from juggler.learner.learner import Learner
@@ -48,6 +49,7 @@ class HostedModule:
         publisher: WeightsPublisher,
         handover: StateHandover,
         arrived: Callable[[HeldBatch], None],
+        warn: Callable[[str], None],
         next_update: Callable[[], training_pb2.Update | None],
         updates_in_flight: int,
     ) -> None:
@@ -58,6 +60,7 @@ class HostedModule:
         publisher: serves its weights.
         handover: may have its state from the previous program.
         arrived: called for each batch that was taken, in the server's thread.
+        warn: called with each thing that people should know.
         next_update: returns the next update command, if it has arrived already.
         updates_in_flight: the most unanswered updates.
         """
@@ -94,6 +97,7 @@ class HostedModule:
         self._shares = Shares(self.module_id, learner, membership)
         self._books = BatchBooks(learner.config.max_staleness)
         self._metrics = PendingMetrics(self.module_id)
+        self._clipped, self._warn = ClippedActions(self.module_id, spaces[1]), warn
 
     @property
     def version(self) -> Version:
@@ -249,7 +253,9 @@ class HostedModule:
                 and self.learner.updates % self.learner.config.weights_interval == 0
             ):
                 self._publish()
-            metrics = self._metrics.take(self.learner.updates)
+            # Twice a second is enough, so only when the other metrics are there.
+            if metrics := self._metrics.take(self.learner.updates):
+                metrics |= self._clipped_in(batches)
         self._complete(done, metrics, seconds)
         collated = self.learner.collate_seconds - collated
         seconds["collate"] += collated
@@ -305,6 +311,15 @@ class HostedModule:
             )
         self._books.settle_exact(done, batches)
         return metrics
+
+    def _clipped_in(self, batches: list[HeldBatch]) -> dict[str, float]:
+        """How much of the actions in batches is clipped, as a metric; {}: they have no bounds."""
+        share = self._clipped.share(batch.modules[self.module_id] for batch in batches)
+        if share is None:
+            return {}
+        if note := self._clipped.note(share):
+            self._warn(note)
+        return {CLIPPED: share}
 
     def _coming(self) -> Share | None:
         """The share of the next update, if this one makes new weights; None if no update has been

@@ -149,7 +149,7 @@ class LearnerWorker:
         index = int(self._attachment.worker_id.rpartition("-")[2])
         self._device = device_for(setup.device, index, devices_here())
         if (why := use_threads(setup.threads)) and self._device == "cpu":
-            self._attachment.report(training_pb2.Note(text=why, warning=True))
+            self._warn(why)
         self._attachment.device_bytes = partial(reserved_bytes, self._device)
         torch.manual_seed(command.seed)  # for modules that draw from it, such as dropout
         check = Permits(command.permits_key).check
@@ -160,7 +160,7 @@ class LearnerWorker:
         self._server.start_receivers(
             self._attachment.run_id,
             command.permits_key,
-            lambda text: self._attachment.report(training_pb2.Note(text=text, warning=True)),
+            self._warn,
             lambda error: self._inbox.put(Detached.by(error)),
         )
         return attach_pb2.Done()
@@ -185,6 +185,7 @@ class LearnerWorker:
             self.publisher,
             StateHandover(self._received_states.pop(module_id, None)),
             partial(self._arrived, module_id),
+            self._warn,
             lambda: self._loop.coming(training_pb2.Update),
             setup.updates_in_flight,
         )
@@ -324,6 +325,9 @@ class LearnerWorker:
     def _arrived(self, module_id: str, batch: HeldBatch) -> None:
         arrival = training_pb2.Arrival(batch_id=batch.batch_id, live_steps=batch.live_steps)
         self._attachment.report(training_pb2.Arrivals(module_id=module_id, arrivals=[arrival]))
+
+    def _warn(self, text: str) -> None:
+        self._attachment.report(training_pb2.Note(text=text, warning=True))
 
     def _forget(self, module: HostedModule, seed: int) -> None:
         """Keep only what a checkpoint holds, and reseed torch's random numbers."""

@@ -14,6 +14,8 @@ from juggler.runtime.connectors.connector import ActionConnector, Space
 from juggler.runtime.connectors.leaves import LeafFunctions, beside, space_with
 from juggler.runtime.wire.structures import space_leaves
 
+_LARGEST = 1e30
+
 
 class ClipActions(ActionConnector):
     """Clips numbers to the bounds of their Box, and leaves everything else alone."""
@@ -42,8 +44,9 @@ class ClipActions(ActionConnector):
 class RescaleActions(ActionConnector):
     """Maps the policy's actions in [-1, 1] to the environment's bounds.
 
-    This applies to each number of a float Box with two finite bounds; others stay as they are.
-    Actions beyond [-1, 1] become a bound.
+    This applies to each number of a float Box with two finite bounds; others stay as they are, and
+    so do those with bounds of 1e30 and more, which only stand for none. Actions beyond [-1, 1]
+    become a bound.
     """
 
     takes_tensors = True
@@ -52,15 +55,9 @@ class RescaleActions(ActionConnector):
         rescaled = {
             path: _Rescale(leaf)
             for path, leaf in space_leaves(action_space)
-            if isinstance(leaf, spaces.Box)
-            and leaf.dtype.kind == "f"
-            and (leaf.bounded_below & leaf.bounded_above).any()
+            if isinstance(leaf, spaces.Box) and leaf.dtype.kind == "f" and _is_bounded(leaf).any()
         }
-        if not rescaled:
-            raise ValueError(
-                f"rescale_actions has nothing to do: no float Box in the action space "
-                f"{action_space} has two finite bounds"
-            )
+        self.idle = not rescaled
         self._functions = LeafFunctions(rescaled)
         self._undo = LeafFunctions({path: each.undo for path, each in rescaled.items()})
         leaves = {path: each.space for path, each in rescaled.items()}
@@ -71,6 +68,13 @@ class RescaleActions(ActionConnector):
 
     def undo(self, actions: Any) -> Any:
         return self._undo(actions)
+
+
+def _is_bounded(space: spaces.Box) -> NDArray[np.bool_]:
+    """Which numbers have two bounds [...]."""
+    # A bound of 1e30 is beyond the range of float16.
+    largest = np.maximum(np.abs(space.low), np.abs(space.high), dtype=np.float64)  # [...]
+    return np.asarray(largest < _LARGEST)
 
 
 class _Clip:
@@ -90,7 +94,7 @@ class _Clip:
 
 class _Rescale:
     def __init__(self, space: spaces.Box) -> None:
-        bounded = space.bounded_below & space.bounded_above  # [...]
+        bounded = _is_bounded(space)  # [...]
         low, high = space.low, space.high  # [...] both
         self.space = spaces.Box(
             np.where(bounded, -1, low).astype(low.dtype),

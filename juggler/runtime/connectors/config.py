@@ -39,7 +39,7 @@ class ConnectorsConfig:
 
     module_to_env: list[str | dict[str, Any]] = field(default_factory=list)
     """From the policy's actions to the environment's: clip_actions, which is there by default, and
-    rescale_actions."""
+    rescale_actions, which maps [-1, 1] to the bounds of a Box."""
 
     learner: list[str | dict[str, Any]] = field(default_factory=list)
     """From batches to what the algorithm learns from: clip_rewards (limit), scale_rewards (factor),

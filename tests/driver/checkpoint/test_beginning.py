@@ -12,7 +12,7 @@ import pytest
 from support.worker_events_world import WorkersWorld
 
 import juggler
-from juggler.driver.checkpoint.beginning import beginning_of
+from juggler.driver.checkpoint.beginning import beginning_of, other_run, rescaled_before
 from juggler.driver.checkpoint.books import counters_of
 from juggler.driver.checkpoint.restoring import core_of
 from juggler.driver.config import ConfigError, RunConfig
@@ -27,6 +27,7 @@ from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import training_pb2
 
 FILTER = {"env_to_module": ["mean_std_filter"]}
+RESCALING = {"module_to_env": ["rescale_actions"]}
 PARAMETERS = {"encoder.weight": np.ones((2, 3), np.float32), "head": np.ones(2, np.float32)}
 LEARNED = {"mean_std_filter": Moments(np.array(3.0), np.ones(2), np.ones(2)).to_tree()}
 
@@ -83,6 +84,30 @@ def test_other_connectors_learn_anew_and_that_is_said(saved: Path) -> None:
     assert beginning.connectors == {"default": {}}
     (warning,) = beginning.warnings
     assert "connectors.env_to_module is not the same" in warning
+
+
+@pytest.mark.parametrize("connectors", [{}, RESCALING])
+def test_whether_actions_are_rescaled_is_as_the_other_run_had_it(
+    tmp_path: Path, connectors: dict[str, Any]
+) -> None:
+    before = RunConfig.from_flat({"connectors": connectors}).flat()
+    tree: dict[str, Any] = {"default": {"parameters": PARAMETERS, "buffers": {}}}
+    module: dict[str, Any] = {"default": {"version": (1, 9), "extra": {}}}
+    write(tmp_path / "before", Checkpoint((1, 9), tree, module, {}, before, {}), 1)
+    (saved,) = (tmp_path / "before").iterdir()
+    had = bool(connectors)
+    keys = {"from_checkpoint": str(saved), "connectors": connectors}
+    alone = RunConfig.from_flat(keys)
+    assert rescaled_before(alone, other_run(alone)) == {"default": had}
+    tables = {"agents": {"a": "one", "b": "two"}, "modules": {"one": {"from": str(saved)}}}
+    several = RunConfig.from_flat({**tables, "modules": {**tables["modules"], "two": {}}})
+    assert rescaled_before(several, None) == {"one": had}
+    assert rescaled_before(RunConfig(), None) == {}
+    other = RunConfig.from_flat({**keys, "connectors": {} if had else RESCALING})
+    beginning = beginning_of(other)
+    assert beginning is not None
+    (warning,) = beginning.warnings
+    assert "connectors.module_to_env is not the same" in warning
 
 
 @pytest.mark.parametrize(
