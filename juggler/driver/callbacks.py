@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.driver_config import ConfigError
 from juggler.driver.record.episode_returns import WithReturns
 from juggler.driver.record.event_file import flat
+from juggler.driver.record.metrics import Metrics
 from juggler.driver.record.progress import Progress
 from juggler.driver.record.run_directory import to_json
 from juggler.driver.record.wording import Level
@@ -22,6 +24,7 @@ from juggler.runtime.annotations import signature
 from juggler.runtime.nearest import nearest
 
 _SLOW_SECONDS = 1.0
+_NAME = re.compile(r"[\w.-]{1,64}(/[\w.-]{1,64}){0,3}", re.ASCII)
 
 #: A line of metrics with the tags of TensorBoard as keys, such as "modules/default/policy_loss".
 MetricsLine = Mapping[str, Any]
@@ -66,6 +69,7 @@ class Run:
         progress: Progress,
         stop: Callable[[str], None],
         values: ChangedValues,
+        gathered: Metrics,
     ) -> None:
         self.run_dir = run_dir
         self.config = config
@@ -74,6 +78,7 @@ class Run:
         self._progress = progress
         self._stop = stop
         self._values = values
+        self._gathered = gathered
 
     @property
     def env_steps_trained(self) -> int:
@@ -94,6 +99,29 @@ class Run:
             level: "info", "warning" or "error".
         """
         self._progress.message(text, level)
+
+    def record(self, name: str, value: float) -> None:
+        """Record a number of your own: each line of metrics from the next one on has the newest
+        value as `custom/NAME`. A resumed run begins without it. Only callbacks call this.
+
+        Args:
+            name: letters, digits, "_", "." and "-", in up to four parts that "/" joins; the part
+                "custom/" may be left out.
+            value: NaN and infinity become null, as in all lines of metrics.
+
+        Raises:
+            ValueError: the name has other signs, or is too long.
+            TypeError: the value is not a number.
+        """
+        if not isinstance(name, str) or not _NAME.fullmatch(short := name.removeprefix("custom/")):
+            raise ValueError(
+                f"record({name!r}): name it with letters, digits, '_', '.' and '-', and '/' "
+                "between up to four parts of at most 64 letters"
+            )
+        if not hasattr(value, "__float__"):  # which text lacks
+            kind = type(value).__name__
+            raise TypeError(f"record({name!r}): give a number, not a value of type {kind}")
+        self._gathered.custom[short] = float(value)
 
     def stop(self, reason: str = "stopped") -> None:
         """End the run in order, with a last checkpoint, before its next update. Any thread may call

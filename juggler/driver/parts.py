@@ -104,9 +104,9 @@ class RunParts:
         self.values = ChangedValues(config, trained, resume)
         if told := self.values.in_words():
             progress.message(f"callbacks have set {told}, which the run goes on with")
-        run = Run(run_dir, config.flat(), self.core, progress, stop, self.values)
-        self.callbacks = Callbacks(run, self.end, progress, callbacks)
         self.metrics = metrics_of(resume)
+        run = Run(run_dir, config.flat(), self.core, progress, stop, self.values, self.metrics)
+        self.callbacks = Callbacks(run, self.end, progress, callbacks)
         most_learners = config.driver.most_learners(dialled=not only_local)
         present = dict(frozen or {})
         self.registry = WorkerRegistry(

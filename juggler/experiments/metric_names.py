@@ -27,6 +27,7 @@ _OF_EVALUATIONS: Final = "evaluation_return_mean"
 _TABLES: Final = (
     "modules",
     "info",
+    "custom",
     "by_module",
     "by_agent",
     "league",

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.synchronous_rounds import answer_the_snapshot, play_a_round, synchronous
 from support.worker_events_world import WorkersWorld
@@ -100,6 +101,38 @@ def test_metrics_have_the_tags_of_tensorboard(tmp_path: Path) -> None:
     assert metrics["env_steps_trained"] == parts.callbacks.run.env_steps_trained == 0
 
 
+def test_a_number_of_a_callback_is_in_every_line_from_the_next_one_on(tmp_path: Path) -> None:
+    world = world_with(tmp_path, Heard())
+    parts, run = world.parts, world.parts.callbacks.run
+    assert "custom" not in metrics_line(parts)
+    run.record("half", np.float32(0.5))
+    run.record("custom/half", 0.25)  # the same number, by its whole name
+    run.record("env_steps_trained", 1)  # not Juggler's own
+    run.record("rewards/mean", float("nan"))
+    line = metrics_line(parts)
+    assert line["env_steps_trained"] == 0
+    parts.callbacks.metrics(line)
+    parts.callbacks.metrics(metrics_line(parts))
+    told = {key: value for key, value in run.metrics.items() if key.startswith("custom/")}
+    assert told == {"custom/half": 0.25, "custom/env_steps_trained": 1, "custom/rewards/mean": None}
+
+
+@pytest.mark.parametrize(
+    "name", ["", "custom/", "a//b", "a b", "é", "a/b/c/d/e", "x" * 65, "a\n", 3]
+)
+def test_a_name_that_a_tracker_may_refuse_is_refused(tmp_path: Path, name: Any) -> None:
+    run = world_with(tmp_path).parts.callbacks.run
+    with pytest.raises(ValueError, match="letters, digits"):
+        run.record(name, 1.0)
+
+
+@pytest.mark.parametrize("value", ["1.0", None, [1.0], np.zeros(2)])
+def test_a_value_that_is_not_a_number_is_refused(tmp_path: Path, value: Any) -> None:
+    run = world_with(tmp_path).parts.callbacks.run
+    with pytest.raises(TypeError):
+        run.record("half", value)
+
+
 def test_what_a_callback_raises_ends_the_run_and_only_the_end_is_told_of(tmp_path: Path) -> None:
     error, heard = KeyError("mine"), Heard()
     world = world_with(tmp_path, Fails(error), heard)
@@ -158,7 +191,13 @@ def test_a_run_can_be_stopped_for_any_reason_but_its_own(tmp_path: Path) -> None
     stopped: list[str] = []
     world = world_with(tmp_path)
     run = juggler.Run(
-        tmp_path, {}, world.parts.core, world.told, stopped.append, world.parts.values
+        tmp_path,
+        {},
+        world.parts.core,
+        world.told,
+        stopped.append,
+        world.parts.values,
+        world.parts.metrics,
     )
     run.stop()
     run.stop("pruned")

@@ -30,6 +30,7 @@ class Metrics:
         episodes: how many have ended.
         infos: by name, numbers that environments put into their infos, of the newest episodes that
             gave them.
+        custom: by name, the newest numbers that callbacks recorded.
         rate: of steps trained on, as of the last line.
         by_module: what is told of each module beside, by module id.
         by_agent: what is told of each of several agents, by name, unless there are many.
@@ -39,6 +40,7 @@ class Metrics:
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=RETURN_WINDOW))
     episodes: int = 0
     infos: dict[str, deque[InfoNumber]] = field(default_factory=dict)
+    custom: dict[str, float] = field(default_factory=dict)
     evaluation_return: float | None = None
     candidates: Candidates = field(default_factory=Candidates)
     # By learner and the module that it updated, by module id: of the newest such update.
@@ -188,6 +190,7 @@ class Metrics:
             "inference": self._inference(),
             "modules": self._modules(),
             **({"info": self._infos()} if self.infos else {}),
+            **({"custom": dict(self.custom)} if self.custom else {}),
         }
 
     def _inference(self) -> dict[str, float] | None:

@@ -125,6 +125,8 @@ def _points(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             for key, value in _numbers(told).items():
                 if wanted in (None, key):
                     yield f"{table}/{name}/{key}", value
+    for key, value in list(_numbers(line.get("custom")).items())[:_MOST_NUMBERS]:
+        yield f"custom/{key}", value
     for name, told in list(_table(_table(line, "league"), "learning").items())[:_MOST_NAMES]:
         if (value := _numbers(told).get("elo")) is not None:
             yield f"league/{name}/elo", value

@@ -109,6 +109,7 @@ def test_losses_and_returns_of_modules_agents_and_players_are_columns(tmp_path: 
                 by_module={"main": of_module},
                 by_agent={"row/1": of_module},
                 league={"learning": {"main": {"elo": 12.5, "win_rate": None}}},
+                custom={"half": 0.5, "of/two": None},
                 info={f"row/1/x{k}": {"mean": 3.0, "least": 1.0} for k in range(130)},
                 env_steps_dropped={"stale": 30, "shutdown": 12},
             ),
@@ -121,6 +122,7 @@ def test_losses_and_returns_of_modules_agents_and_players_are_columns(tmp_path: 
         "modules/main/policy_loss": [None, 0.25],
         "by_module/main/episode_return_mean": [None, 4],
         "by_agent/row/1/episode_return_mean": [None, 4],
+        "custom/half": [None, 0.5],
         **{f"info/row/1/x{k}/mean": [None, 3] for k in range(128)},
         "league/main/elo": [None, 12.5],
     }

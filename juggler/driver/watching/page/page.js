@@ -174,6 +174,11 @@ function showCharts() {
     for (const title of infos) draw("Numbers of the environment", title, (of) => of.numbers()
       .filter((each) => each.title === title)
       .map(({ key, agent, part }) => ({ name: agent ?? title, part, points: of.points(axis, `info/${key}/mean`) })));
+    const recorded = new Set(shown.flatMap((each) => each.curves.keys.filter((key) => key.startsWith("custom/"))));
+    for (const key of recorded) {
+      const title = key.slice("custom/".length);
+      draw("Numbers of callbacks", title, (of) => [{ name: title, points: of.points(axis, key) }]);
+    }
   }
   for (const [name, { element }] of charts) element.hidden = !wanted.has(name);
   for (const group of at("charts").children) group.hidden = [...group.querySelectorAll(".chart")].every((each) => each.hidden);
