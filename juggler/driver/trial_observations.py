@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
-from juggler.runtime.wire.structures import bounds_of_choices, space_leaves, to_tree
+from juggler.runtime.wire.choices import choices_of, find_outside
+from juggler.runtime.wire.structures import space_leaves, to_tree
 from juggler.runtime.wire.trees import Tree, flatten, path_name
 
 _ROUNDING: Final = 1e-5  # of a bound, and of 1: float32 may be beyond it by as much
@@ -50,7 +51,8 @@ class _Checks:
             EnvironmentFailed: an observation is outside of its Discrete, MultiDiscrete or
                 MultiBinary space.
         """
-        for row, what in _outside(space, observations):
+        if found := find_outside(choices_of(space_leaves(space)), observations):
+            (row, *_), what = found
             raise EnvironmentFailed(f"{who(row)} ({self._name})", call, f"its observation{what}")
         for row, what in _beyond_boxes(space, observations) if self._warn else ():
             assert self._warn is not None
@@ -152,22 +154,6 @@ def checked(
         if isinstance(env, VectorEnv)
         else CheckedGames(env, checks, warn)
     )
-
-
-def _outside(space: Space[Any], observations: Tree) -> Iterator[tuple[int, str]]:
-    """The rows of observations [B, ...] that are outside of a Discrete, MultiDiscrete or
-    MultiBinary space, each with what is wrong, for people."""
-    found = dict(flatten(observations))
-    for path, leaf in space_leaves(space):
-        first, last = bounds_of_choices(leaf)
-        if first is None:
-            continue
-        array = found[path]  # [B, ...]
-        beyond = (array < first) | (array > last)  # [B, ...]
-        at = f" at {path_name(path)}" if path else ""
-        for row in np.flatnonzero(beyond.reshape(len(array), -1).any(1)).tolist():
-            number = array[row][beyond[row]].flat[0]
-            yield row, f"{at} holds {number}, which is not in its space {leaf}"
 
 
 def _beyond_boxes(space: Space[Any], observations: Tree) -> Iterator[tuple[int, str]]:

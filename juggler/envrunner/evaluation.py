@@ -14,6 +14,7 @@ from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.datasets.episode_recorder import EpisodeRecorder
 from juggler.envrunner.environments.autoreset import autoreset_mode
 from juggler.envrunner.environments.legal_actions import LegalActions
+from juggler.envrunner.environments.observed_choices import ObservedChoices
 from juggler.envrunner.environments.vector import reset_environments
 from juggler.envrunner.finiteness import check_return
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS
@@ -150,6 +151,7 @@ def evaluate(
     owed[: episodes % count] += 1
     mode = autoreset_mode(env)
     legal = LegalActions.of(connectors.observation_space, env.single_action_space, "an evaluation")
+    choices = ObservedChoices(connectors.observation_space, "an evaluation")
     played: list[list[tuple[float, int]]] = [[] for _ in range(count)]
     returns, lengths = np.zeros(count), np.zeros(count, np.int64)  # [N] both, so far
     live = np.ones(count, np.bool_)  # [N] false where the next step only resets
@@ -157,7 +159,9 @@ def evaluate(
     step = 0
     observations = reset_environments(env, seed)  # [N, ...]
     while owed.any():
-        tree: Any = connectors(to_tree(space, observations))  # [N, ...]
+        place = lambda row, *_, step=step: (row, step)  # noqa: E731
+        tree: Any = choices.through(connectors, to_tree(space, observations), place)  # [N, ...]
+        choices.require(tree, place)
         if legal is not None:
             legal.require(tree[ACTION_MASK], step, over=~live)
         if connectors.contexts:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.environments.autoreset import autoreset_mode, final_observation
 from juggler.envrunner.environments.legal_actions import LegalActions
+from juggler.envrunner.environments.observed_choices import ObservedChoices
 from juggler.envrunner.environments.seeding import noise_seed
 from juggler.envrunner.environments.vector import reset_environments
 from juggler.envrunner.failures import EnvironmentFailed
@@ -93,6 +94,7 @@ class Sampler:
         self._plain = not self._connectors.rewrites and isinstance(zeros(kept), np.ndarray)
         self._legal = LegalActions.of(kept, env.single_action_space, "a fragment")
         self._masked = holds_masks(self._space)
+        self._choices = ObservedChoices(kept, "a fragment")
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
@@ -123,9 +125,16 @@ class Sampler:
             raise RuntimeError("the last fragment failed half-way: call reset first")
         self._make_columns()
         seconds = {"frames": time.perf_counter() - started}
-        finals = self._step_through(seconds)
+        try:
+            finals = self._step_through(seconds)
+        finally:  # a module may have failed because of what is found here
+            observation, self._observation = self._observation, None  # until all is checked
+            self._choices.require(self._observations, lambda row, step, *_: (row, step))
+        self._choices.require(self._last_observations, lambda row, *_: (row, self._steps))
         live = self._set_live()
         rows, steps, final_observations = self._final_observations(finals)
+        after = (steps + 1).tolist()  # [K]
+        self._choices.require(final_observations, lambda k, *_: (int(rows[k]), after[k]))
         finishing = time.perf_counter()
         actions, action_logp, states = self._policy.finish()
         seconds["inference"] += time.perf_counter() - finishing
@@ -161,12 +170,12 @@ class Sampler:
             check_finite(batch)
             delta = self._delta(batch)
         except NonFinite as error:
-            self._observation = None
             if error.column == "action_logp":
                 error.why = self._policy.why_not_finite(error.environment, error.step)
             raise
         seconds["connectors"] = time.perf_counter() - started - sum(seconds.values())
         returns, lengths = segments.episode_returns, segments.episode_lengths
+        self._observation = observation
         return Fragment(batch, returns.tolist(), lengths.tolist(), seconds, delta, infos)
 
     def _make_columns(self) -> None:
@@ -200,7 +209,9 @@ class Sampler:
             if self._plain:
                 self._seen[t][...] = observation
             else:
-                write_tree(self._seen[t], connectors.watch(to_tree(self._space, observation)))
+                plain = to_tree(self._space, observation)
+                place = lambda row, t=t: (row, t)  # noqa: E731
+                write_tree(self._seen[t], self._choices.through(connectors.watch, plain, place))
             if legal is not None:
                 legal.require(self._seen[t][ACTION_MASK], t, over if next_step else None)
             seen = self._seen[t]  # [N, ...]
@@ -237,7 +248,9 @@ class Sampler:
             refuse_late_mask(infos)
         if legal is not None:
             legal.require_zeros_and_ones(self._observations[ACTION_MASK])
-        write_tree(self._last_observations, connectors(to_tree(self._space, observation)))
+        last = to_tree(self._space, observation)  # [N, ...]
+        last = self._choices.through(connectors, last, lambda row: (row, self._steps))
+        write_tree(self._last_observations, last)
         self._observation = observation
         if first is not None:
             self._first = first
@@ -293,7 +306,8 @@ class Sampler:
                 write_tree(_row(shown, k), observation)
             observations = zeros(self._connectors.observation_space, (len(finals),))  # [K, ...]
             if finals:
-                write_tree(observations, self._connectors(shown))
+                place = lambda k: (finals[k][0], finals[k][1] + 1)  # noqa: E731
+                write_tree(observations, self._choices.through(self._connectors, shown, place))
             return at[:, 0], at[:, 1], observations
         rows, steps = np.nonzero(self._truncated)  # [K] both
         within = steps + 1 < self._steps  # [K] the next step's observation is in the row

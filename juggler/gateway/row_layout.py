@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
 from juggler.gateway.sessions import Code, Session, SessionError
-from juggler.runtime.connectors.leaves import at
+from juggler.runtime.connectors.leaves import at, observed_leaves
 from juggler.runtime.episodes.finiteness import MOST_REWARD
 from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.wire.choices import choices_of, find_outside
 from juggler.runtime.wire.dtypes import dtype_to_number
-from juggler.runtime.wire.structures import bounds_of_choices, space_leaves
+from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.trees import Path, Skeleton, Tree, flatten, path_name
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
@@ -118,11 +119,7 @@ class ValueChecks:
     """
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
-        self._counted = [
-            (path, *bounds)
-            for path, leaf in space_leaves(observation_space)
-            if (bounds := bounds_of_choices(leaf))[0] is not None and ACTION_MASK not in path[:1]
-        ]
+        self._choices = choices_of(observed_leaves(observation_space).items())
         self._legal = LegalActions.of(observation_space, action_space, "a session")
 
     def first_bad(self, observations: Tree, masks: bool = True) -> tuple[int, SessionError] | None:
@@ -136,13 +133,9 @@ class ValueChecks:
             if array.dtype.kind == "f" and not (within := _is_float32(array)).all():
                 row = _first(within)
                 return row, _not_float32(f"the observation{_at(path)}", array[row])
-        for path, low, high in self._counted:
-            array = at(observations, path)
-            within = (array >= low) & (array <= high)  # [rows, ...]
-            if not within.all():
-                value = array[_first(within)]
-                text = f"the observation{_at(path)} is {value}, which its space does not have"
-                return _first(within), SessionError(Code.WRONG_SHAPE, text)
+        if found := find_outside(self._choices, observations):
+            (row, *_), what = found
+            return row, SessionError(Code.WRONG_SHAPE, f"the observation{what}")
         if self._legal is None:
             return None
         given = at(observations, (ACTION_MASK,))

@@ -14,6 +14,7 @@ from juggler.envrunner.environments.action_masks import read_masks
 from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
 from juggler.runtime.connectors.leaves import OBSERVATION, holds_masks
 from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.wire.choices import choices_of
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Path, path_name
 
@@ -163,7 +164,7 @@ def _read(space: Space, value: Any, path: Path, found: dict[Path, tuple[int, ...
             str(i): _read(child, value[i], (*path, str(i)), found)
             for i, child in enumerate(space.spaces)
         }
-    array = _leaf(space, value, where)
+    array = _leaf(space, value, path)
     found[path] = array.shape[: array.ndim - len(space.shape or ())]
     return array
 
@@ -172,7 +173,8 @@ def _is_of_reset(value: object) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)
 
 
-def _leaf(space: Space, value: Any, where: str) -> NDArray[Any]:
+def _leaf(space: Space, value: Any, path: Path) -> NDArray[Any]:
+    where = f" at {path_name(path)}" if path else ""
     dtype, shape = np.dtype(space.dtype), tuple(space.shape or ())
     if isinstance(value, Mapping):
         raise ValueError(
@@ -193,5 +195,8 @@ def _leaf(space: Space, value: Any, where: str) -> NDArray[Any]:
         raise ValueError(f"the observation{where} is {array.dtype}: expected {dtype}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError(f"the observation{where} has numbers that are not finite")
+    for choice in choices_of([(path, space)]) if path[:1] != (ACTION_MASK,) else ():
+        if (found := choice.outside(array)) is not None:
+            raise ValueError(f"the observation{choice.told(array[found])}")
     # A copy, because environments may write the next observation into the same memory.
     return array.astype(dtype)

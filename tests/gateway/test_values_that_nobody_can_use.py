@@ -62,7 +62,7 @@ def test_other_bits_than_0_and_1_are_refused_as_learners_do(value: int) -> None:
     found = refused(space, shown)
     assert found is not None
     assert found[:2] == (1, Code.WRONG_SHAPE)
-    assert "the observation at 'bits' is" in found[2]
+    assert "the observation at 'bits' holds" in found[2]
 
 
 @pytest.mark.parametrize("masks", [True, False])

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from support import worlds
 
 import juggler
+from juggler.policies.observed import Observed
 from juggler.runtime.wire.structures import tree_map
 
 ACTS = """
@@ -203,6 +204,15 @@ def test_a_misfit_says_what_was_expected(given, said, tmp_path: Path) -> None:
     policy = juggler.load_policy(worlds.written(tmp_path, worlds.plain))
     with pytest.raises(ValueError, match=said):
         policy.act(given)
+
+
+@pytest.mark.parametrize("space", [spaces.MultiDiscrete([3, 3]), spaces.MultiBinary(2)])
+@pytest.mark.parametrize("numbers", [[3, 0], [0, -1]])
+def test_an_observation_outside_its_space_is_refused(space, numbers) -> None:
+    observed = Observed(space, worlds.CHOICE)
+    for batch in (np.array(numbers), np.array([space.sample(), numbers])):
+        with pytest.raises(ValueError, match=r"observation holds -?\d, which is not in its space"):
+            observed(batch, None)
 
 
 def test_a_state_that_is_none_is_said(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from typing import Final
+
 from juggler.driver.core import events
 from juggler.driver.core.group import worker_order
 from juggler.driver.parts import RunParts
@@ -11,6 +14,9 @@ from juggler.envrunner.program import ENVRUNNER, EVALUATOR
 from juggler.runtime.actors.hub_events import Left, Worker
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
+
+#: So many refused batches of one EnvRunner end the run, if no batch is taken in between.
+_MOST_REFUSED: Final = 10
 
 
 class RunnerEvents:
@@ -22,6 +28,8 @@ class RunnerEvents:
         # Those whose episodes are not counted yet, by EnvRunner and batch id.
         self._receipts: dict[tuple[str, int], training_pb2.Receipt] = {}
         self._unreached = UnreachedLearners()
+        # By module and EnvRunner, its refused batches since the module's learners took one.
+        self._refused: dict[str, Counter[str]] = defaultdict(Counter)
 
     def ready(
         self, worker: Worker, ready: training_pb2.Ready
@@ -83,9 +91,12 @@ class RunnerEvents:
             self._count_episodes_of_others(receipt)
             # A learner that is lost or not reached is told of elsewhere. Who has numbers that are
             # not finite leaves because of them, and says so.
-            if receipt.dropped not in ("learner_lost", "nonfinite"):
+            if receipt.dropped == "refused":
+                self._is_refused(worker, receipt)
+            elif receipt.dropped not in ("learner_lost", "nonfinite"):
                 parts.progress.message(f"{worker.worker_id}: {receipt.explanation}", "warning")
             return
+        self._refused[module_id].clear()
         parts.local.of_use(worker.worker_id)
         self._receipts[worker.worker_id, receipt.batch_id] = receipt
         if not self._synchronous:
@@ -102,6 +113,17 @@ class RunnerEvents:
             text = self._unreached.lost(worker, learner, generation, receipt.explanation)
             if text:
                 self._parts.progress.message(text, "warning")
+
+    def _is_refused(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
+        """Log that a learner has refused a batch, or end the run if it takes none at all."""
+        parts, refused = self._parts, self._refused[receipt.module_id]
+        refused[worker.worker_id] += 1
+        parts.progress.message(f"{worker.worker_id}: {receipt.explanation}", "warning")
+        if refused[worker.worker_id] == _MOST_REFUSED:
+            parts.end.fail(
+                f"{receipt.learner} has refused {_MOST_REFUSED} batches of {worker.worker_id} in a "
+                f"row, and taken no others. The last reason: {receipt.explanation}"
+            )
 
     def is_module(self, module_id: str) -> bool:
         """Whether it is a module of the run, trained or not, or was one until a moment ago."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,11 @@ from juggler.envrunner.paced.step_log import StepLog
 from juggler.envrunner.rounds import Played, Recorded
 from juggler.runtime.connectors.connector import NotFinite
 from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.connectors.leaves import observed_leaves
 from juggler.runtime.connectors.mergeable_state import State, merge
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.wire.choices import OutsideSpace, choices_of, find_outside
 from juggler.runtime.wire.structures import from_tree, to_tree, zeros
 from juggler.runtime.wire.trees import Tree
 
@@ -95,6 +98,7 @@ class ModuleSlots:
         self._legal = LegalActions.of(
             connectors.observation_space, spaces.action_space, "an episode"
         )
+        self._choices = choices_of(observed_leaves(connectors.observation_space).items())
         self._seen: Any = None  # [B, ...] what the agents that act next see, as batches hold it
         self._delta: State = {}
         self._not_finite: NonFinite | None = None
@@ -160,7 +164,8 @@ class ModuleSlots:
         if len(turn.ended):
             places, mine = self._mine(turn.ended)
             if len(places):
-                lasts = self.connectors(take(turn.last_observations, mine))  # [E, ...]
+                lasts = take(turn.last_observations, mine)  # [E, ...]
+                lasts = self._through(self.connectors, lasts, places)  # [E, ...]
                 if critic is not None:
                     lasts = with_critic(lasts, take(critic.at_end, self._environments(places)))
                 self._log.end(places, turn.last_rewards[mine], ~turn.terminated[mine], lasts)
@@ -192,7 +197,7 @@ class ModuleSlots:
         self._shown = None
         if not len(self.acting):
             return None
-        seen = self.connectors(take(turn.observations, self.where))  # [B, ...]
+        seen = self._through(self.connectors, take(turn.observations, self.where), self.acting)
         if self._legal is not None:
             self._check_masks(self._legal, seen[ACTION_MASK])
         first = turn.first[self.where]  # [B]
@@ -270,8 +275,8 @@ class ModuleSlots:
     def _stored(self, shown: Tree, recorded: bool) -> Any:
         """Observations [B, ...] as batches hold them."""
         if not recorded:
-            return self.connectors(shown)
-        stored = self.connectors.watch(shown)
+            return self._through(self.connectors, shown, self.acting)
+        stored = self._through(self.connectors.watch, shown, self.acting)
         if self.connectors.rewrites:
             try:
                 delta = self.connectors.take_delta(np.ones((len(self.acting), 1), np.bool_))
@@ -279,6 +284,25 @@ class ModuleSlots:
             except NotFinite as error:
                 # A connector that clips may have hidden the number from `check_finite`.
                 self._log.doubt(error.row)
+        return stored
+
+    def _through(
+        self, connectors: Callable[[Tree], Any], shown: Tree, places: NDArray[np.intp]
+    ) -> Any:
+        """What connectors make of the observations [B, ...] at places [B].
+
+        Raises:
+            EnvironmentFailed: an observation is outside its Discrete, MultiDiscrete or MultiBinary
+                space.
+        """
+        try:
+            stored = connectors(shown)
+            if self._choices and (found := find_outside(self._choices, stored)):
+                raise OutsideSpace(found[0][0], found[1])
+        except OutsideSpace as error:
+            where = self._named(int(places[error.row]))
+            reason = f"its observation{error.what}"
+            raise EnvironmentFailed(where, "step", reason, lasting=True) from None
         return stored
 
     def _drop_stale(self) -> int:
@@ -307,15 +331,15 @@ class ModuleSlots:
         for _, has_one in legal.has_legal_action(masks):
             if not has_one.all():
                 reason = "its action mask has no legal action where it is to act"
-                where = self._named(int(has_one.argmin()))
+                where = self._named(self.acting[has_one.argmin()])
                 raise EnvironmentFailed(where, "step", reason, lasting=True)
         if found := find_non_binary(masks):
             (at, *_), what = found
-            raise EnvironmentFailed(self._named(at), "step", what, lasting=True)
+            raise EnvironmentFailed(self._named(self.acting[at]), "step", what, lasting=True)
 
-    def _named(self, at: int) -> str:
-        """For people: an agent that acts next."""
-        slot = int(self._slots[self.acting[at]])
+    def _named(self, place: int) -> str:
+        """The agent at a place, for people."""
+        slot = int(self._slots[place])
         agent = self._agents[slot % len(self._agents)]
         return f"agent {agent!r} of environment {slot // len(self._agents)}"
 

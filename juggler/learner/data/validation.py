@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from juggler.runtime.connectors.leaves import acted_dtype
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.columns import OBSERVED, OBSERVED_BY_CRITIC
+from juggler.runtime.wire.choices import choices_of
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.structures import bounds_of_choices, space_leaves
+from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.trees import Path, Tree, flatten, path_name, unflatten
 
 Space = gymnasium.Space[Any]
@@ -49,7 +50,7 @@ class BatchValidator:
         self._acted = {path: acted_dtype(space) for path, space in self._actions.items()}
         self._states = dict(flatten(states))
         chosen = {
-            column: {path for path, space in expected.items() if _is_choice(space)}
+            column: {choice.path for choice in choices_of(expected.items())}
             for column, expected in {**self._observed, "actions": self._actions}.items()
         }
         self._chosen = {column: paths for column, paths in chosen.items() if paths}
@@ -131,27 +132,16 @@ class BatchValidator:
                 f"{self._name(column, path)} of shape [{leading}, *{shape}] and dtype "
                 f"{array.dtype} do not fit the space {space}"
             )
-        first, last = bounds_of_choices(space)
         # These are indices, and one out of range would break the update.
-        if first is not None and array.size and not _within(array, first, last):
-            raise WireError(
-                f"{self._name(column, path)} hold a number outside "
-                f"{np.array(first).tolist()}..{np.array(last).tolist()}"
-            )
+        for choice in choices_of([((), space)]):
+            if choice.outside(array) is not None:
+                raise WireError(
+                    f"{self._name(column, path)} hold a number outside "
+                    f"{np.array(choice.first).tolist()}..{np.array(choice.last).tolist()}"
+                )
 
     def _name(self, column: str, path: Path) -> str:
         return f"{self._module}: {'/'.join((column, *path))}"
-
-
-def _within(array: NDArray[Any], first: Any, last: Any) -> bool:
-    """Whether all numbers are within these bounds."""
-    if isinstance(first, int):
-        return bool(array.min() >= first and array.max() <= last)
-    return not ((array < first).any() or (array > last).any())
-
-
-def _is_choice(space: Space) -> bool:
-    return bounds_of_choices(space)[0] is not None
 
 
 def _kind(of: NDArray[Any] | Space) -> str:

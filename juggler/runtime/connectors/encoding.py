@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from juggler.runtime.connectors.leaves import (
     space_with,
 )
 from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.wire.choices import Choice, choices_of
 
 #: Arrays or tensors [B, ...] -> float32 [B, f].
 Encode = Callable[[Any], Any]
@@ -104,7 +106,7 @@ class _OneHot:
             assert isinstance(space, spaces.MultiDiscrete)
             counts, starts = space.nvec.reshape(-1), space.start.reshape(-1)  # [k] both
         counts = counts.astype(np.int64)
-        self._space = space
+        (self._choice,) = choices_of([((), space)])
         self.size = int(counts.sum())
         # The index of each number's 0 in the vector.
         self._offsets = np.cumsum(counts) - counts - starts.astype(np.int64)  # [k]
@@ -115,24 +117,24 @@ class _OneHot:
             chosen = numbers.reshape(-1, len(self._offsets)).long() + offsets  # [B, k]
             ones = torch.zeros(chosen.shape[0], self.size, device=numbers.device)  # [B, n]
             return ones.scatter(-1, chosen, 1.0)  # [B, n]
+        self._choice.require(numbers)
         places = numbers.reshape(len(numbers), len(self._offsets)) + self._offsets  # [B, k]
         vectors = np.zeros((len(numbers), self.size), np.float32)  # [B, n]
-        try:
-            np.put_along_axis(vectors, places, 1, 1)
-        except IndexError as error:
-            raise ValueError(f"observations hold what is not in {self._space}: {error}") from error
+        np.put_along_axis(vectors, places, 1, 1)
         return vectors
 
 
 def _encoder(space: Space) -> Encode:
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         return _OneHot(space)
-    return _as_vectors
+    return functools.partial(_as_vectors, choices_of([((), space)]))
 
 
-def _as_vectors(array: Any) -> Any:
+def _as_vectors(choices: list[Choice], array: Any) -> Any:
     if isinstance(array, Tensor):
         return array.flatten(1).float() if array.ndim > 1 else array[:, None].float()  # [B, f]
+    for choice in choices:
+        choice.require(array)
     return array.reshape(len(array), math.prod(array.shape[1:])).astype(np.float32)  # [B, f]
 
 

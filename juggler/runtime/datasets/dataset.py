@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from juggler.runtime.datasets.finding import DatasetError, find_dataset, read_metadata
 from juggler.runtime.installing import installing
-from juggler.runtime.wire.structures import bounds_of_choices, space_leaves, to_tree, tree_map
+from juggler.runtime.wire.choices import choices_of, find_outside
+from juggler.runtime.wire.structures import space_leaves, to_tree, tree_map
 from juggler.runtime.wire.trees import Path as TreePath
 from juggler.runtime.wire.trees import Tree, flatten, path_name, unflatten
 
@@ -213,8 +214,7 @@ def _checked(
                 f"{where} is damaged: its {name} have the shape {list(array.shape)} and the dtype "
                 f"{array.dtype}, not {list(shape)} and {space.dtype}"
             )
-        first, last = bounds_of_choices(space)
-        if first is not None and ((array < first).any() or (array > last).any()):
+        if find_outside(choices_of([((), space)]), array):
             raise DatasetError(f"{where} is damaged: its {name} hold a number outside of {space}")
         kept.append((path, array.astype(space.dtype, copy=False)))
     return unflatten(kept)

@@ -54,18 +54,6 @@ def _leaves(space: Space[Any], path: Path) -> list[tuple[Path, Space[Any]]]:
     return [leaf for key, child in children.items() for leaf in _leaves(child, (*path, key))]
 
 
-def bounds_of_choices(space: Space[Any]) -> tuple[Any, Any]:
-    """The least and the greatest value of a Discrete, MultiDiscrete or MultiBinary space; (None,
-    None) for any other."""
-    if isinstance(space, spaces.Discrete):
-        return int(space.start), int(space.start + space.n - 1)
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.start, space.start + space.nvec - 1
-    if isinstance(space, spaces.MultiBinary):
-        return 0, 1
-    return None, None
-
-
 def zeros(space: Space[Any], leading_shape: Sequence[int] = ()) -> Tree:
     """A tree [*leading_shape, ...] with the shapes and dtypes of a space. Its values are 0, or the
     start of Discrete and MultiDiscrete spaces that count from another number.

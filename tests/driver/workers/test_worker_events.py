@@ -38,6 +38,21 @@ def _update(world: WorkersWorld) -> tuple[int, training_pb2.Update]:
     return update
 
 
+def test_a_learner_that_takes_no_batch_of_an_envrunner_ends_the_run_with_the_reason(
+    world: WorkersWorld,
+) -> None:
+    refused = {"dropped": "refused", "explanation": "observations hold a number outside"}
+    for number in range(9):
+        world.sample(number, **refused)
+    world.sample(9)  # one that is taken
+    for number in range(10, 19):
+        world.sample(number, **refused)
+    assert not world.parts.end.reached
+    world.sample(19, **refused)
+    assert "learner-0 has refused 10 batches of envrunner-0 in a row" in world.parts.end.failure
+    assert "observations hold a number outside" in world.parts.end.failure
+
+
 def test_bytes_that_are_no_message_are_blamed_on_who_sent_them(world: WorkersWorld) -> None:
     command_id, _ = world.asked(world.runner, training_pb2.SampleRequest)[0]
     world.reply(world.runner, command_id, _garbage("Receipt"))

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from juggler.runtime.connectors.encoding import Flatten, OneHot
+from juggler.runtime.wire.choices import OutsideSpace
 from juggler.runtime.wire.structures import tree_map, zeros
 
 ACTED = spaces.Discrete(2)
@@ -77,10 +78,25 @@ def test_an_action_mask_stays_beside_the_vector() -> None:
     assert flatten.observation_space["observation"].shape == (2,)
 
 
-def test_what_is_not_in_the_space_is_said() -> None:
-    one_hot = OneHot(spaces.Discrete(3), spaces.Discrete(2))
-    with pytest.raises(ValueError, match=r"not in Discrete\(3\)"):
-        one_hot(np.array([1, 7]))
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (spaces.Discrete(4), 7),
+        (spaces.Discrete(4), -1),
+        (spaces.Discrete(4, start=10), 9),
+        (spaces.MultiDiscrete([3, 3]), [3, 0]),
+        (spaces.MultiDiscrete([3, 3]), [0, -1]),
+        (spaces.MultiBinary(2), [2, 0]),
+    ],
+)
+@pytest.mark.parametrize("kind", [OneHot, Flatten])
+def test_a_value_outside_its_space_is_not_taken_as_another_one(kind, space, value) -> None:
+    if kind is OneHot and isinstance(space, spaces.MultiBinary):
+        return
+    connector, inside = kind(space, spaces.Discrete(2)), space.sample()
+    with pytest.raises(OutsideSpace, match=r"which is not in its space \w+\(") as caught:
+        connector(np.array([inside, value]))
+    assert caught.value.row == 1
 
 
 def test_an_action_mask_alone_cannot_be_flattened() -> None:
