@@ -41,6 +41,7 @@ _OPTIONS = [
 _RETRY_SECONDS = 0.2
 _GOODBYE_SECONDS = 5.0  # time for the gateway to take note
 _LINE_SECONDS = 10.0
+_TOO_LARGE = "message larger than max"  # in gRPC's words
 _LOG = logging.getLogger(__name__)
 #: Statuses that another attempt may get past.
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
@@ -290,6 +291,8 @@ def _told(error: Any, address: str) -> GatewayError:
     text = f"the gateway at {address}: {error.details()}"
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         text += ". Does it run, is the address right, and do both sides use TLS or neither?"
+    if _TOO_LARGE in text:
+        text += ". Send fewer environments or steps in one message, or smaller observations"
     return GatewayError(error.code().name, text, error.code() in _BROKEN)
 
 

@@ -19,9 +19,6 @@ from juggler.runtime.wire.trees import Tree
 
 #: A row whose simulator takes longer for a step is handed in short, so that no batch waits for it.
 STALL_SECONDS = 1.0
-#: A row that began so many updates ago is handed in short, before its batch becomes stale. A single
-#: step that took as long is not learned from.
-_MOST_UPDATES = 3
 
 
 class Environments(PacedSlots):
@@ -31,10 +28,14 @@ class Environments(PacedSlots):
         observation_space: of the observations in batches.
         policy: acts in them.
         steps: T, of a row.
+        row_age: see `PacedSlots`. A single step that took as long is not learned from.
     """
 
-    def __init__(self, observation_space: Space[Any], policy: GatheredPolicy, steps: int) -> None:
-        super().__init__(observation_space, policy, steps, _MOST_UPDATES)
+    def __init__(
+        self, observation_space: Space[Any], policy: GatheredPolicy, steps: int, row_age: int
+    ) -> None:
+        # A round of several modules leaves rows to the next one, in synchronous runs as well.
+        super().__init__(observation_space, policy, steps, max(1, row_age))
         self._parked = 0  # rows that stand still at their first step
         # Places with a row whose agent waits for its next episode, and since when.
         self._resting: dict[int, float] = {}

@@ -127,7 +127,9 @@ def connected(sessions: Sessions) -> tuple[int, int]:
 def address_of(peer: str) -> str:
     """The address of a stream's other end, for people."""
     kind, _, address = peer.partition(":")
-    unknown = "a Unix socket" if kind == "unix" else "an unknown address"  # gRPC leaves its path out
+    unknown = (
+        "a Unix socket" if kind == "unix" else "an unknown address"
+    )  # gRPC leaves its path out
     return unquote(address) or unknown
 
 

@@ -133,7 +133,7 @@ class LocalInference:
         version, versions = recording.version, recording.session.alone.versions
         if version is None:
             return
-        too_old = version.update < player.version.update - player.recorder.max_staleness
+        too_old = version.update < player.version.update - player.recorder.row_age
         if not (too_old or player.publisher.gave(version)):
             text = (
                 f"weights {tuple(version)} acted, and nobody got such from here: send the version "

@@ -59,7 +59,7 @@ class Player:
         policy: acts.
         connectors: between the simulators and the policy.
         steps: T.
-        max_staleness: see `Recorder`.
+        row_age: the most updates by which the weights of a row's first step may be behind.
 
     Attributes:
         layout: of observations.
@@ -80,7 +80,7 @@ class Player:
         policy: GatheredPolicy,
         connectors: EnvToModule,
         steps: int,
-        max_staleness: int = 3,
+        row_age: int,
     ) -> None:
         self.layout = Layout(observation_space)
         self.action_layout = Layout(action_space)
@@ -93,8 +93,8 @@ class Player:
                 mask[...] = 1
         self._policy, self._connectors = policy, connectors
         self._checks = ValueChecks(observation_space, action_space)
-        self.environments = Environments(connectors.observation_space, policy, steps)
-        self.recorder = Recorder(self.environments, policy, max_staleness, self._see)
+        self.environments = Environments(connectors.observation_space, policy, steps, row_age)
+        self.recorder = Recorder(self.environments, policy, row_age, self._see)
         self.reader = Reader(observation_space, policy.action_space)
         self.publisher = Publisher(policy, observation_space, action_space)
         self.episode_log: EpisodeLog | None = None

@@ -33,7 +33,7 @@ class Recorder:
     Args:
         environments: of the recordings, with the rows to fill.
         policy: keeps the state of each environment.
-        max_staleness: updates that weights may be behind the newest when their steps become a row.
+        row_age: updates that weights may be behind the newest when their steps become a row.
         see: turns observations of simulators [B, ...] into those of batches; the second argument
             returns which are new [B].
 
@@ -41,21 +41,21 @@ class Recorder:
         waiting: recordings that were not used yet, the oldest first.
         newest: version of the weights.
         bytes_waiting: of their messages.
-        max_staleness: as given.
+        row_age: as given.
     """
 
     def __init__(
         self,
         environments: Environments,
         policy: GatheredPolicy,
-        max_staleness: int,
+        row_age: int,
         see: Callable[[Tree, Callable[[], NDArray[np.bool_]]], Tree],
     ) -> None:
         self.waiting: deque[Recording] = deque()
         self.newest = Version(0, 0)
         self.bytes_waiting = 0
         self._environments, self._policy = environments, policy
-        self.max_staleness = max_staleness
+        self.row_age = row_age
         self._see = see
         self._episodes: dict[int, _Episode] = {}  # running ones, by place
         self._filling: dict[int, float] = {}  # places with a row, and when steps last came for it
@@ -108,7 +108,7 @@ class Recorder:
         self.newest = version
         begun, rows = self._environments.rows.first_updates, self._environments.of["row"]
         for place in list(self._filling):
-            if version.update - int(begun[rows[place]]) > self.max_staleness:
+            if version.update - int(begun[rows[place]]) > self.row_age:
                 self._hand_in(place)
 
     def hand_in_stalled(self) -> None:
@@ -153,7 +153,7 @@ class Recorder:
 
     def _is_stale(self, recording: Recording) -> bool:
         version = recording.version
-        return version is not None and self.newest.update - version.update > self.max_staleness
+        return version is not None and self.newest.update - version.update > self.row_age
 
     def _end_without_word(self, place: int) -> None:
         """End the episode that is running there, as another one begins."""

@@ -250,7 +250,6 @@ class GatewayRunner:
     def go_on(self) -> None:
         for module in self._modules.values():
             module.take_weights()
-            module.look_at_the_clock()
         while self._new and self._new[0].can_begin(self._modules):
             self._begin(self._new.popleft())
         while self._asked and self._asked[0].is_over(self._modules):

@@ -16,6 +16,7 @@ from juggler.envrunner.paced.rows import oldest_version
 from juggler.envrunner.setup import ActingSetup
 from juggler.envrunner.stage import ActingParts, OwnCode
 from juggler.gateway.episode_log import EpisodeLog
+from juggler.gateway.episode_writer import EpisodeWriter
 from juggler.gateway.player import Player
 from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -44,7 +45,7 @@ class ServedModule:
         self.ready: training_pb2.Ready.Module
         self._has_weights = False
         self._parts: ActingParts
-        self._episodes: SampledEpisodes | None = None
+        self._writer: EpisodeWriter | None = None
 
     def prepare(
         self,
@@ -77,9 +78,9 @@ class ServedModule:
             self._setup.row_age,
         )
         if episodes is not None:
-            self._episodes = episodes
+            self._writer = EpisodeWriter(episodes)
             self.player.episode_log = EpisodeLog(
-                self.player.layout, policy, action_space, episodes.add
+                self.player.layout, policy, action_space, self._writer.add
             )
         self.rows = rows
         self.ready = parts.ready(self.streams.module_id, rows, steps)
@@ -88,13 +89,8 @@ class ServedModule:
     def close(self) -> None:
         """Let go of the learners, and complete what was recorded."""
         self.streams.close()
-        if self._episodes is not None:
-            self._episodes.complete()
-
-    def look_at_the_clock(self) -> None:
-        """Complete what was recorded, if it is old."""
-        if self._episodes is not None:
-            self._episodes.look_at_the_clock()
+        if self._writer is not None:
+            self._writer.close()
 
     @property
     def complete(self) -> int:

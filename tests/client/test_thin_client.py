@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -107,6 +108,20 @@ def test_what_is_no_address_or_number_of_environments_is_told_at_once() -> None:
         connect("here", box([2]), discrete(2))
     with pytest.raises(ValueError, match="environments = 0: must be at least 1"):
         connect("127.0.0.1:9", box([2]), discrete(2), environments=0)
+
+
+class _TooLarge(grpc.RpcError):
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def details(self) -> str:
+        return "SERVER: Received message larger than max (70000000 vs. 67108864)"
+
+
+def test_a_message_that_is_too_large_is_refused_with_advice() -> None:
+    refused = connection._told(_TooLarge(), "127.0.0.1:9")
+    assert refused.code == "RESOURCE_EXHAUSTED"
+    assert "fewer environments or steps" in str(refused)
 
 
 def test_what_is_said_of_environments_is_one_for_all_or_one_for_each() -> None:

@@ -44,9 +44,7 @@ def test_a_gateway_that_dials_in_listens_at_exactly_the_port_that_it_was_given(
 
 
 @pytest.mark.parametrize(("local", "end"), [(True, "-3"), (False, "")])
-def test_a_gateway_takes_simulators_at_a_unix_socket(
-    tmp_path: Path, local: bool, end: str
-) -> None:
+def test_a_gateway_takes_simulators_at_a_unix_socket(tmp_path: Path, local: bool, end: str) -> None:
     address = f"unix:{tmp_path}/gateway"
     EnvRunnerConfig(gateway=address)
     world = AgentsWorld(tmp_path, {"*": "all"}, address, local=local, worker_id="envrunner-3")

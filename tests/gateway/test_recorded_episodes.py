@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
-from support.gateway_world import GatewayWorld, RawSimulator, eventually, steps_of
+from support.datasets import random_episodes
+from support.gateway_world import PATIENCE, GatewayWorld, RawSimulator, eventually, steps_of
 from support.playing import Played, in_threads, play, play_together
 
+from juggler.gateway import episode_writer
 from juggler.gateway.episode_log import EpisodeLog
+from juggler.gateway.episode_writer import EpisodeWriter
 from juggler.runtime.datasets.dataset import RecordedEpisode
 from juggler.runtime.episodes.version import Version
 
@@ -103,3 +107,52 @@ def test_what_others_did_is_recorded() -> None:
             Played(list(seen[5:8]), [0, 0], [5, 6], truncated=True),
         ]
         assert_are(found, expected, all_is_sent=True)
+
+
+class SlowDisk:
+    """Stands for `SampledEpisodes` on a disk that waits until it may write."""
+
+    def __init__(self) -> None:
+        self.may_write = threading.Event()
+        self.written: list[Any] = []
+        self.refuses = False
+
+    def add(self, episode: Any) -> None:
+        assert self.may_write.wait(PATIENCE)
+        if self.refuses:
+            raise MemoryError
+        self.written.append(episode)
+
+    def look_at_the_clock(self) -> None:
+        pass
+
+    def complete(self) -> None:
+        self.written.append("complete")
+
+
+def test_no_turn_waits_for_the_disk_and_all_is_written_at_the_end() -> None:
+    disk: Any = SlowDisk()
+    writer = EpisodeWriter(disk)
+    episodes = random_episodes([3] * 200)
+    for episode in episodes:
+        writer.add(episode)
+    assert disk.written == []
+    disk.may_write.set()
+    writer.close()
+    assert [*episodes, "complete"] == disk.written
+
+
+def test_an_error_while_episodes_are_written_reaches_the_gateway(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(episode_writer, "_MOST_BYTES", 1)
+    disk: Any = SlowDisk()
+    disk.refuses = True
+    disk.may_write.set()
+    writer = EpisodeWriter(disk)
+    first, second = random_episodes([3] * 2)
+    writer.add(first)
+    with pytest.raises(MemoryError):
+        writer.add(second)
+    with pytest.raises(MemoryError):
+        writer.close()

@@ -262,3 +262,20 @@ def test_the_end_of_the_gateway_is_an_error_of_its_own() -> None:
         go_on()
     assert ended.value.retryable
     thread.join()
+
+
+@pytest.mark.parametrize("row_age", [1, 5])
+def test_a_row_is_handed_in_when_it_is_as_old_as_the_run_allows(row_age: int) -> None:
+    with GatewayWorld(rows=1, steps=10, row_age=row_age) as world:
+        world.use(1.0, Version(1, 0))
+        world.ask(2)
+        with world.connect() as session:
+            for reward in range(4):
+                session.step(np.full(3, reward), reward)
+            world.use(1.0, Version(1, row_age))
+            session.step(np.full(3, 4), 4)
+            assert world.count("rows_cut") == 0
+            world.use(1.0, Version(1, row_age + 1))
+            world.wait_for(1)
+        batch, _ = world.batches[0]
+        assert batch.live_steps == 4

@@ -48,6 +48,26 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_stubs_for_go_are_packages_of_the_module_that_the_command_makes(tmp_path: Path) -> None:
+    (block,) = [
+        each for each in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.S | re.M) if "go" in each
+    ]
+    said = tmp_path / "said"
+    for program in ("go", "protoc"):
+        (tmp_path / program).write_text(f'#!/bin/sh\necho {program} "$@" >> {said}\n')
+        (tmp_path / program).chmod(0o700)
+    path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["sh", "-e", "-c", block], check=True, env=path, timeout=60, cwd=ROOT)
+    (module,) = re.findall(r"^go mod init (\S+)$", said.read_text(), re.M)
+    packages = dict(re.findall(r"M([^ ,=]+\.proto)=([^ ,]+)", said.read_text()))
+    protoc = said.read_text().partition("protoc ")[2]
+    assert f"--go_opt=module={module}," in protoc
+    assert f"--go-grpc_opt=module={module}," in protoc
+    assert all(package.startswith(f"{module}/") for package in packages.values())
+    assert all((ROOT / "proto" / file).is_file() for file in packages)
+    assert all(f" {file}" in protoc for file in packages)
+
+
 def test_templates_dial_a_gateway_without_a_proxy() -> None:
     here = ROOT / "examples" / "simulators"
     templates = [*here.glob("node/*.js"), *here.glob("cpp/*.cc")]

@@ -91,7 +91,7 @@ class GatewayWorld:
         resume_seconds: float = 60.0,
         max_wait: float = 0.0,
         max_batch: int = 64,
-        max_staleness: int = 3,
+        row_age: int = 3,
         refuses_logged: str = "",
         tls: Tls | None = None,
         busy: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -104,7 +104,7 @@ class GatewayWorld:
         self.failure: BaseException | None = None
         self.player: Player | None = None
         self._module, self._connectors = module, connectors or {}
-        self._max_staleness = max_staleness
+        self._row_age = row_age
         self._asked = 0
         self._new: list[tuple[dict[str, Any], Version]] = []
         settings = GatewaySettings(
@@ -179,7 +179,7 @@ class GatewayWorld:
         self._inputs = module.action_distribution().inputs_size
         policy = GatheredPolicy(module, connectors, module_to_env, 0)
         self.player = Player(
-            observation_space, action_space, policy, connectors, self.steps, self._max_staleness
+            observation_space, action_space, policy, connectors, self.steps, self._row_age
         )
         return self.player
 

@@ -16,6 +16,7 @@ from juggler.runtime.actors.tls import Tls
 METHOD: Final = "/dm_env_rpc.v1.Environment/Process"
 #: Of one message: observations may be images.
 MAX_MESSAGE_BYTES: Final = 256 << 20
+_TOO_LARGE: Final = "message larger than max"  # in gRPC's words
 
 # No keepalive: gRPC's servers hang up on those who send more of it than they were told to expect,
 # and every reply has a deadline.
@@ -116,6 +117,12 @@ class Connection:
             return SimulatorError("the simulator hung up", unavailable=True)
         # gRPC does not know how a stream ended that is written to afterwards.
         unknown = code is grpc.StatusCode.INTERNAL and text == "Internal error from Core"
+        if _TOO_LARGE in text:
+            text += (
+                ". Leave tensors out with env_kwargs.observations, or raise the limit of the "
+                "simulator's gRPC server (grpc.max_receive_message_length and "
+                f"grpc.max_send_message_length); Juggler's own is {MAX_MESSAGE_BYTES >> 20} MiB"
+            )
         return SimulatorError(
             f"the stream to the simulator broke: {code.name}: {text}",
             unavailable=unknown or code is grpc.StatusCode.UNAVAILABLE,

@@ -23,7 +23,7 @@ from support.package_simulator import (
 )
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.dm_env_rpc import agent, vector_env
+from juggler.envrunner.dm_env_rpc import agent, simulator_connection, vector_env
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.failures import EnvironmentFailed
 
@@ -170,6 +170,15 @@ def test_a_hanging_simulator_is_told_at_its_deadline(connect: Any, arena: Arena)
     env.close()
     assert time.monotonic() - before < 15
     wait.set()
+
+
+def test_a_reply_that_is_too_large_is_told_with_what_to_leave_out(
+    connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = ("grpc.max_receive_message_length", 64)
+    monkeypatch.setattr(simulator_connection, "OPTIONS", [limit])
+    with pytest.raises(EnvironmentFailed, match=r"RESOURCE_EXHAUSTED.*env_kwargs\.observations"):
+        connect(count=1)
 
 
 def test_a_simulator_that_dies_is_told(connect: Any, served: Served) -> None:
