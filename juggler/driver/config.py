@@ -30,6 +30,7 @@ from juggler.driver.league.builders import NO_BUILDER
 from juggler.driver.who_plays import who_plays
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.setup import RANDOM, may_play
+from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
 from juggler.learner.algorithms.registry import find_algorithm
 from juggler.learner.config import LearnerConfig
 from juggler.runtime.checkpoints.frozen import is_frozen
@@ -203,6 +204,12 @@ class RunConfig:
             for piece in ("clip_rewards", "normalize_rewards", "scale_rewards")
             if piece in pieces and scale != 1.0
         ]
+        if "normalize_rewards" in pieces and isinstance(self.learner, OffPolicyConfig):
+            doubts.append(
+                "normalize_rewards in connectors.learner: its scale changes as training goes, and "
+                f"{self.learner.algorithm} keeps steps with the scale that they came with. Leave "
+                "it out, and set reward_scale"
+            )
         stale = self.learner.max_staleness
         if self.driver.synchronous and stale != type(self.learner).max_staleness:
             doubts.append(

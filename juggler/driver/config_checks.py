@@ -15,6 +15,7 @@ from juggler.learner.config import LearnerConfig
 from juggler.runtime.connectors.built_in import Place
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.nearest import all_of, listed, one_of
+from juggler.runtime.wrong_value import errors_in
 
 #: Connectors that change neither what a policy sees nor what it does.
 _HARMLESS = ("clip_actions", "discounted_returns")
@@ -282,9 +283,11 @@ def _check_league(config: Checked) -> None:
         ConfigError: its table is wrong, or another key does not go with it.
     """
     try:
-        LeagueConfig.from_table(config.agents.league)
-    except (TypeError, ValueError) as error:
+        wrong = errors_in(config.agents.league, LeagueConfig.from_table)
+    except TypeError as error:
         raise ConfigError(f"league: {error}") from error
+    if wrong:
+        raise ConfigError("\n".join(f"league: {each}" for each in wrong)) from wrong[0]
     if config.agents.mapping:
         raise ConfigError(
             f"mapping = {config.agents.mapping!r} with a league, which says who plays: leave one "

@@ -117,7 +117,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing, is not TOML, or tells what only those that ship tell.
     """
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         hint = f"; a run goes on with --resume {path}" if path.is_dir() else ""
         raise ConfigError(f"cannot read {path}: {error.strerror}{hint}") from error

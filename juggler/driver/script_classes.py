@@ -9,6 +9,7 @@ import cloudpickle
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league.builders import give_builder
+from juggler.envrunner.environments.naming import registered_in_script
 from juggler.learner.algorithms.registry import give_algorithm
 from juggler.runtime.connectors.pipeline import own_connectors
 from juggler.runtime.modules import by_name
@@ -43,7 +44,7 @@ def is_of_a_script(config: RunConfig) -> bool:
         must_be_given_again(config, None, None, {})
     except ConfigError:
         return True
-    return False
+    return registered_in_script(config.env_runner.env) is not None
 
 
 def own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
@@ -71,10 +72,31 @@ def own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
         except ValueError as error:
             raise ConfigError(f"league: {error}") from error
         own[keys["league"]["builder"]] = builder
+    if isinstance(wrappers := keys.get("env_wrappers"), list | tuple):
+        keys["env_wrappers"] = [_wrapper(each) for each in wrappers]
     tables = keys.get("modules")
     if isinstance(tables, dict):
         keys["modules"] = {module_id: _named_in(table, own) for module_id, table in tables.items()}
     return own
+
+
+def _wrapper(piece: Any) -> Any:
+    """An entry of `env_wrappers` with a name in place of a class.
+
+    Raises:
+        ConfigError: no other process can import the class.
+    """
+    if isinstance(piece, Mapping):
+        return {**piece, "use": _wrapper(piece.get("use"))}
+    if not isinstance(piece, type):
+        return piece
+    if (name := str(by_name.name_of(piece))).startswith(by_name.SCRIPT):
+        raise ConfigError(
+            f"env_wrappers: {piece.__qualname__} is of a script, which workers cannot import: "
+            f"name it as 'package.module:{piece.__qualname__}', or give "
+            f"env=lambda: {piece.__qualname__}(gymnasium.make(...))"
+        )
+    return name
 
 
 def _named_in(table: Any, own: dict[str, type[Any]]) -> Any:
@@ -120,10 +142,14 @@ def own_module(
 
 
 def pack(
+    config: RunConfig,
     env: str | Callable[..., Any] | None,
     module: str | Callable[..., Any] | None,
     own: Mapping[str, type[Any]],
 ) -> bytes:
     """What goes to local workers by itself, cloudpickled."""
     factories = [value if callable(value) else None for value in (env, module)]
-    return cloudpickle.dumps((*factories, own)) if any(factories) or own else b""
+    name = config.env_runner.env
+    registered = {name: there} if (there := registered_in_script(name)) else {}
+    brought = {**own, **registered}
+    return cloudpickle.dumps((*factories, brought)) if any(factories) or brought else b""

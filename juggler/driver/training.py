@@ -66,7 +66,7 @@ def train(
     else:
         base, given = load_given(config, keys.get("algorithm"))
     final = RunConfig.from_flat({**base.flat(), **keys})
-    own_code = pack(env, own_module(final, module, own), own)
+    own_code = pack(final, env, own_module(final, module, own), own)
     return start_run(final, given | keys.keys(), started=started, own_code=own_code, callbacks=told)
 
 
@@ -104,7 +104,7 @@ def resume(
     config = RunConfig.from_flat({**checkpoint.config, **keys}, where=where)
     module = own_module(config, module, own)
     must_be_given_again(config, env, module, own)
-    own_code = pack(env, module, own)
+    own_code = pack(config, env, module, own)
     return resume_run(
         Path(run_dir), checkpoint, config, started=started, own_code=own_code, callbacks=told
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
-from juggler.runtime.nearest import nearest, one_of
+from juggler.runtime.nearest import all_of, nearest, one_of
 
 _WORDS: Final[Mapping[Any, str]] = {
     bool: "true or false",
@@ -82,4 +82,8 @@ def shown(value: object) -> str:
         text = ""
     if text and len(text) <= _LONGEST_SHOWN:
         return text
+    if isinstance(value, list | tuple) and value and not text:
+        return f"a list with {all_of(dict.fromkeys(map(shown, value)))}"
+    if isinstance(value, type):
+        return f"the class {value.__qualname__}"
     return _WORDS.get(type(value), f"an object of type {type(value).__name__}")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 
@@ -56,12 +57,69 @@ def errors_of(config: Validated) -> list[ValueError]:
         try:
             rest.validate()
         except WrongValue as error:
-            found.append(error)
             if (key := keys.pop(error.key, None)) is None:  # what is wrong is no given value
-                return found
+                return [*found, error]
+            value = getattr(rest, key.name)
+            is_table = isinstance(value, Mapping)
+            check = partial(_must_be_right, rest, key.name)
+            found += errors_in(value, check) if is_table else [error]
             made = key.default_factory
             setattr(rest, key.name, key.default if made is MISSING else made())
         except ValueError as error:
             return found or [error]
         else:
             return found
+
+
+def errors_in(table: Mapping[str, Any], check: Callable[[Any], object]) -> list[ValueError]:
+    """All that is wrong in a table: an entry at fault is taken out, and the rest checked again.
+
+    Args:
+        table: of a configuration.
+        check: raises a ValueError of the first thing that is wrong in it.
+    """
+    found: list[ValueError] = []
+    error = _first_error(table, check)
+    while error is not None:
+        tried = ((*each, _first_error(each[0], check)) for each in _without_one(table))
+        at_fault = (each for each in tried if str(each[2]) != str(error))
+        rest, is_table, later = next(at_fault, (table, True, None))
+        # What only a whole table mends may follow from an entry that was taken out of it.
+        if not found or not is_table:
+            found.append(error)
+        table, error = rest, later
+    return found
+
+
+def _must_be_right(config: Validated, key: str, value: Any) -> None:
+    """
+    Raises:
+        WrongValue: this value of the key is wrong by itself.
+    """
+    changed = copy.copy(config)
+    setattr(changed, key, value)
+    try:
+        changed.validate()
+    except WrongValue as error:
+        if error.key == key:
+            raise
+    except ValueError:
+        pass  # of values that do not go together
+
+
+def _first_error(table: Mapping[str, Any], check: Callable[[Any], object]) -> ValueError | None:
+    try:
+        check(table)
+    except ValueError as error:
+        return error
+    return None
+
+
+def _without_one(table: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], bool]]:
+    """A table without each of its entries, those of tables in it first, and whether that is a
+    table."""
+    for key, value in table.items():
+        is_table = isinstance(value, Mapping)
+        if is_table:
+            yield from (({**table, key: rest}, inner) for rest, inner in _without_one(value))
+        yield {each: table[each] for each in table if each != key}, is_table

@@ -66,6 +66,49 @@ def test_parts_that_contradict_themselves_have_a_line_each() -> None:
     assert [each.split()[0] for each in told] == ["evaluation_video", "rho_bar"]
 
 
+@pytest.mark.parametrize(
+    ("values", "begins"),
+    [
+        (
+            {"model": {"hiden_sizes": [3], "activation": "x", "foo": 1}, "batch_size": -1},
+            ["batch_size", "model has no key 'hiden_sizes'", "model has no key 'foo'", "model.act"],
+        ),
+        (
+            {"optimizers": {"a": {"lrr": 1, "paramters": []}, "b": {"lr": "x"}}},
+            [f"optimizers.a has no key '{key}'" for key in ("lrr", "paramters")]
+            + ["optimizers.b.lr: expected"],
+        ),
+        (
+            {"connectors": {"learnr": [], "learner": ["x"], "env_to_module": ["y"]}},
+            ["connectors has no key 'learnr'", "connectors.env_to_module", "connectors.learner"],
+        ),
+        (
+            {"imitation": {"demonstrations": 3, "foo": 1}},
+            ["imitation.demonstrations: expected", "imitation has no key 'foo'"],
+        ),
+        (
+            {"agents": {"*": "a"}, "league": {"builder": "self_play", "foo": 1, "decay": 3}},
+            ["league: league has no key 'foo'", "league: decay = 3"],
+        ),
+        (
+            {"agents": {"*": "a"}, "modules": {"a": {"model": {"foo": 1, "bar": 2}}}},
+            ["modules.a: model has no key 'foo'", "modules.a: model has no key 'bar'"],
+        ),
+    ],
+)
+def test_all_mistakes_within_a_table_have_a_line_each(
+    values: dict[str, Any], begins: list[str]
+) -> None:
+    told = sorted(_told(values))
+    assert len(told) == len(begins), told
+    for begin, line in zip(sorted(begins), told, strict=True):
+        assert line.startswith(begin)
+
+
+def test_a_table_without_what_it_needs_has_one_line() -> None:
+    assert len(_told({"optimizers": {"a": {"lr": 1e-3}}})) == 1
+
+
 def test_tables_of_modules_are_told_with_all_that_is_wrong_in_each() -> None:
     modules = {"a": {"gama": 1, "seed": 3, "lr": 1e-3}, "b": {"lr": "x", "c_bar": -1}}
     told = _told({"agents": {"a_*": "a", "b_*": "b"}, "modules": modules})

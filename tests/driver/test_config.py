@@ -401,6 +401,11 @@ def test_a_file_that_cannot_be_read_as_text_is_named(tmp_path: Path) -> None:
         load_config(tmp_path)
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("lr = 1e-3\n", "utf-8-sig")
+    assert load_config(tmp_path / "run.toml").learner.lr == 1e-3
+
+
 def test_an_error_in_a_file_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("gamma = true")

@@ -18,6 +18,16 @@ def test_rewards_that_are_scaled_twice_are_a_doubt_that_names_both(piece: str) -
     assert RunConfig.from_flat({"reward_scale": 0.02}).doubts() == []
 
 
+@pytest.mark.parametrize("algorithm", ["dqn", "r2d2", "sac", "td3", "iql"])
+def test_rewards_that_are_normalized_before_they_are_kept_are_doubted(algorithm: str) -> None:
+    learner = {"connectors": {"learner": ["normalize_rewards"]}}
+    (doubt,) = RunConfig.from_flat({**learner, "algorithm": algorithm}).doubts()
+    assert "normalize_rewards" in doubt
+    assert algorithm in doubt
+    assert "reward_scale" in doubt
+    assert RunConfig.from_flat({**learner, "algorithm": "pqn"}).doubts() == []
+
+
 def test_runners_that_would_always_wait_for_requests_are_doubted() -> None:
     sizes = {"envs_per_runner": 16, "fragment_steps": 32, "batch_size": 480, "max_staleness": 6}
     assert RunConfig.from_flat({**sizes, "num_env_runners": 3}).doubts() == []

@@ -40,7 +40,10 @@ from juggler.learner.algorithms.impala.config import ImpalaConfig
         ({"lr": []}, r"lr = \[\]: expected \[step, value\] pairs by rising step"),
         ({"lr": [(5, 0.1), (5, 0.2)]}, r"lr = .*: expected \[step, value\] pairs by rising step"),
         ({"lr": [(1e-3, 1e-4)]}, r"lr = .*: the step 0.001 .* must be a whole number"),
-        ({"entropy_coefficient": [(0, 0.1), (0.5, 0)]}, r"entropy_.*: the step 0.5 .* whole number"),
+        (
+            {"entropy_coefficient": [(0, 0.1), (0.5, 0)]},
+            r"entropy_.*: the step 0.5 .* whole number",
+        ),
         ({"lr": [(-1, 0.1)]}, r"lr = .*: expected \[step, value\] pairs by rising step"),
         ({"lr": [(0, -0.1)]}, "lr = .*: values must be at least 0 and finite"),
         ({"entropy_coefficient": [(0, float("nan"))]}, "entropy_coefficient = .*: values must be"),

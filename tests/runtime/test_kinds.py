@@ -40,5 +40,6 @@ def test_a_value_is_shown_as_in_a_file_and_by_its_kind_where_it_is_long() -> Non
         '"x"', "true", "1.5", '[1, "a"]', "none",
     ]  # fmt: skip
     assert shown([0] * 100) == "a list"
+    assert shown(["x", int, int]) == 'a list with "x" and the class int'
     assert shown("x" * 100) == "a string"
     assert shown(np.zeros(2)) == "an object of type ndarray"

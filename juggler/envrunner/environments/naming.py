@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import difflib
 import functools
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable, Iterable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, registry
+from gymnasium.envs.registration import EnvSpec, load_env_creator, registry
 from gymnasium.vector import VectorEnv
 
 from juggler.envrunner.dm_env_rpc.options import SCHEME
-from juggler.envrunner.environments.extras import check_extra, check_extra_there
+from juggler.envrunner.environments.extras import check_extra, check_extra_there, extra_for
 from juggler.envrunner.environments.pufferlib import SCHEME as PUFFERLIB
 from juggler.envrunner.environments.pufferlib import find_native, needs_pufferlib
 from juggler.envrunner.failures import failures_of
-from juggler.runtime.modules.by_name import is_there, no_module
+from juggler.runtime.modules.by_name import SCRIPT, is_there, no_module
 
 Env = gymnasium.Env[Any, Any]
 VectorEnvironment = VectorEnv[Any, Any, Any]
@@ -82,6 +85,37 @@ def is_name(name: str) -> bool:
     return True
 
 
+class ScriptEnvironment:
+    """An environment that a script registered; unpickling registers it again."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self.spec = spec
+        registry.setdefault(spec.id, spec)
+
+    def __reduce__(self) -> tuple[type[ScriptEnvironment], tuple[EnvSpec]]:
+        entries = {key: getattr(self.spec, key) for key in ("entry_point", "vector_entry_point")}
+        # Another process has another __main__, so the class itself goes there.
+        own = {
+            key: load_env_creator(at)
+            for key, at in entries.items()
+            if isinstance(at, str) and at.startswith(SCRIPT)
+        }
+        return ScriptEnvironment, (dataclasses.replace(self.spec, **own),)
+
+
+def registered_in_script(name: str) -> ScriptEnvironment | None:
+    """The environment of this id, if other processes would not know it by themselves."""
+    spec = registry.get(name)
+    if spec is None or extra_for(name) is not None:
+        return None
+    entry = spec.entry_point or spec.vector_entry_point
+    module = entry if isinstance(entry, str) else str(getattr(entry, "__module__", ""))
+    plugins = {each.module.partition(".")[0] for each in entry_points(group="gymnasium.envs")}
+    # A script may register a class of Gymnasium's own under another id.
+    known = f'"{name}"' in inspect.getsource(gymnasium.envs)
+    return None if known or module.partition(".")[0] in plugins else ScriptEnvironment(spec)
+
+
 def _unknown(name: str, callables: list[str]) -> str:
     module_name, colon, attribute = name.rpartition(":")
     near = _nearest(name, callables) + _nearest(attribute, registry)
@@ -95,7 +129,8 @@ def _unknown(name: str, callables: list[str]) -> str:
         + f"no environment is registered as {attribute!r}. "
         + (f"Nearest: {', '.join(near)}. " if near else "")
         + 'Name an environment that a module registers or makes as "module:Id-v0" or '
-        '"module:callable".'
+        '"module:callable": the processes of a run import that module. In Python, a callable may '
+        "be passed, too."
     )
 
 

@@ -21,6 +21,7 @@ from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
 from juggler.runtime.connectors.pipeline import Piece, check_options, class_path
 from juggler.runtime.modules.by_name import found
+from juggler.runtime.wire.errors import UnsupportedSpace
 
 C = TypeVar("C", bound=Connector)
 #: Connector classes of a script or notebook, which cannot be imported, by the names that stand for
@@ -72,7 +73,10 @@ def build_module_to_env(
     # Each connector passes its result to the next one, the last one to the environment.
     for piece in reversed(list(config.pipeline("module_to_env"))):
         cls = _class_of(piece, "module_to_env", own)
-        connector = _built(piece, cls, observation_space, wanted)
+        try:
+            connector = _built(piece, cls, observation_space, wanted)
+        except UnsupportedSpace as error:
+            raise UnsupportedSpace(f"action space: {error}") from error
         assert isinstance(connector, ActionConnector)
         wanted = connector.action_space
         connectors.insert(0, connector)
@@ -174,6 +178,8 @@ def _built(piece: Piece, cls: type[C], observation_space: Space, action_space: S
         check_options(piece.name, piece.options, options)
     try:
         built = cls(observation_space, action_space, **piece.options)
+    except UnsupportedSpace:
+        raise  # the environment's space is at fault, whichever piece comes first
     except ValueError as error:
         raise ValueError(f"connector {piece.name!r}: {error}") from error
     missing = [name for name in ("observation_space", "action_space") if not hasattr(built, name)]

@@ -1,14 +1,19 @@
-"""Wrappers that a config names."""
+"""Wrappers that a config names, and environments that a script registers."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv, CartPoleVectorEnv
+from gymnasium.envs.registration import EnvSpec
 
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.script_classes import is_of_a_script, own_classes, pack
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.failures import EnvironmentFailed
@@ -82,3 +87,36 @@ def test_options_that_a_wrapper_does_not_take_are_told() -> None:
     config = EnvRunnerConfig(envs_per_runner=1, env_wrappers=[{"use": "TimeLimit", "steps": 5}])
     with pytest.raises(EnvironmentFailed, match=r"failed in constructor: TypeError: .*'steps'"):
         make_vector_env(config)
+
+
+class OwnWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
+    pass
+
+
+def test_a_class_among_wrappers_is_named_if_other_processes_can_import_it() -> None:
+    keys: dict[str, Any] = {"env_wrappers": [OwnWrapper, {"use": OwnWrapper, "k": 2}, "ClipReward"]}
+    own_classes(keys)
+    name = f"{__name__}:OwnWrapper"
+    assert keys["env_wrappers"] == [name, {"use": name, "k": 2}, "ClipReward"]
+    script = type("Script", (OwnWrapper,), {"__module__": "__main__"})
+    with pytest.raises(ConfigError, match=r"Script is of a script.*env=lambda: Script\("):
+        own_classes({"env_wrappers": [script]})
+
+
+@pytest.mark.parametrize("entry_point", ["__main__:OfScript", CartPoleEnv])
+def test_an_environment_that_a_script_registers_is_there_in_workers(
+    entry_point: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "OfScript", CartPoleEnv, raising=False)
+    spec = EnvSpec("OfScript-v0", entry_point)
+    monkeypatch.setitem(gymnasium.registry, "OfScript-v0", spec)
+    config = RunConfig.from_flat({"env": "OfScript-v0"})
+    own_code = pack(config, "OfScript-v0", None, {})
+    assert is_of_a_script(config)
+    monkeypatch.delitem(gymnasium.registry, "OfScript-v0")
+    cloudpickle.loads(own_code)
+    assert gymnasium.make("OfScript-v0").unwrapped.__class__ is CartPoleEnv
+
+
+def test_what_gymnasium_registers_is_no_environment_of_a_script() -> None:
+    assert pack(RunConfig(), None, None, {}) == b""

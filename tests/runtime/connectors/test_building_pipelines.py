@@ -17,6 +17,7 @@ from juggler.runtime.connectors.building import (
 )
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.moments import Moments
+from juggler.runtime.wire.errors import UnsupportedSpace
 
 OWN = "support.own_connectors"
 OBSERVED = spaces.Box(-9, 9, (2,), np.float32)
@@ -110,6 +111,12 @@ def test_context_comes_after_all_that_batches_hold() -> None:
 def test_a_piece_that_cannot_be_built_is_named(piece, said) -> None:
     with pytest.raises(ValueError, match=said.replace("?", "\\?")):
         env_to_module(piece)
+
+
+def test_an_action_space_without_an_encoding_is_named_and_not_the_connector() -> None:
+    with pytest.raises(UnsupportedSpace, match=r"^action space: .* Text") as wrong:
+        build_module_to_env(ConnectorsConfig(), spaces.Discrete(2), spaces.Text(4))
+    assert "connector" not in str(wrong.value)
 
 
 def test_a_piece_may_take_any_option() -> None:
