@@ -34,7 +34,11 @@ _KEYS = (
 _OF_EACH = ("episode_return_mean", "evaluation_return_mean")  # of a module or an agent
 _MOST_NAMES = 32
 _STYLES = ("-", "--", ":", "-.")
-_TIME_UNITS = (("time (h)", 3600.0), ("time (min)", 60.0), ("time (s)", 1.0))
+_TIME_UNITS = (
+    ("training time (h)", 3600.0),
+    ("training time (min)", 60.0),
+    ("training time (s)", 1.0),
+)
 
 Column: TypeAlias = NDArray[np.float64]  # [lines]
 Columns: TypeAlias = dict[str, Column]  # by the keys above

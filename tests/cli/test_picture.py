@@ -69,15 +69,16 @@ def test_every_panel_shows_every_run_over_steps_and_over_time(tmp_path: Path) ->
     )
     figure = _figure([slow, fast])
     panels = figure.get_axes()
-    assert [axes.get_xlabel() for axes in panels] == ["environment steps"] * 3 + ["time (min)"] * 3
+    labels = ["environment steps"] * 3 + ["training time (min)"] * 3
+    assert [axes.get_xlabel() for axes in panels] == labels
     assert [axes.get_ylabel() for axes in panels[:3]] == [
         "mean return per episode",
         "throughput (steps/s)",
         "staleness (updates)",
     ]
     for axes, run in ((axes, run) for axes in panels for run in (slow, fast)):
-        scale = 60 if axes.get_xlabel() == "time (min)" else 1
-        key = "wall_time" if scale == 60 else "env_steps_sampled"
+        scale = 60 if axes.get_xlabel() == labels[-1] else 1
+        key = "training_time" if scale == 60 else "env_steps_sampled"
         drawn = [np.asarray(line.get_xdata()) for line in axes.get_lines()]
         assert any(np.array_equal(x, run.columns[key] / scale) for x in drawn)
     assert panels[1].get_ylim()[0] == 0
@@ -123,7 +124,7 @@ def test_what_a_restored_run_does_again_counts_once(tmp_path: Path) -> None:
     again = [_line(100 * i, i - 3.0, staleness_mean=9.0) for i in range(3, 8)]
     columns = _run(tmp_path / "run", before + again).columns
     assert columns["env_steps_sampled"].tolist() == [0, 100, 200, 300, 300, 400, 500, 600, 700]
-    assert columns["wall_time"].tolist() == [0, 1, 2, 3, 3, 4, 5, 6, 7]
+    assert columns["training_time"].tolist() == [0, 1, 2, 3, 3, 4, 5, 6, 7]
     assert columns["staleness_mean"].tolist() == [0.5] * 4 + [9.0] * 5
 
 
