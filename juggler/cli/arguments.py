@@ -273,7 +273,7 @@ def must_stand_alone(
 
 def report_errors(command: str, work: Callable[[], int]) -> int:
     """Run a command. Errors that people can fix become one message, and exit status 1 or 2."""
-    from juggler.cli.picture import PlotError
+    from juggler.cli.picture_runs import PlotError
     from juggler.driver.driver import RunFailed
     from juggler.driver.record.run_directory import RunDirectoryError
     from juggler.experiments.sweep import SweepFailed

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from juggler.cli.picture import By, draw
+from juggler.cli.picture import draw
+from juggler.cli.picture_runs import By
 from juggler.driver.result import Result
 from juggler.driver.started import StartedRun
 
@@ -33,7 +35,12 @@ class Picture:
 
 
 def plot(
-    *runs: Result | StartedRun | str | Path, by: By = "auto", together: bool = False
+    *runs: Result | StartedRun | str | Path,
+    by: By = "auto",
+    together: bool = False,
+    metrics: Sequence[str] = (),
+    smooth: int = 1,
+    log: bool = False,
 ) -> Picture:
     """Draw runs into one picture, as `juggler plot` does; also runs that go on.
 
@@ -43,9 +50,13 @@ def plot(
             run, those of each module if there are several, else those of each agent if there are
             several; else those of the run.
         together: draw the interquartile mean of all runs, with its 95 % interval.
+        metrics: draw these instead, such as "policy_loss" or "info/score/mean".
+        smooth: draw the mean of this many lines of metrics up to each.
+        log: draw on logarithmic axes.
 
     Raises:
-        PlotError: a run has no metrics, or none of modules or agents where `by` asks for them.
+        PlotError: a run has no metrics, none of modules or agents where `by` asks for them,
+            or no numbers of one of `metrics`.
     """
     given = [run.run_dir if isinstance(run, Result | StartedRun) else Path(run) for run in runs]
-    return Picture(draw(given, by, together=together))
+    return Picture(draw(given, by, together=together, metrics=metrics, smooth=smooth, log=log))

@@ -1,18 +1,18 @@
-"""Plots of runs: return, throughput and staleness, over steps and over time."""
+"""Plots of runs: return, throughput and staleness, or other metrics, over steps and over time."""
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from juggler.driver.record.metrics_file import STEPS, TIME, number, read_metrics
+from juggler.cli.picture_runs import By, Column, Columns, PlotError, Run, read_run
+from juggler.driver.record.metrics_file import STEPS, TIME
 from juggler.driver.record.run_directory import METRICS_FILE
 from juggler.experiments.seeds import members
 from juggler.experiments.statistics import mean_curve
@@ -22,38 +22,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_KEYS = (
-    STEPS,
-    TIME,
-    "episode_return_mean",
-    "evaluation_return_mean",
-    "steps_per_second",
-    "staleness_mean",
-    "staleness_max",
-)
-_OF_EACH = ("episode_return_mean", "evaluation_return_mean")  # of a module or an agent
-_MOST_NAMES = 32
+_RETURN = "episode_return_mean"
 _STYLES = ("-", "--", ":", "-.")
-_TIME_UNITS = (("time (h)", 3600.0), ("time (min)", 60.0), ("time (s)", 1.0))
-
-Column: TypeAlias = NDArray[np.float64]  # [lines]
-Columns: TypeAlias = dict[str, Column]  # by the keys above
-By: TypeAlias = Literal["auto", "run", "module", "agent"]
-
-
-class PlotError(Exception):
-    """A run cannot be drawn; the message says which one and why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A run's metrics by key, with NaN where a line has no number."""
-
-    name: str
-    columns: Columns
-    broken: int  # lines that could not be read
-    named: dict[str, Columns]  # the returns of each module or agent; {}: those of the run alone
-    group: str = ""  # of runs whose returns are drawn as one curve; "": it is drawn by itself
+_TIME_UNITS = (
+    ("training time (h)", 3600.0),
+    ("training time (min)", 60.0),
+    ("training time (s)", 1.0),
+)
 
 
 def plot(
@@ -62,6 +37,9 @@ def plot(
     by: By = "auto",
     *,
     together: bool = False,
+    metrics: Sequence[str] = (),
+    smooth: int = 1,
+    log: bool = False,
 ) -> Path:
     """Draw runs into one picture, and say on stderr how many lines had to be left out.
 
@@ -73,6 +51,9 @@ def plot(
         by: whose returns are drawn. "auto": of one run, those of each module if there are several,
             else those of each agent if there are several; else those of the run.
         together: draw all runs so.
+        metrics: draw these instead, by their names in flat lines, or the ends of such names.
+        smooth: draw the mean of so many lines up to each.
+        log: draw on logarithmic axes.
 
     Returns:
         The path of the picture.
@@ -82,7 +63,7 @@ def plot(
             them; or the picture cannot be written.
         RunDirectoryError: metrics cannot be read.
     """
-    figure = draw(run_dirs, by, together=together)
+    figure = draw(run_dirs, by, together=together, metrics=metrics, smooth=smooth, log=log)
     default = run_dirs[0] / "plot.png" if len(run_dirs) == 1 else Path("comparison.png")
     output = output or default
     output = output if output.suffix else output.with_suffix(".png")
@@ -93,7 +74,15 @@ def plot(
     return output
 
 
-def draw(run_dirs: Sequence[Path], by: By = "auto", *, together: bool = False) -> Figure:
+def draw(
+    run_dirs: Sequence[Path],
+    by: By = "auto",
+    *,
+    together: bool = False,
+    metrics: Sequence[str] = (),
+    smooth: int = 1,
+    log: bool = False,
+) -> Figure:
     """Draw runs into one figure, as `plot` does.
 
     Raises:
@@ -102,6 +91,10 @@ def draw(run_dirs: Sequence[Path], by: By = "auto", *, together: bool = False) -
     """
     if not run_dirs:
         raise PlotError("give at least one run directory")
+    if smooth < 1:
+        raise PlotError(f"--smooth {smooth}: give a number of lines, at least 1")
+    if metrics and by != "auto":
+        raise PlotError(f"a metric has a curve for each module or agent: leave out --by {by}")
     names = [path.resolve().name for path in run_dirs]
     unique = len(set(names)) == len(names)
     found: list[tuple[Path, str, str]] = []  # directory, name and group of each run
@@ -109,76 +102,26 @@ def draw(run_dirs: Sequence[Path], by: By = "auto", *, together: bool = False) -
         name = own if unique else str(path)
         seeds = members(path)
         found += [(each, f"{name}/{each.name}", name) for each in seeds] or [(path, name, "")]
-    if by == "auto" and (together or len(found) > 1 or any(group for *_, group in found)):
+    if by == "auto" and (
+        metrics or together or len(found) > 1 or any(group for *_, group in found)
+    ):
         by = "run"
     if together:
         found = [(path, name, f"{len(found)} runs") for path, name, _ in found]
     if by != "run" and any(group for *_, group in found):
         raise PlotError(f"the mean of several runs is of their own returns: leave out --by {by}")
-    runs = [replace(read_run(path, name, by), group=group) for path, name, group in found]
+    runs = [
+        replace(read_run(path, name, by, metrics, smooth), group=group)
+        for path, name, group in found
+    ]
     for run, (path, *_) in zip(runs, found, strict=True):
         if run.broken:
             count = "1 line" if run.broken == 1 else f"{run.broken} lines"
             print(f"left out {count} of {path / METRICS_FILE}: not metrics", file=sys.stderr)
-    return _figure(runs)
+    return _figure(runs, metrics, log=log)
 
 
-def read_run(path: Path, name: str, by: By = "run") -> Run:
-    """The metrics of a run. Steps that a resumed run made again count once.
-
-    Args:
-        path: of the run.
-        name: for people.
-        by: as for `plot`.
-
-    Raises:
-        PlotError: there are no metrics, or none of what `by` asks for.
-        RunDirectoryError: they cannot be read.
-    """
-    file = path / METRICS_FILE
-    if not file.exists():
-        what = f"has no {METRICS_FILE}" if path.is_dir() else "is not a directory"
-        raise PlotError(f"{path} {what}; give the directory of a run")
-    metrics = read_metrics(path)
-    if not (found := metrics.lines):
-        count = metrics.broken
-        what = f"none of its {count} lines is one of metrics" if count else "it is empty"
-        raise PlotError(f"{file}: {what}; the first line is written a second after the start")
-    rows = [[number(values.get(key)) for key in _KEYS] for values in found]
-    names, key = _names(found, by)
-    if by in ("module", "agent") and not names:
-        raise PlotError(
-            f"{file}: it has no metrics by {by}, as a run with several {by}s has: leave out --by"
-        )
-    for row, values in zip(rows, found, strict=True):
-        for each in names:
-            told = _of(_of(values, key), each)
-            row += [number(told.get(of_each)) for of_each in _OF_EACH]
-    table = np.array(rows, dtype=np.float64)  # [lines, keys]
-    columns = {key: table[:, i] for i, key in enumerate(_KEYS)}
-    of_names = iter(table[:, len(_KEYS) :].T)  # [lines] each
-    named = {each: {of_each: next(of_names) for of_each in _OF_EACH} for each in names}
-    return Run(name, columns, metrics.broken, named)
-
-
-def _names(lines: list[dict[str, Any]], by: By) -> tuple[list[str], str]:
-    """The modules or agents whose returns are drawn, and the key of lines that has them."""
-    kinds: Sequence[str] = ("module", "agent") if by == "auto" else (by,)
-    for kind in kinds:
-        key = f"by_{kind}"
-        names = list(dict.fromkeys(name for values in lines for name in _of(values, key)))
-        if len(names) > 1 or (names and by != "auto"):
-            return names[:_MOST_NAMES], key
-    return [], ""
-
-
-def _of(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A table within a line; {} where there is none."""
-    found = values.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def _figure(runs: list[Run]) -> Figure:
+def _figure(runs: list[Run], metrics: Sequence[str] = (), *, log: bool = False) -> Figure:
     # Matplotlib takes half a second; without pyplot it needs no window system.
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -186,29 +129,44 @@ def _figure(runs: list[Run]) -> Figure:
     longest = max(float(run.columns[TIME][-1]) for run in runs)
     unit, seconds = next((u for u in _TIME_UNITS if longest >= 2 * u[1]), _TIME_UNITS[-1])
     abscissae = ((STEPS, 1.0, "environment steps"), (TIME, seconds, unit))
-    figure = Figure(figsize=(13, 7), dpi=140, layout="constrained")
-    grid = figure.subplots(2, len(_PANELS), sharex="row", sharey="col")  # [rows, columns]
+    panels = _panels_of(runs, metrics) if metrics else _usual_panels(runs)
+    figure = Figure(figsize=(13 / 3 * max(len(panels), 2), 7), dpi=140, layout="constrained")
+    grid = figure.subplots(2, len(panels), sharex="row", sharey="col", squeeze=False)
     for row, (key, scale, x_label) in enumerate(abscissae):
-        for axes, (y_label, draw) in zip(grid[row], _PANELS.items(), strict=True):
-            for curve in _curves(runs) if draw is _draw_return else _whole(runs):
-                x = curve.run.columns[key] / scale
-                if draw is _draw_return and curve.together:
-                    _draw_mean(axes, curve.together, key, scale, curve.colour, curve.style)
-                else:
-                    draw(axes, x, curve.columns, curve.colour, curve.style)
-            if draw is not _draw_return:
-                axes.set_ylim(bottom=0)
+        for axes, (y_label, curves, draw) in zip(grid[row], panels, strict=True):
+            for curve in curves:
+                draw(axes, curve, key, scale)
+            _set_range(
+                axes, y_label, log=log, from_zero=draw in (_draw_throughput, _draw_staleness)
+            )
             dress(axes, x_label, y_label)
     if len(runs) == 1:
         figure.suptitle(runs[0].name, fontweight="bold")
-    curves = _curves(runs)
-    if len(curves) > 1:
+    # One entry for each look: panels share them.
+    looks = {
+        each.name: each for _, curves, _ in (panels if metrics else panels[:1]) for each in curves
+    }
+    if len(looks) > 1:
         handles = [
             Line2D([], [], color=each.colour, ls=each.style, linewidth=2, label=each.name)
-            for each in curves
+            for each in looks.values()
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     return figure
+
+
+def _set_range(axes: Axes, y_label: str, *, log: bool, from_zero: bool) -> None:
+    """
+    Raises:
+        PlotError: nothing can be drawn on a logarithmic axis.
+    """
+    if log:
+        drawn = [np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.get_lines()]
+        if not any((each > 0).any() for each in drawn):
+            raise PlotError(f"--log: {y_label} has no number above 0: leave out --log")
+        axes.set_yscale("log", nonpositive="mask")
+    elif from_zero:
+        axes.set_ylim(bottom=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +178,8 @@ class _Curve:
     columns: Columns
     colour: str
     style: str
-    together: Sequence[Run] = ()  # the runs whose mean it is; (): it is of one
+    # The runs and columns whose mean it is; (): it is of one.
+    together: Sequence[tuple[Run, Column]] = ()
 
 
 def _whole(runs: list[Run]) -> list[_Curve]:
@@ -239,7 +198,7 @@ def _curves(runs: list[Run]) -> list[_Curve]:
         if run.group:
             if run.group not in drawn:
                 drawn.add(run.group)
-                group = [each for each in runs if each.group == run.group]
+                group = [(each, each.columns[_RETURN]) for each in runs if each.group == run.group]
                 found.append(_Curve(run, run.group, run.columns, *next(looks), together=group))
             continue
         if not run.named:
@@ -250,8 +209,12 @@ def _curves(runs: list[Run]) -> list[_Curve]:
     return found
 
 
-def _draw_return(axes: Axes, x: Column, columns: Columns, colour: str, style: str) -> None:
-    returns = columns["episode_return_mean"]
+def _draw_return(axes: Axes, curve: _Curve, key: str, scale: float) -> None:
+    if curve.together:
+        return _draw_mean(axes, curve, key, scale)
+    x, columns = curve.run.columns[key] / scale, curve.columns
+    colour, style = curve.colour, curve.style
+    returns = columns[_RETURN]
     axes.plot(x, returns, style, color=colour, linewidth=1.8, label="training")
     evaluation = columns["evaluation_return_mean"]
     # Each line repeats the last evaluation until there is a new one.
@@ -261,10 +224,9 @@ def _draw_return(axes: Axes, x: Column, columns: Columns, colour: str, style: st
         axes.plot(x[is_new], evaluation[is_new], "o", color=colour, ms=4.5, label="evaluation")
 
 
-def _draw_mean(
-    axes: Axes, runs: Sequence[Run], key: str, scale: float, colour: str, style: str
-) -> None:
-    curves = [(run.columns[key] / scale, run.columns["episode_return_mean"]) for run in runs]
+def _draw_mean(axes: Axes, curve: _Curve, key: str, scale: float) -> None:
+    colour, style = curve.colour, curve.style
+    curves = [(run.columns[key] / scale, y) for run, y in curve.together]
     for x, y in curves:
         axes.plot(x, y, style, color=colour, linewidth=0.8, alpha=0.3, label="one run")
     if (mean := mean_curve(curves)) is not None:
@@ -273,18 +235,70 @@ def _draw_mean(
             axes.fill_between(mean.x, mean.low, mean.high, color=colour, alpha=0.2, linewidth=0)
 
 
-def _draw_throughput(axes: Axes, x: Column, columns: Columns, colour: str, style: str) -> None:
-    axes.plot(x, columns["steps_per_second"], style, color=colour, linewidth=1.2)
+def _draw_throughput(axes: Axes, curve: _Curve, key: str, scale: float) -> None:
+    y = curve.columns["steps_per_second"]
+    axes.plot(curve.run.columns[key] / scale, y, curve.style, color=curve.colour, linewidth=1.2)
 
 
-def _draw_staleness(axes: Axes, x: Column, columns: Columns, colour: str, style: str) -> None:
-    axes.plot(x, columns["staleness_mean"], style, color=colour, linewidth=1.8, label="mean")
+def _draw_staleness(axes: Axes, curve: _Curve, key: str, scale: float) -> None:
+    x, columns, colour = curve.run.columns[key] / scale, curve.columns, curve.colour
+    axes.plot(x, columns["staleness_mean"], curve.style, color=colour, linewidth=1.8, label="mean")
     axes.plot(x, columns["staleness_max"], ".", color=colour, ms=4, alpha=0.5, label="max")
 
 
-#: What each column of the picture shows.
-_PANELS: dict[str, Callable[[Axes, Column, Columns, str, str], None]] = {
-    "mean return per episode": _draw_return,
-    "throughput (steps/s)": _draw_throughput,
-    "staleness (updates)": _draw_staleness,
-}
+def _draw_metric(axes: Axes, curve: _Curve, key: str, scale: float) -> None:
+    if curve.together:
+        return _draw_mean(axes, curve, key, scale)
+    (y,) = curve.columns.values()
+    known = np.isfinite(y)  # [lines]; a learner sends numbers less often than lines are written
+    x = curve.run.columns[key][known] / scale
+    axes.plot(x, y[known], curve.style, color=curve.colour, linewidth=1.5)
+
+
+#: What a panel is named, its curves, and what draws one of them.
+_Panel: TypeAlias = tuple[str, list[_Curve], Callable[..., None]]
+
+
+def _usual_panels(runs: list[Run]) -> list[_Panel]:
+    whole = _whole(runs)
+    return [
+        ("mean return per episode", _curves(runs), _draw_return),
+        ("throughput (steps/s)", whole, _draw_throughput),
+        ("staleness (updates)", whole, _draw_staleness),
+    ]
+
+
+def _panels_of(runs: list[Run], metrics: Sequence[str]) -> list[_Panel]:
+    """
+    Raises:
+        PlotError: no run has numbers of one of these metrics.
+    """
+    looks = ((colour, style) for style in itertools.cycle(_STYLES) for colour in COLOURS)
+    known: dict[str, tuple[str, str]] = {}  # by the name of a curve
+    panels: list[_Panel] = []
+    for metric in dict.fromkeys(metrics):
+        curves = []
+        for name, key, of in _curves_of(runs, metric):
+            known[name] = known.get(name) or next(looks)
+            first, columns = of[0], {key: of[0].metrics[metric][key]}
+            together = [(run, run.metrics[metric][key]) for run in of] if first.group else ()
+            curves.append(_Curve(first, name, columns, *known[name], together=together))
+        if not curves:
+            raise PlotError(
+                f"no run has numbers of the metric {metric!r}: take a key of the lines of "
+                f"{METRICS_FILE}, such as episode_length_mean, or of a table in them, such as kl"
+            )
+        panels.append((metric, curves, _draw_metric))
+    return panels
+
+
+def _curves_of(runs: list[Run], metric: str) -> Iterator[tuple[str, str, list[Run]]]:
+    """Of each curve of a metric its name, the whole name of the metric, and its runs."""
+    owners = dict.fromkeys(run.group or run.name for run in runs)
+    for owner in owners:
+        of = [run for run in runs if owner == (run.group or run.name)]
+        keys = dict.fromkeys(key for run in of for key in run.metrics[metric])
+        for key in keys:
+            part = key.removesuffix(metric).strip("/").removeprefix("modules/")
+            names = [owner] * (len(owners) > 1 or len(keys) == 1) + [part] * (len(keys) > 1)
+            yield ": ".join(names), key, [run for run in of if key in run.metrics[metric]]

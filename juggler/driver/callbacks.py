@@ -172,7 +172,7 @@ class Callback:
         """The run has its directory, and starts its workers."""
 
     def on_metrics(self, run: Run, metrics: MetricsLine) -> None:
-        """There is a new line of metrics, about once a second and at the end.
+        """There is a new line of metrics, each second, at marks of `metrics_steps`, and at the end.
 
         Args:
             run: the run.

@@ -87,6 +87,11 @@ class DriverConfig:
     are still finished, with a last checkpoint. A run whose workers do not come ends when it has
     waited for them that long, and not before worker_timeout_seconds."""
 
+    metrics_steps: int | None = None
+    """Environment steps trained on between two lines of metrics, beside the line each second; 0: no
+    such lines; none: a hundredth of stop_steps. In a synchronous run, equal seeds have these lines
+    at equal steps."""
+
     checkpoint_seconds: float = 30.0
     """Between checkpoints of an asynchronous run; there is always one at the end."""
 
@@ -159,6 +164,9 @@ class DriverConfig:
         for key in (*above_0, "stop_steps", "stop_seconds"):
             if (value := getattr(self, key)) is not None and not value > 0:  # NaN is not
                 raise WrongValue(key, f"{key} = {value}: must be above 0")
+        if self.metrics_steps is not None and self.metrics_steps < 0:
+            text = f"metrics_steps = {self.metrics_steps}: must be at least 0"
+            raise WrongValue("metrics_steps", text)
         if not self.evaluation_seconds >= 0:
             key, value = "evaluation_seconds", self.evaluation_seconds
             raise WrongValue(key, f"{key} = {value}: must be at least 0")

@@ -113,6 +113,7 @@ class Loop:
         self._note_first_update()
         if parts.end.reached or (driver.synchronous and not parts.core.between_turns):
             return
+        self._upkeep.at_steps()
         if parts.confirmation.look():
             return parts.end.stop("solved")
         if not driver.synchronous or parts.confirmation.under_way:

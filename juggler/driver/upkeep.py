@@ -74,6 +74,19 @@ class Upkeep:
         self._intervals = Intervals({})
         self._checkpoint_due = False
         self._told_what_it_waits_for = False
+        driver = parts.config.driver
+        each = driver.metrics_steps
+        self._steps = (driver.stop_steps or 0) // 100 if each is None else each  # between lines
+        self._marks = self._marks_passed()
+
+    def _marks_passed(self) -> int:
+        return self._parts.core.trained // self._steps if self._steps else 0
+
+    def at_steps(self) -> None:
+        """Write a line if training has passed a mark of steps since the last one."""
+        if (marks := self._marks_passed()) > self._marks:
+            self._marks = marks
+            self.write_line(step_mark=marks * self._steps)
 
     def begin(self) -> None:
         """Count the first intervals from now."""
@@ -137,10 +150,10 @@ class Upkeep:
             parts.progress.message(text, "warning")
         self._checkpoint_due = True
 
-    def write_line(self) -> dict[str, Any]:
-        """Append a line of metrics, and show people how the run is doing."""
+    def write_line(self, **more: int) -> dict[str, Any]:
+        """Append a line of metrics, with more numbers, and show people how the run is doing."""
         parts = self._parts
-        line = metrics_line(parts)
+        line = {**metrics_line(parts), **more}
         parts.callbacks.metrics(line)
         renewed = self._lines.append(line)
         parts.checkpointing.suspended = self._lines.taken

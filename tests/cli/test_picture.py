@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import juggler
-from juggler.cli.picture import PlotError, Run, _figure, plot, read_run
+from juggler.cli.picture import _figure, plot
+from juggler.cli.picture_runs import PlotError, Run, read_run, smoothed
 from juggler.driver.record.run_directory import RunDirectoryError
 from juggler.experiments.style import tick
 
@@ -69,15 +70,16 @@ def test_every_panel_shows_every_run_over_steps_and_over_time(tmp_path: Path) ->
     )
     figure = _figure([slow, fast])
     panels = figure.get_axes()
-    assert [axes.get_xlabel() for axes in panels] == ["environment steps"] * 3 + ["time (min)"] * 3
+    labels = ["environment steps"] * 3 + ["training time (min)"] * 3
+    assert [axes.get_xlabel() for axes in panels] == labels
     assert [axes.get_ylabel() for axes in panels[:3]] == [
         "mean return per episode",
         "throughput (steps/s)",
         "staleness (updates)",
     ]
     for axes, run in ((axes, run) for axes in panels for run in (slow, fast)):
-        scale = 60 if axes.get_xlabel() == "time (min)" else 1
-        key = "wall_time" if scale == 60 else "env_steps_sampled"
+        scale = 60 if axes.get_xlabel() == labels[-1] else 1
+        key = "training_time" if scale == 60 else "env_steps_sampled"
         drawn = [np.asarray(line.get_xdata()) for line in axes.get_lines()]
         assert any(np.array_equal(x, run.columns[key] / scale) for x in drawn)
     assert panels[1].get_ylim()[0] == 0
@@ -123,7 +125,7 @@ def test_what_a_restored_run_does_again_counts_once(tmp_path: Path) -> None:
     again = [_line(100 * i, i - 3.0, staleness_mean=9.0) for i in range(3, 8)]
     columns = _run(tmp_path / "run", before + again).columns
     assert columns["env_steps_sampled"].tolist() == [0, 100, 200, 300, 300, 400, 500, 600, 700]
-    assert columns["wall_time"].tolist() == [0, 1, 2, 3, 3, 4, 5, 6, 7]
+    assert columns["training_time"].tolist() == [0, 1, 2, 3, 3, 4, 5, 6, 7]
     assert columns["staleness_mean"].tolist() == [0.5] * 4 + [9.0] * 5
 
 
@@ -273,3 +275,72 @@ def test_a_run_without_modules_to_draw_says_so(tmp_path: Path) -> None:
     with pytest.raises(PlotError, match="has no metrics by module, as a run with several modules"):
         read_run(run, "run", "module")
     assert read_run(run, "run", "auto").named == {}
+
+
+def _of_losses(path: Path, *modules: str) -> Path:
+    def told(i: int) -> dict[str, dict[str, float]]:
+        return {name: {"policy_loss": i * 0.5 + at} for at, name in enumerate(modules)}
+
+    return _write(path, [_line(100 * i, float(i), modules=told(i)) for i in range(6)])
+
+
+def test_any_metrics_are_drawn_instead_of_the_usual_panels(tmp_path: Path) -> None:
+    run = _of_losses(tmp_path / "run", "hunter", "prey")
+    metrics = ["policy_loss", "staleness_mean", "modules/prey/policy_loss"]
+    figure = juggler.plot(run, metrics=metrics).figure
+    panels = figure.get_axes()
+    assert [axes.get_ylabel() for axes in panels[:3]] == metrics
+    hunter, prey = panels[0].get_lines()
+    assert np.asarray(hunter.get_ydata()).tolist() == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]
+    assert np.asarray(prey.get_ydata()).tolist() == [1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
+    (whole,) = panels[2].get_lines()
+    assert np.asarray(whole.get_ydata()).tolist() == np.asarray(prey.get_ydata()).tolist()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["hunter", "prey", "run"]
+
+
+def test_a_metric_of_several_runs_is_a_curve_for_each_or_their_mean(tmp_path: Path) -> None:
+    runs = [_of_losses(tmp_path / name, "default") for name in "ab"]
+    figure = juggler.plot(*runs, metrics=["policy_loss"]).figure
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+    together = juggler.plot(*runs, metrics=["policy_loss"], together=True).figure
+    names = [line.get_label() for line in together.get_axes()[0].get_lines()]
+    assert names == ["one run", "one run", "interquartile mean"]
+
+
+def test_smoothed_curves_are_means_of_the_lines_up_to_each(tmp_path: Path) -> None:
+    assert smoothed(np.array([1.0, 3.0, np.nan, 5.0, 9.0]), 3)[[0, 1, 3, 4]].tolist() == [
+        1,
+        2,
+        4,
+        7,
+    ]
+    for lines in (1, 5, 6, 100):
+        assert smoothed(np.array([4.0, 4.0, np.nan, 4.0, 4.0]), lines)[4] == 4.0
+    run = _of_losses(tmp_path / "run", "default")
+    axes = juggler.plot(run, metrics=["policy_loss"], smooth=2).figure.get_axes()[0]
+    (line,) = axes.get_lines()
+    assert np.asarray(line.get_ydata()).tolist() == [0.0, 0.25, 0.75, 1.25, 1.75, 2.25]
+
+
+def test_a_logarithmic_axis_needs_numbers_above_0(tmp_path: Path) -> None:
+    run = _of_losses(tmp_path / "run", "default")
+    figure = juggler.plot(run, metrics=["policy_loss"], log=True).figure
+    assert [axes.get_yscale() for axes in figure.get_axes()] == ["log", "log"]
+    with pytest.raises(PlotError, match="above 0"):
+        juggler.plot(_write(tmp_path / "low", [_line(1, 1.0, staleness_mean=0.0)] * 2),
+                     metrics=["staleness_mean"], log=True)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"metrics": ["policy_lose"]}, "policy_lose"),
+        ({"metrics": ["kl"], "by": "agent"}, "--by agent"),
+        ({"smooth": 0}, "at least 1"),
+    ],
+)
+def test_a_metric_that_cannot_be_drawn_is_an_error(
+    tmp_path: Path, wrong: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(PlotError, match=words):
+        juggler.plot(_of_losses(tmp_path / "run", "default"), **wrong)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.synchronous_rounds import answer_the_snapshot, play_a_round, synchronous
 
 from juggler.driver.upkeep import Intervals
 
@@ -42,3 +44,28 @@ def test_an_interval_of_0_never_comes(clock: SimpleNamespace) -> None:
     clock.now += 7.0
     assert intervals.left() == 0.0
     assert intervals.due() == ["line"]
+
+
+@pytest.mark.parametrize("keys", [{"metrics_steps": 60}, {"stop_steps": 6000}])
+def test_lines_come_at_marks_of_steps_too(tmp_path: Path, keys: dict[str, int]) -> None:
+    world = synchronous(tmp_path / "checkpoints", **keys)
+    for turn in range(4):
+        play_a_round(world)  # of 40 steps
+        world.turn()
+        if turn == 1:
+            answer_the_snapshot(world)
+            (written,) = world.written.gather(timeout=30)
+            world._loop._hear(written)
+            world.turn()
+    told = [(line["step_mark"], line["env_steps_trained"]) for line in world.lines]
+    assert told == [(60, 80), (120, 120)], "one line, however many turns are taken at a mark"
+    assert [line["env_steps_in_flight"] for line in world.lines] == [0, 0]
+
+
+@pytest.mark.parametrize("keys", [{}, {"metrics_steps": 0, "stop_steps": 4000}])
+def test_no_lines_at_marks_where_no_steps_are_known_or_wanted(
+    tmp_path: Path, keys: dict[str, int]
+) -> None:
+    world = synchronous(tmp_path / "checkpoints", **keys)
+    play_a_round(world)
+    assert world.lines == []

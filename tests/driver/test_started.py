@@ -33,7 +33,9 @@ class Trains:
 
     def __call__(self, follower: juggler.Callback) -> juggler.Result:
         nobody, values = cast(DriverCore, None), cast(ChangedValues, None)
-        self.run = juggler.Run(Path("runs/one"), {}, nobody, SilentProgress(), self.stop, values)
+        self.run = juggler.Run(
+            Path("runs/one"), {}, nobody, SilentProgress(), self.stop, values, nobody
+        )
         self.follower = follower
         follower.on_start(self.run)
         self.began.set()
@@ -189,7 +191,8 @@ started.share_forkserver = started.let_go_of_forkserver = lambda: None
 
 def trains(follower):
     over = threading.Event()
-    run = juggler.Run(Path("one"), {}, None, None, lambda reason: (print(reason), over.set()), None)
+    stop = lambda reason: (print(reason), over.set())
+    run = juggler.Run(Path("one"), {}, None, None, stop, None, None)
     follower.on_start(run)
     while not over.wait(0.02):
         follower.on_metrics(run, {"updates": 1})

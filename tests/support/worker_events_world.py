@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from google.protobuf import any_pb2
@@ -19,6 +20,7 @@ from juggler.driver.parts import RunParts
 from juggler.driver.record.progress import SilentProgress
 from juggler.driver.record.wording import Level
 from juggler.driver.run_clock import RunClock
+from juggler.driver.upkeep import Upkeep
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.worker_events import WorkerEvents
 from juggler.runtime.actors.hub import Hub
@@ -84,6 +86,7 @@ class WorkersWorld:
         core: of the first module that is trained.
         learner: the first one.
         told: has what people were told.
+        lines: of metrics, those at marks of steps.
         kept_bytes: that each learner says it will keep of steps.
         resident: bytes of memory that each process has, by worker id.
     """
@@ -126,8 +129,11 @@ class WorkersWorld:
             frozen=frozen,
         )
         self.worker_events = WorkerEvents(self.parts)
-        nothing = cast(Any, None)  # is due on intervals, and nobody watches
-        self._loop = Loop(self.parts, self.worker_events, Mailbox(), nothing, nothing)
+        self.lines: list[Mapping[str, Any]] = []
+        file = SimpleNamespace(append=self.lines.append, taken=False)
+        upkeep = Upkeep(self.parts, cast(Any, file), [], lambda: None)
+        nothing = cast(Any, None)  # nobody watches
+        self._loop = Loop(self.parts, self.worker_events, Mailbox(), upkeep, nothing)
         self.core = next(iter(self.parts.core.modules.values()))
         self.runner = self.join("envrunner")
         self.get_ready(self.runner)

@@ -12,7 +12,9 @@ from juggler.driver.record.event_file import flat
 from juggler.driver.record.run_directory import METRICS_FILE, RunDirectoryError
 
 STEPS: Final = "env_steps_sampled"
-TIME: Final = "wall_time"
+#: Start-up takes other seconds in each run, so curves over time begin with training.
+TIME: Final = "training_time"
+_WALL: Final = "wall_time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +43,18 @@ class MetricsCourse:
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
         self.taken_back = 0
-        self._offset = 0.0
+        self._offsets = dict.fromkeys((TIME, _WALL), 0.0)
 
     def add(self, line: dict[str, Any]) -> None:
         while self.lines and self.lines[-1][STEPS] > line[STEPS]:
             self.lines.pop()  # made again from a checkpoint before
             self.taken_back += 1
-        if self.lines and line[TIME] + self._offset < self.lines[-1][TIME]:
-            self._offset = self.lines[-1][TIME]  # the clock began anew
-        self.lines.append({**line, TIME: line[TIME] + self._offset} if self._offset else line)
+        clocks = {key: line[key] + each for key, each in self._offsets.items() if key in line}
+        for key in clocks:
+            before = self.lines[-1].get(key, 0.0) if self.lines else 0.0
+            if clocks[key] < before:  # the clock began anew
+                self._offsets[key], clocks[key] = before, line[key] + before
+        self.lines.append({**line, **clocks})
 
 
 def read_metrics(run_dir: Path) -> MetricsLines:
@@ -94,7 +99,8 @@ def parse_line(text: bytes) -> dict[str, Any] | None:
         line = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    is_line = isinstance(line, dict) and not any(
-        math.isnan(number(line.get(key))) for key in (STEPS, TIME)
-    )
-    return line if is_line else None
+    if not isinstance(line, dict):
+        return None
+    line.setdefault(TIME, line.get(_WALL))  # older runs have one clock
+    known = (number(line.get(key)) for key in (STEPS, TIME, _WALL))
+    return None if any(map(math.isnan, known)) else line

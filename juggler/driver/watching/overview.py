@@ -16,7 +16,6 @@ import msgspec
 
 from juggler.driver.record.episode_returns import RETURN_WINDOW
 from juggler.driver.record.line_file import LineFile
-from juggler.driver.record.metrics_file import TIME
 from juggler.driver.record.run_directory import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -116,7 +115,7 @@ class Overseer:
             return_last=_number(summary.get("episode_return_mean"), last.episode_return_mean),
             return_best=last.episode_return_mean if self._best is None else self._best,
             env_steps=int(_number(summary.get(_STEPS), last.env_steps_trained) or 0),
-            wall_time=_number(summary.get(TIME), last.wall_time) or 0.0,
+            wall_time=_number(summary.get("wall_time"), last.wall_time) or 0.0,
             checkpoints=checkpoint_updates(self._run_dir),
             written=_written(self._run_dir),
             problem="; ".join(filter(None, problems)),

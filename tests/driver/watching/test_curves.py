@@ -52,7 +52,7 @@ def test_a_run_that_was_resumed_has_the_same_course_as_for_a_plot(tmp_path: Path
     append(run_dir, line(150, 9.0, 0.5), line(250, 10.0, 1.5))
     reader.read()
     plotted = read_metrics(run_dir).lines
-    for key in ("env_steps_sampled", "wall_time", "episode_return_mean"):
+    for key in ("env_steps_sampled", "training_time", "episode_return_mean"):
         assert reader.column(key) == [each[key] for each in plotted]
     assert reader.column("env_steps_sampled") == [100, 150, 250]
 

@@ -35,7 +35,7 @@ class Shown:
 def a_run(run_dir: Path) -> tuple[Run, Shown]:
     shown: Any = Shown()
     nothing: Any = None
-    return Run(run_dir, {}, nothing, shown, lambda reason: None, nothing), shown
+    return Run(run_dir, {}, nothing, shown, lambda reason: None, nothing, nothing), shown
 
 
 def until(holds: Callable[[], Any]) -> Any:
@@ -111,7 +111,7 @@ from juggler.driver.watching.beside import PageBeside
 class Shown:
     def message(self, text, level="info"):
         print(text, flush=True)
-run = Run(Path({str(tmp_path / "run")!r}), {{}}, None, Shown(), None, None)
+run = Run(Path({str(tmp_path / "run")!r}), {{}}, None, Shown(), None, None, None)
 page = PageBeside()
 page.on_start(run)
 while True:

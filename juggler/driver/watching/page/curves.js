@@ -1,7 +1,7 @@
 // The metrics of one run, as they come, and what is worked out of them.
 
 export const STEPS = "env_steps_sampled";
-export const TIME = "wall_time";
+export const TIME = "training_time";
 export const inOrder = new Intl.Collator("en", { numeric: true }).compare;
 
 export class Curves {

@@ -1,0 +1,139 @@
+"""Reads of runs what pictures show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from juggler.driver.record.event_file import flat
+from juggler.driver.record.metrics_file import STEPS, TIME, number, read_metrics
+from juggler.driver.record.run_directory import METRICS_FILE
+
+_KEYS = (
+    STEPS,
+    TIME,
+    "episode_return_mean",
+    "evaluation_return_mean",
+    "steps_per_second",
+    "staleness_mean",
+    "staleness_max",
+)
+_OF_EACH = ("episode_return_mean", "evaluation_return_mean")  # of a module or an agent
+_MOST_NAMES = 32
+
+Column: TypeAlias = NDArray[np.float64]  # [lines]
+Columns: TypeAlias = dict[str, Column]  # by the keys above
+By: TypeAlias = Literal["auto", "run", "module", "agent"]
+
+
+class PlotError(Exception):
+    """A run cannot be drawn; the message says which one and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run's metrics by key, with NaN where a line has no number."""
+
+    name: str
+    columns: Columns
+    broken: int  # lines that could not be read
+    named: dict[str, Columns]  # the returns of each module or agent; {}: those of the run alone
+    # By name as it was asked for, its columns by their whole names.
+    metrics: dict[str, Columns] = field(default_factory=dict)
+    group: str = ""  # of runs whose returns are drawn as one curve; "": it is drawn by itself
+
+
+def read_run(
+    path: Path, name: str, by: By = "run", metrics: Sequence[str] = (), smooth: int = 1
+) -> Run:
+    """The metrics of a run. Steps that a resumed run made again count once.
+
+    Args:
+        path: of the run.
+        name: for people.
+        by: as for `plot`.
+        metrics: to read beside, by names that `columns_of` takes.
+        smooth: each number is the mean of so many lines, up to its own.
+
+    Raises:
+        PlotError: there are no metrics, or none of what `by` asks for.
+        RunDirectoryError: they cannot be read.
+    """
+    file = path / METRICS_FILE
+    if not file.exists():
+        what = f"has no {METRICS_FILE}" if path.is_dir() else "is not a directory"
+        raise PlotError(f"{path} {what}; give the directory of a run")
+    file_lines = read_metrics(path)
+    if not (found := file_lines.lines):
+        count = file_lines.broken
+        what = f"none of its {count} lines is one of metrics" if count else "it is empty"
+        raise PlotError(f"{file}: {what}; the first line is written a second after the start")
+    rows = [[number(values.get(key)) for key in _KEYS] for values in found]
+    names, key = _names(found, by)
+    if by in ("module", "agent") and not names:
+        raise PlotError(
+            f"{file}: it has no metrics by {by}, as a run with several {by}s has: leave out --by"
+        )
+    for row, values in zip(rows, found, strict=True):
+        for each in names:
+            told = _of(_of(values, key), each)
+            row += [number(told.get(of_each)) for of_each in _OF_EACH]
+    table = np.array(rows, dtype=np.float64)  # [lines, keys]
+    columns = {key: table[:, i] for i, key in enumerate(_KEYS)}
+    of_names = iter(table[:, len(_KEYS) :].T)  # [lines] each
+    named = {each: {of_each: next(of_names) for of_each in _OF_EACH} for each in names}
+    told = list(map(flat, found)) if metrics else []
+    own = {each: columns_of(told, each) for each in metrics}
+    for each in (columns, *named.values(), *own.values()):
+        for key in each.keys() - {STEPS, TIME, "evaluation_return_mean"}:
+            each[key] = smoothed(each[key], smooth)
+    return Run(name, columns, file_lines.broken, named, own)
+
+
+def columns_of(lines: Sequence[Mapping[str, Any]], name: str) -> Columns:
+    """Those of a metric, by whole names.
+
+    Args:
+        lines: flat.
+        name: whole, or the end of the names of several, as "policy_loss" is that of
+            "modules/default/policy_loss".
+    """
+    whole = dict.fromkeys(key for line in lines for key in line)
+    keys = [name] if name in whole else [key for key in whole if key.endswith(f"/{name}")]
+    found = {key: np.array([number(line.get(key)) for line in lines]) for key in keys}
+    known = {key: column for key, column in found.items() if np.isfinite(column).any()}
+    return dict(list(known.items())[:_MOST_NAMES])
+
+
+def smoothed(column: Column, lines: int) -> Column:
+    """The mean of the numbers in so many lines up to each; NaN where there was none."""
+    known = np.isfinite(column)  # [lines]
+    sums = np.cumsum(np.where(known, column, 0.0))  # [lines]
+    counts = np.cumsum(known).astype(np.float64)  # [lines]
+    if lines == 1 or not known.any():
+        return column
+    for total in (sums, counts):
+        total[lines:] -= total[:-lines].copy()
+    return np.where(known, sums / np.maximum(counts, 1), np.nan)
+
+
+def _names(lines: list[dict[str, Any]], by: By) -> tuple[list[str], str]:
+    """The modules or agents whose returns are drawn, and the key of lines that has them."""
+    kinds: Sequence[str] = ("module", "agent") if by == "auto" else (by,)
+    for kind in kinds:
+        key = f"by_{kind}"
+        names = list(dict.fromkeys(name for values in lines for name in _of(values, key)))
+        if len(names) > 1 or (names and by != "auto"):
+            return names[:_MOST_NAMES], key
+    return [], ""
+
+
+def _of(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A table within a line; {} where there is none."""
+    found = values.get(key)
+    return found if isinstance(found, dict) else {}
