@@ -312,6 +312,9 @@ def _run_environment(
     die_with(owner.pid)
     ignore_stop_signals()
     set_title(f"environment {index}")
+    # Otherwise the environment may start no processes. Its owner still ends it as a daemon.
+    process: Any = multiprocessing.current_process()
+    process._config["daemon"] = False
     try:
         env = function()
     except Exception as error:
