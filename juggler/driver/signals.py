@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
+
+from juggler.runtime.actors.stop_signals import OfThisProcess
 
 #: Some tools signal a process and then its group: the same wish, twice.
 _SAME_SECONDS = 0.5
@@ -72,7 +73,7 @@ def signals_become(stop: Callable[[str], None]) -> Iterator[Caught]:
     seen: list[float] = []  # when the first signal came
     caught = Caught()
 
-    def handle(number: int, _: FrameType | None) -> None:
+    def handle(number: int) -> None:
         now = time.monotonic()
         if seen and now - seen[0] > _SAME_SECONDS and not caught._no_more:
             caught.no_more()
@@ -84,7 +85,7 @@ def signals_become(stop: Callable[[str], None]) -> Iterator[Caught]:
         threading.Thread(target=stop, args=(REASONS[signal.Signals(number)],)).start()
 
     numbers = ending_signals()
-    before = [signal.signal(number, handle) for number in numbers]
+    before = [signal.signal(number, OfThisProcess(handle)) for number in numbers]
     try:
         yield caught
     finally:

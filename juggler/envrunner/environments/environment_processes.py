@@ -29,8 +29,8 @@ from juggler.envrunner.environments.step_memory import (
 )
 from juggler.envrunner.failures import EnvironmentFailed, ReportsFailures, failures_of
 from juggler.runtime.actors.orphans import die_with
-from juggler.runtime.actors.processes import hidden_main, ignore_stop_signals, set_title
-from juggler.runtime.actors.temporary import claim_multiprocessings
+from juggler.runtime.actors.processes import hidden_main, set_title, start_forkserver
+from juggler.runtime.actors.stop_signals import ignore_stop_signals
 from juggler.runtime.own_frames import traceback_of
 from juggler.runtime.wire.flags import NoFlag, as_flag
 from juggler.runtime.wire.structures import space_leaves
@@ -160,8 +160,8 @@ class EnvironmentProcesses(AsyncVectorEnv):
         self._name = name
         # The forkserver imports this module once for all environments.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
-        claim_multiprocessings()
+        context.set_forkserver_preload(["juggler.runtime.actors.heedless", __name__])
+        start_forkserver()
         first = functions[0]()
         try:
             spaces = batch_space(first.action_space, len(functions))
@@ -316,6 +316,9 @@ def _run_environment(
     die_with(owner.pid)
     ignore_stop_signals()
     set_title(f"environment {index}")
+    # Otherwise the environment may start no processes. Its owner still ends it as a daemon.
+    process: Any = multiprocessing.current_process()
+    process._config["daemon"] = False
     try:
         env = function()
     except Exception as error:

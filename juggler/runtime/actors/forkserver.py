@@ -1,4 +1,4 @@
-"""The forkserver imports this first, for its effect: the forkserver ends with the driver, and
+"""The forkserver imports this early, for its effect: the forkserver ends with the driver, and
 everything that it forked, and that those processes started, ends with it.
 
 multiprocessing itself uses a pipe whose other end the driver holds. But every worker inherits that
@@ -13,7 +13,7 @@ import signal
 import warnings
 
 from juggler.runtime.actors.orphans import die_with_parent, kill_children, take_in_orphans
-from juggler.runtime.actors.processes import END_SIGNAL, ignore_stop_signals, set_title
+from juggler.runtime.actors.processes import END_SIGNAL, set_title
 
 #: Process id of the forkserver, also in everything that it forks.
 PID = os.getpid()
@@ -34,6 +34,4 @@ die_with_parent(END_SIGNAL)
 take_in_orphans()
 # multiprocessing does not know the orphans that the forkserver adopts.
 warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
-ignore_stop_signals()
-signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # whoever started it blocks it
 set_title("forkserver")

@@ -26,6 +26,7 @@ from juggler.runtime.actors.orphans import (
     process_descriptor,
     take_in_orphans,
 )
+from juggler.runtime.actors.stop_signals import ignore_stop_signals, stop_signals_held
 from juggler.runtime.actors.temporary import claim_multiprocessings
 
 #: Imported once by the forkserver, and shared by all workers; see `preloaded`. These modules must
@@ -39,7 +40,11 @@ PRELOAD = (
     "juggler.learner.process.learner_worker",
 )
 #: What multiprocessing imports there. It ends the forkserver at an error other than ImportError.
-_OF_FORKSERVER = ("juggler.runtime.actors.forkserver", "juggler.runtime.actors.preloaded")
+_OF_FORKSERVER = (
+    "juggler.runtime.actors.heedless",
+    "juggler.runtime.actors.forkserver",
+    "juggler.runtime.actors.preloaded",
+)
 
 #: Ends the forkserver and everything below it. Nobody else sends this signal, and it also ends a
 #: process that has no handler for it yet.
@@ -82,20 +87,21 @@ def warm_up() -> None:
 
     It dies with the thread that calls this.
     """
+    forkserver()
+    with _start_lock, _ours_if_new():
+        start_forkserver()
+
+
+def start_forkserver() -> None:
+    """Start a forkserver whose first import is `heedless`, unless there is one."""
     from multiprocessing import forkserver as module
     from multiprocessing import resource_tracker
 
-    forkserver()
     claim_multiprocessings()
-    with _start_lock:
-        resource_tracker.ensure_running()  # it unblocks interrupts when it starts
-        # An interrupt before the forkserver can ignore it would end it with a traceback.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            with _ours_if_new():
-                module.ensure_running()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with stop_signals_held():  # the tracker itself ignores all but SIGHUP
+        resource_tracker.ensure_running()  # and unblocks the others here
+        with stop_signals_held():
+            module.ensure_running()
 
 
 def forkserver_pid() -> int:
@@ -155,11 +161,11 @@ def start(program: WorkerProgram, title: str) -> ForkServerProcess:
 
     Call `ended` when the process has ended.
     """
-    claim_multiprocessings()
     words, its_end = multiprocessing.Pipe(duplex=False)
     arguments = (program, title, its_end)
     process = forkserver().Process(target=_run, args=arguments, name=title, daemon=False)
     with _start_lock, hidden_main(), its_end, _ours_if_new():
+        start_forkserver()
         process.start()
         assert process.pid is not None
         _workers[process.pid] = words
@@ -238,16 +244,6 @@ def hidden_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-def ignore_stop_signals() -> None:
-    """Ignore Ctrl-C, which a terminal sends to every process of a run, and SIGTERM, which a service
-    manager sends to all.
-
-    Only the driver decides what they mean, and processes that end with it must not end before it.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
 
 
 def set_title(title: str) -> None:

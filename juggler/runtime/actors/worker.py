@@ -32,6 +32,7 @@ from juggler.runtime.actors.health import Health
 from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.processes import must_end, set_title
+from juggler.runtime.actors.stop_signals import OfThisProcess
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import attach_pb2
 
@@ -249,19 +250,19 @@ def heeded_signals() -> dict[signal.Signals, str]:
 
 
 def _give_up_on(number: signal.Signals, reason: str) -> None:
-    def handle(*_: object) -> None:
+    def handle(_: int) -> None:
         raise _GivenUp(f"{reason} before a driver had answered")
 
-    signal.signal(number, handle)
+    signal.signal(number, OfThisProcess(handle))
 
 
 def _stop_on(number: signal.Signals, reason: str, inbox: Inbox) -> None:
-    def handle(*_: object) -> None:
+    def handle(_: int) -> None:
         # In a thread, because a handler may interrupt the main thread while it holds the inbox's
         # lock.
         threading.Thread(target=inbox.put, args=(Detached(reason),)).start()
 
-    signal.signal(number, handle)
+    signal.signal(number, OfThisProcess(handle))
 
 
 class CommandLoop:

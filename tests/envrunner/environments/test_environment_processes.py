@@ -284,3 +284,19 @@ def test_who_comes_after_its_owners_death_ends_at_once() -> None:
 
 def ended(descriptor: int, seconds: float) -> bool:
     return bool(select.select([descriptor], [], [], seconds)[0])
+
+
+class Parallel(Scripted):
+    """Steps with processes of its own."""
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            pool.map(abs, [-1])
+        return super().reset(**arguments)
+
+
+def test_an_environment_may_start_processes_of_its_own() -> None:
+    env = processes_of(Parallel)
+    env.reset(seed=[1])
+    env.close()
+    assert_ended(env)

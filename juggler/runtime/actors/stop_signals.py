@@ -1,0 +1,75 @@
+"""Signals that ask a process to end: the driver alone decides for the processes of a run.
+
+A program that an environment starts must still end when it is asked to. Therefore a process ignores
+these signals with handlers in Python instead of SIG_IGN, which outlives fork and exec.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class OfThisProcess:
+    """Handles a signal in this process, and not in those that it forks."""
+
+    def __init__(self, handle: Callable[[int], object]) -> None:
+        self._handle = handle
+
+    def __call__(self, number: int, _: object) -> None:
+        self._handle(number)
+
+
+def ignore_stop_signals(*, inherited: bool = False) -> None:
+    """Ignore Ctrl-C, which a terminal sends to every process of a run, and SIGTERM, which a service
+    manager sends to all. Processes that end with the driver must not end before it.
+
+    Args:
+        inherited: forked processes ignore the signals too, as those of a forkserver must.
+    """
+    handler = _nothing if inherited else OfThisProcess(_nothing)
+    for number in STOP_SIGNALS:
+        # What started the run ignores it, as nohup does, and everything below is to do the same.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+            signal.siginterrupt(number, False)  # C code need not expect EINTR
+
+
+@contextmanager
+def stop_signals_held() -> Iterator[None]:
+    """Block stop signals in this thread, and in programs until they unblock them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+def _before_fork() -> None:
+    # A signal for the child that came before it had its own handlers would be lost.
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _in_child() -> None:
+    for number in STOP_SIGNALS:
+        if isinstance(signal.getsignal(number), OfThisProcess):
+            interrupts = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if interrupts else signal.SIG_DFL)
+    _after_fork()
+
+
+_forking = threading.local()
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
