@@ -356,9 +356,11 @@ def test_gradients_that_are_not_finite_end_the_run_and_name_the_module(
     status = status_of("train", "cartpole", *options)
     said = "".join(capsys.readouterr())
     assert status == 1, said
-    last = [line for line in said.splitlines() if "is lost" in line][-1]
+    last = [line for line in said.splitlines() if "not finite" in line][-1]
     assert "module 'default'" in last
-    assert "not finite" in last
+    kept = summary(in_a_directory / "run")
+    assert kept["checkpoint"] is not None, "the state before the first bad update is good"
+    assert "To go on from update" in said
 
 
 def test_a_driver_that_is_killed_takes_its_workers_with_it(place: Place) -> None:

@@ -86,6 +86,20 @@ class LearnerEvents:
         parts.metrics.workers.spent(worker_id, done.seconds)
         parts.metrics.updated(worker_id, module_id, metrics)
         parts.metrics.replayed(worker_id, module_id, done.replay)
+        if done.hopeless:
+            self._hopeless(worker, module_id, done.hopeless)
+
+    def _hopeless(self, worker: Worker, module_id: str, why: str) -> None:
+        """End the run, or begin again from its newest checkpoint if other learners train on.
+
+        Its state is good: the learner stays for the last checkpoint.
+        """
+        modules = self._parts.core.modules
+        others = {name for each in modules.values() for name in each.members}
+        if others - set(modules[module_id].members):
+            self._parts.hub.dismiss(worker, why)
+        else:
+            self._parts.end.fail(f"{worker.worker_id} cannot improve {why}", "learner_lost")
 
     def _made(
         self,

@@ -212,6 +212,7 @@ def read_update_done(
     _check_numbers("seconds", done.seconds, SECONDS)
     _check_version(Version.of(done.version), newest)
     done.peer_lost = one_line(done.peer_lost, _LONGEST_REASON)
+    done.hopeless = one_line(done.hopeless, _LONGEST_REASON)
     return done
 
 

@@ -277,6 +277,7 @@ class HostedModule:
             done.metrics[self.module_id].values.update(metrics)
         if metrics or done.replay:
             done.seconds.update(seconds)
+        done.hopeless = self._metrics.hopeless
         done.version.CopyFrom(self.version.message())
         self.handover.updated(done, self._updates_in_flight)
         done.steps_trained = self._books.steps_trained

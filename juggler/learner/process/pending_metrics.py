@@ -13,15 +13,9 @@ from torch import Tensor
 from juggler.learner.core.metrics import means_of
 
 #: After this many updates in a row without a step of the optimizer whose gradients are finite, the
-#: learner gives up.
+#: module is hopeless.
 _HOPELESS = 5
 _METRICS_SECONDS = 0.5
-
-
-class NothingFinite(FloatingPointError):
-    """No update of a module worked any more."""
-
-    traceback = ""  # it would show Juggler's own code, and the message says all
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +31,17 @@ class _OnTheirWay:
 
 class PendingMetrics:
     """Collects metrics on their device, and copies their means to the host twice a second. Nobody
-    waits for the device."""
+    waits for the device.
+
+    Attributes:
+        hopeless: why more updates would change nothing, for people; "": they may.
+    """
 
     def __init__(self, module_id: str) -> None:
         """Args:
-        module_id: of the module, for errors.
+        module_id: of the module, for people.
         """
+        self.hopeless = ""
         self._module_id = module_id
         self._pending: list[Mapping[str, Tensor]] = []
         self._skipped_in_a_row = 0  # updates
@@ -61,9 +60,6 @@ class PendingMetrics:
 
         Args:
             update: the number of the newest update.
-
-        Raises:
-            NothingFinite: too many updates in a row had no finite gradient at all.
         """
         now = time.perf_counter()
         # The first updates are all read, so that a loss that is never finite ends even a short run.
@@ -84,7 +80,7 @@ class PendingMetrics:
             # Where only some steps were skipped, the others have changed the weights.
             self._skipped_in_a_row = self._skipped_in_a_row + 1 if share == 1 else 0
             if self._skipped_in_a_row >= _HOPELESS:
-                raise NothingFinite(
+                self.hopeless = (
                     f"module {self._module_id!r}: the loss or its gradients were not finite in "
                     f"any step of {_HOPELESS} updates in a row, the last of them update {update}. "
                     "Lower lr, or check the scale of rewards; if no update ever worked, check the "

@@ -352,3 +352,28 @@ def test_the_arrays_that_a_run_goes_on_from_are_let_go_of_once_each_module_has_h
     for learner in world.learners:
         (*_, (_, part)) = world.asked(learner, training_pb2.Restore)
         assert part.last
+
+
+def _say_hopeless(world: WorkersWorld, learner: int) -> None:
+    command_id, update = updates_at(world, learner)[0]
+    done = training_pb2.UpdateDone(
+        module_id=update.module_id, update_id=update.update_id, hopeless="module 'x': not finite"
+    )
+    world.reply(world.learners[learner], command_id, done)
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+def test_a_module_beyond_hope_ends_the_run_unless_another_learner_trains_on(
+    tmp_path: Path, learners: int
+) -> None:
+    world = world_of_two(tmp_path, num_learners=learners, synchronous=True)
+    for index in indices(world):
+        answer(world, index)
+    _say_hopeless(world, 0)
+    end = world.parts.end
+    if learners == 1:
+        assert (end.reason, "not finite" in end.failure) == ("learner_lost", True)
+        assert world.why_dismissed(world.learner) == "", "it still has the last checkpoint"
+    else:
+        assert not end.reached
+        assert "not finite" in world.why_dismissed(world.learner)

@@ -329,7 +329,7 @@ class Update(_message.Message):
     def __init__(self, module_id: _Optional[str] = ..., update_id: _Optional[int] = ..., generation: _Optional[int] = ..., batch_ids: _Optional[_Iterable[int]] = ..., minibatch_size: _Optional[int] = ..., num_epochs: _Optional[int] = ..., exact: bool = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class UpdateDone(_message.Message):
-    __slots__ = ("module_id", "update_id", "version", "batches", "metrics", "seconds", "steps_trained", "steps_dropped", "peer_lost", "replay")
+    __slots__ = ("module_id", "update_id", "version", "batches", "metrics", "seconds", "steps_trained", "steps_dropped", "peer_lost", "replay", "hopeless")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -361,6 +361,7 @@ class UpdateDone(_message.Message):
     STEPS_DROPPED_FIELD_NUMBER: _ClassVar[int]
     PEER_LOST_FIELD_NUMBER: _ClassVar[int]
     REPLAY_FIELD_NUMBER: _ClassVar[int]
+    HOPELESS_FIELD_NUMBER: _ClassVar[int]
     module_id: str
     update_id: int
     version: WeightsVersion
@@ -371,7 +372,8 @@ class UpdateDone(_message.Message):
     steps_dropped: int
     peer_lost: str
     replay: _containers.ScalarMap[str, float]
-    def __init__(self, module_id: _Optional[str] = ..., update_id: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., batches: _Optional[_Iterable[_Union[UsedBatch, _Mapping]]] = ..., metrics: _Optional[_Mapping[str, ModuleMetrics]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., steps_trained: _Optional[int] = ..., steps_dropped: _Optional[int] = ..., peer_lost: _Optional[str] = ..., replay: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    hopeless: str
+    def __init__(self, module_id: _Optional[str] = ..., update_id: _Optional[int] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., batches: _Optional[_Iterable[_Union[UsedBatch, _Mapping]]] = ..., metrics: _Optional[_Mapping[str, ModuleMetrics]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., steps_trained: _Optional[int] = ..., steps_dropped: _Optional[int] = ..., peer_lost: _Optional[str] = ..., replay: _Optional[_Mapping[str, float]] = ..., hopeless: _Optional[str] = ...) -> None: ...
 
 class UsedBatch(_message.Message):
     __slots__ = ("batch_id", "live_steps", "staleness", "dropped")
