@@ -118,7 +118,16 @@ class ObservedMasks(VectorWrapper):
 
     def _read(self, infos: dict[str, Any], rows: NDArray[np.intp], call: str) -> Any:
         """Read and check the masks [k, n] of some environments."""
-        masks = read_masks(self.single_action_space, infos[ACTION_MASK], rows)
+        try:
+            masks = read_masks(self.single_action_space, infos[ACTION_MASK], rows)
+            form: Any = _form(masks)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            form = f"{type(error).__name__}: {error}"
+        if form != (due := _form(self._masks)):
+            for row in rows if len(rows) > 1 else ():
+                self._read(infos, np.array([row]), call)  # which finds the one at fault
+            reason = f"the action mask in its info has the form {form}, and had {due} before"
+            raise EnvironmentFailed(f"environment {rows[0]}", call, reason)
         if found := find_non_binary(masks):
             (k, *_), what = found
             raise EnvironmentFailed(f"environment {rows[k]}", call, what)
@@ -215,6 +224,13 @@ def mask_space(masks: Any) -> Space:
     if isinstance(masks, Mapping):
         return spaces.Dict({key: mask_space(branch) for key, branch in masks.items()})
     return spaces.MultiBinary(masks.shape[-1])
+
+
+def _form(masks: Any) -> Any:
+    """The shape of masks [k, n] without k: (n,), or a dict of these."""
+    if isinstance(masks, Mapping):
+        return {key: _form(branch) for key, branch in masks.items()}
+    return masks.shape[1:]
 
 
 def _fill(masks: Any, rows: NDArray[Any], new: Any) -> None:

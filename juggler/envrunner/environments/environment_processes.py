@@ -20,7 +20,7 @@ from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 from gymnasium.vector.utils import batch_space
 
 from juggler.envrunner.environments.misfits import SpaceLeaves, misfit, must_return, no_reward
-from juggler.envrunner.environments.step_infos import NoInfo, add_told, mask_in, told
+from juggler.envrunner.environments.step_infos import BadMask, NoInfo, add_told, mask_in, told
 from juggler.envrunner.environments.step_memory import (
     StepMemory,
     StepPipe,
@@ -217,8 +217,10 @@ class EnvironmentProcesses(AsyncVectorEnv):
             raise NoAsyncCallError("step_wait: there was no step_async", "step_wait")
         infos: dict[str, Any] = {}
         for index, part in enumerate(self._answers_to_step(timeout)):
-            if part:
-                infos = add_told(self, infos, part, index)
+            try:
+                infos = add_told(self, infos, part, index) if part else infos
+            except BadMask as error:
+                raise EnvironmentFailed(self._names([index]), "step", str(error)) from None
         self._state = AsyncState.DEFAULT
         memory = self._memory
         rewards, ends = memory.rewards.copy(), (memory.terminated.copy(), memory.truncated.copy())

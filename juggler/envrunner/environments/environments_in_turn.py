@@ -12,7 +12,14 @@ from gymnasium.vector.utils import concatenate, iterate
 from numpy.typing import NDArray
 
 from juggler.envrunner.environments.misfits import misfit, must_return, no_reward
-from juggler.envrunner.environments.step_infos import NoInfo, add_final, mask_in, without_mask
+from juggler.envrunner.environments.step_infos import (
+    BadMask,
+    NoInfo,
+    add_final,
+    add_mask,
+    mask_in,
+    without_mask,
+)
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.info_numbers import keep_numbers
 from juggler.runtime.modules.columns import ACTION_MASK
@@ -63,11 +70,10 @@ class EnvironmentsInTurn(SyncVectorEnv):
                 self._env_obs[i], info = self.envs[i].reset(
                     seed=None if seeds is None else seeds[i], options=options or None
                 )
-                kept = mask_in(info)
+                infos = add_mask(self, infos, info, i)
             except Exception as error:
                 raise self._failure(i, "reset", error) from None
             self._over[i] = False
-            infos = self._add_info(infos, kept, i)
         return self._batch_observations("reset"), infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -86,6 +92,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
                     over[i], rewards[i] = False, 0
                     call = "reset"
                     observations[i], info = env.reset()
+                    mask_in(info)  # it is a dict
                     call = "step"
                 else:
                     observations[i], reward, ends, cut, info = env.step(action)
@@ -104,9 +111,10 @@ class EnvironmentsInTurn(SyncVectorEnv):
                             infos = add_final(self, infos, observations[i], info, i)
                             call = "reset"
                             observations[i], info = env.reset()
+                            mask_in(info)  # it is a dict
                             call = "step"
                 if ACTION_MASK in info:
-                    infos = self._add_info(infos, mask_in(info), i)
+                    infos = add_mask(self, infos, info, i)
         except Exception as error:
             raise self._failure(i, call, error) from None
         return self._batch_observations("step"), rewards, terminated, truncated, infos
@@ -130,7 +138,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
         is_other = any(word in str(error) for word in ("unpack", "iterable"))
         if (raised_here and is_other) or isinstance(error, NoInfo):
             return EnvironmentFailed(self.name_of(index), call, must_return(call, str(error)))
-        if isinstance(error, NoFlag):
+        if isinstance(error, NoFlag | BadMask):
             return EnvironmentFailed(self.name_of(index), call, str(error))
         if raised_here and call == "step" and any(words in str(error) for words in _NO_NUMBER):
             return EnvironmentFailed(self.name_of(index), call, no_reward(str(error)))

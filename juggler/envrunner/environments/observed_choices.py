@@ -25,6 +25,10 @@ class ObservedChoices:
         self._choices = choices_of(observed_leaves(space).items())
         self._during = during
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to check."""
+        return bool(self._choices)
+
     def require(self, observations: Tree, place: Callable[..., tuple[int, int]]) -> None:
         """Check observations.
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from juggler.envrunner.info_numbers import NUMBERS, keep_numbers
@@ -19,11 +20,35 @@ class NoInfo(TypeError):
     """The info is not a dict, for example because `reset` returned an observation [2] alone."""
 
 
+class BadMask(ValueError):
+    """The action mask of an info is not like those of other environments."""
+
+
 def mask_in(info: Mapping[str, Any]) -> dict[str, Any]:
     """The action mask of an info, if it has one."""
     if not isinstance(info, Mapping):
         raise NoInfo(f"its info is of type {type(info).__name__}")
     return {ACTION_MASK: info[ACTION_MASK]} if ACTION_MASK in info else {}
+
+
+def add_mask(
+    env: VectorEnv[Any, Any, Any], infos: dict[str, Any], info: Mapping[str, Any], row: int
+) -> dict[str, Any]:
+    """Add the action mask of an info, if it has one.
+
+    Raises:
+        BadMask: those of other environments are arrays of another shape.
+    """
+    part, others = mask_in(info), infos.get(ACTION_MASK)
+    try:
+        if part and isinstance(others, np.ndarray) and others.dtype != object:
+            size, due = np.size(part[ACTION_MASK]), others[0].size
+            if size != due:  # of which NumPy might repeat one
+                raise ValueError(f"{size} numbers instead of {due}")
+        return env._add_info(infos, part, row)
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        reason = f"the action mask in its info is not like those of other environments: {error}"
+        raise BadMask(reason) from None
 
 
 def without_mask(info: dict[str, Any]) -> dict[str, Any]:
@@ -85,4 +110,4 @@ def add_told(
         infos = add_final(env, infos, part["final_obs"], part["final_info"], row)
     else:
         keep_numbers(infos, part, row, env.num_envs)
-    return env._add_info(infos, mask_in(part), row) if ACTION_MASK in part else infos
+    return add_mask(env, infos, part, row) if ACTION_MASK in part else infos

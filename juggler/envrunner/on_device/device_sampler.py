@@ -22,6 +22,7 @@ from juggler.envrunner.environments.accepted_vector import (
     with_leaves,
 )
 from juggler.envrunner.environments.autoreset import autoreset_mode, final_observation
+from juggler.envrunner.environments.observed_choices import ObservedChoices
 from juggler.envrunner.on_device.device_policy import DevicePolicy
 from juggler.envrunner.sampler import Sampler, refuse_late_mask, write_tree
 from juggler.runtime.connectors.connector import ContextConnector
@@ -130,7 +131,8 @@ class DeviceSampler(Sampler):
         self._kept_steps.copy_to(self._observations)
         columns.copy_to(self._rewards, self._terminated, self._truncated)
         last = on_host(to_tree(self._space, observation))  # [N, ...]
-        write_tree(self._last_observations, self._connectors(last))
+        last = self._choices.through(self._connectors, last, lambda row: (row, self._steps))
+        write_tree(self._last_observations, last)
         seconds.update(environment=environment + clock() - waiting, inference=inference)
         self._observation = observation
         self._firsts = torch.stack(firsts).cpu().numpy()  # [T, N]
@@ -144,9 +146,13 @@ class DeviceSampler(Sampler):
         for t, given in enumerate(_numbers_on_host(infos)):
             if given:
                 self._infos.see(given, t, done[:, t])
-        if self._connectors.learns:
+        choices = ObservedChoices(self._space, "a fragment")
+        if self._connectors.learns or (self._connectors.rewrites and choices):
             plain: Any = zeros(self._space, (self._rows, self._steps))  # [N, T, ...]
             self._plain_steps.copy_to(plain)
+            # Connectors cannot look at values there.
+            choices.require(plain, lambda row, step, *_: (row, step))
+        if self._connectors.learns:
             for t in range(self._steps):
                 self._connectors.watch(tree_map(itemgetter((slice(None), t)), plain))  # [N, ...]
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from juggler.runtime.wire.dtypes import dtype_from_number, dtype_to_number
 from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.structures import unsupported
 from juggler.runtime.wire.v1 import spaces_pb2 as pb
 from juggler.runtime.wire.v1.tensors_pb2 import DType
 
@@ -107,12 +108,11 @@ def _elements(message: pb.Space) -> int:
 
 
 def _write(space: Space[Any]) -> pb.Space:
-    writer = _WRITERS.get(type(space))
-    if writer is None:
-        known = ", ".join(kind.__name__ for kind in _WRITERS)
-        name = f"{type(space).__module__}.{type(space).__qualname__}"
-        raise WireError(f"a space of class {name} cannot be sent; express it with one of {known}")
-    return writer(space)
+    # A space of a derived class arrives as one of Gymnasium's own.
+    for kind, writer in _WRITERS.items():
+        if isinstance(space, kind):
+            return writer(space)
+    raise WireError(str(unsupported(space, ())))
 
 
 def _read(message: pb.Space) -> Space[Any]:

@@ -43,7 +43,7 @@ def _leaves(space: Space[Any], path: Path) -> list[tuple[Path, Space[Any]]]:
         return [(path, space)]
     children = _children(space)
     if children is None:
-        raise _unsupported(space, path)
+        raise unsupported(space, path)
     if not children:
         raise UnsupportedSpace(f"{_name(space, path)} has nothing in it: leave it out")
     for key in children:
@@ -65,7 +65,7 @@ def zeros(space: Space[Any], leading_shape: Sequence[int] = ()) -> Tree:
     if children is not None:
         return {key: zeros(child, leading_shape) for key, child in children.items()}
     if not isinstance(space, _LEAVES):
-        raise _unsupported(space, ())
+        raise unsupported(space, ())
     array = np.zeros((*leading_shape, *(space.shape or ())), space.dtype)
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         array += space.start
@@ -127,7 +127,8 @@ def _children(space: Space[Any]) -> dict[str, Space[Any]] | None:
     return None
 
 
-def _unsupported(space: Space[Any], path: Path) -> UnsupportedSpace:
+def unsupported(space: Space[Any], path: Path) -> UnsupportedSpace:
+    """The error for a space without an encoding, which says what to use instead."""
     reasons = (reason for kind, reason in _REASONS if isinstance(space, kind))
     served = ", ".join(kind.__name__ for kind in _LEAVES)
     why = next(reasons, f"express it with {served}, Dict and Tuple")

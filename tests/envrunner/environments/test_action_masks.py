@@ -240,6 +240,34 @@ class LastMask(Scripted):
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("mask", [np.ones(2, np.int8), np.ones(4, np.int8), 1, (np.ones(2),)])
+def test_a_late_mask_of_another_length_names_the_environment(mask, others, mode) -> None:
+    functions = [functools.partial(masked, ((9, "truncated"),))] * others
+    functions += [lambda: LaterMask(mask)]
+    env = observe_masks(vector_of_functions("in turn", mode, functions))
+    env.reset()
+    env.step(np.zeros(others + 1, int))
+    with pytest.raises(EnvironmentFailed, match=f"environment {others} .*action mask in its info"):
+        env.step(np.zeros(others + 1, int))
+
+
+class LaterMask(Scripted):
+    """Gives another mask in the second step."""
+
+    def __init__(self, mask: Any) -> None:
+        super().__init__(((9, "truncated"),))
+        self.mask = mask
+
+    def reset(self, **options: Any) -> Any:
+        return super().reset(**options)[0], {"action_mask": np.ones(3, np.int8)}
+
+    def step(self, action: Any) -> Any:
+        *result, _ = super().step(action)
+        return *result, {"action_mask": self.mask if self.steps == 2 else np.ones(3, np.int8)}
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_mask_that_is_there_at_first_and_then_is_not_is_an_error(mode) -> None:
     functions = [functools.partial(masked, SCRIPTS[2], silent_at=at) for at in (-1, 2)]
     env = observe_masks(vector_of_functions("in turn", mode, functions))

@@ -265,3 +265,36 @@ def test_a_failure_says_which_environment_failed_in_what(
     with pytest.raises(EnvironmentFailed, match=expected) as caught:
         steps(ours, 4)
     assert "in the_guilty_line" in caught.value.traceback
+
+
+class TwoKeys(Scripted):
+    """Forgets the info of its second reset, which returns the two parts of its observation."""
+
+    def __init__(self) -> None:
+        super().__init__(((1, "truncated"),))
+        self.observation_space = spaces.Dict({"a": self.observation_space, "b": spaces.Discrete(2)})
+
+    def reset(self, **options: Any) -> Any:
+        observation, info = super().reset(**options)
+        parts = {"a": observation, "b": 0}
+        return parts if self.episode == 1 else (parts, info)
+
+    def step(self, action: Any) -> Any:
+        observation, *rest = super().step(action)
+        return {"a": observation, "b": 0}, *rest
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_late_reset_that_returns_an_observation_of_two_parts_alone_is_named(mode) -> None:
+    env = EnvironmentsInTurn([TwoKeys], mode, "two keys")
+    env.reset()
+
+    def go_on() -> None:
+        for _ in range(2):
+            env.step(np.array([0]))
+            if mode is AutoresetMode.DISABLED:
+                env.reset(options={"reset_mask": np.array([True])})
+
+    words = r"environment 0 \(two keys\) failed in reset: it must return \(observation, info\)"
+    with pytest.raises(EnvironmentFailed, match=words):
+        go_on()

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from support.fake_device import DEVICE, FakeDevice
 from support.recording import assert_recorded
-from support.scripted_environments import NativeScripted, scripted_trees
+from support.scripted_environments import NativeScripted, Scripted, scripted_trees
 from support.scripted_modules import LinearPolicy, Summing
 from support.tensor_vectors import TensorVector, on_cpu, on_fake_device
 from support.vectors import seeds_of
@@ -269,6 +269,27 @@ def test_one_hot_observations_are_made_on_the_device(device) -> None:
     a = on_device(ours, make_module=Zeros, connectors=to_vectors)
     b = on_host(theirs, make_module=Zeros, connectors=too)
     assert_equal(a.sample((0, 0)).batch, b.sample((0, 0)).batch)
+
+
+class Pairs(Scripted):
+    """Shows a number that would be its neighbour's, after a step of the second environment."""
+
+    def __init__(self, wrong: bool) -> None:
+        super().__init__(((9, "terminated"),))
+        self.observation_space, self.action_space = spaces.MultiDiscrete([3, 3]), spaces.Discrete(4)
+        self.wrong = wrong
+
+    def observation(self) -> np.ndarray:
+        return np.array([3 if self.wrong and self.steps == 2 else 0, 1])
+
+
+def test_choices_outside_their_space_are_found_after_connectors_of_the_device(device) -> None:
+    env = SyncVectorEnv([lambda: Pairs(False), lambda: Pairs(True)])
+    vector = AcceptedVector(TensorVector(env, on_fake_device), "it")
+    connectors = EnvToModule({"one_hot": OneHot(*_spaces(vector))}, {}, _spaces(vector)[0])
+    sampler = on_device(vector, make_module=Zeros, connectors=connectors)
+    with pytest.raises(EnvironmentFailed, match=r"environment 1 .* step 2 .* holds 3, which"):
+        sampler.sample((0, 0))
 
 
 class Zeros(RLModule):
