@@ -48,12 +48,12 @@ class Environments(PacedSlots):
         return self.rows.begun - self._parked
 
     def unseat(self, places: list[int]) -> None:
-        """Remove environments. Episodes that are running end as truncated at their last steps."""
+        """Remove environments. Episodes that are running end as truncated at their last steps, and
+        are counted as cut: their return is not known."""
         for place in places:
             self.cut(place)
-            if self.of["length"][place]:
-                self.counts["episodes_cut"] += 1
-                self._end_episodes(np.array([place]))
+            self.counts["episodes_cut"] += int(self.of["length"][place] > 0)
+            self._forget_episodes(np.array([place]))
             self.of["acted"][place] = False
             self._places.give_back(place)
 

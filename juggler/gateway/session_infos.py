@@ -105,11 +105,6 @@ class SessionInfos:
         if ends:
             self._end([environment])
 
-    def cut(self) -> None:
-        """End all episodes."""
-        self._end(slice(None))
-        self.settle()
-
     def settle(self) -> None:
         """Hand over the numbers of all episodes that have ended."""
         if self._any_over:

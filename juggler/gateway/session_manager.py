@@ -295,10 +295,8 @@ class SessionManager:
             places[agent.module_id] += agent.slots
         for module_id, of_module in places.items():
             self.players[module_id].unseat(of_module)
-        if session.episodes is not None:
-            self._end(session.episodes.cut())
         if session.infos is not None:
-            session.infos.cut()
+            session.infos.settle()
         self.sessions.remove(session)
         self._load -= Load.of(session)
         session.stream = None
@@ -315,13 +313,10 @@ class SessionManager:
             over: the environments whose episodes are over with it.
         """
         if session.episodes is not None:
-            self._end(session.episodes.book(parts, over))
+            self.env_ended += session.episodes.book(parts, over)
+            keep_newest(self.env_ended)
         if session.infos is not None:
             session.infos.see(parts, over)
-
-    def _end(self, episodes: list[tuple[float, int]]) -> None:
-        self.env_ended += episodes
-        keep_newest(self.env_ended)
 
     def take_infos(self) -> InfoNumbers:
         """Numbers that simulators told of their steps, of the episodes that ended since the last

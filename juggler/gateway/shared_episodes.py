@@ -100,14 +100,6 @@ class SharedEpisodes:
             self._returns[rewarded] += [part.rewards[at] for at in part.rewarded]
             stepped.update(rewarded)
         self._lengths[list(stepped)] += 1
-        return self._take(over)
-
-    def cut(self) -> list[tuple[float, int]]:
-        """End all episodes -> return and length of those in which something was done."""
-        self._stages[:] = _OUT
-        return self._take(np.flatnonzero(self._lengths).tolist())
-
-    def _take(self, over: list[int]) -> list[tuple[float, int]]:
         returns, lengths = self._returns[over].tolist(), self._lengths[over].tolist()
         self._returns[over], self._lengths[over] = 0, 0
         return list(zip(returns, lengths, strict=True))

@@ -12,9 +12,11 @@ from support.agents_world import AgentsWorld, see
 from support.gateway_world import GatewayWorld, RawSimulator, break_off, eventually
 
 from juggler.client import GatewayError
+from juggler.driver.workers.worker_events import _NOTE_COUNTS
 from juggler.gateway import runner
 from juggler.gateway.guest_book import GuestBook, address_of
 from juggler.gateway.sessions import Sessions
+from juggler.runtime.actors.hello import MOST_EVENTS_PER_SECOND
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 
@@ -112,11 +114,24 @@ def test_of_those_who_are_refused_one_line_a_minute_is_told_with_their_number(
     assert lines[3:] == [("refused a simulator at 10.0.0.1:6: again", True)]
 
 
+def test_simulators_that_come_and_leave_at_once_are_no_flood_for_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with GatewayWorld() as world:
+        monkeypatch.setattr(world._server._manager.guests, "_clock", lambda: 0.0)
+        for _ in range(20):
+            world.connect().close()
+        eventually(lambda: world.count("sessions") == 0)
+        assert len(world.told) == 20
+        assert 2 * 20 * _NOTE_COUNTS < MOST_EVENTS_PER_SECOND, "and as many in the next minute"
+
+
 @pytest.mark.parametrize(
     ("peer", "address"),
     [
         ("ipv4:10.0.0.1:12", "10.0.0.1:12"),
         ("ipv6:%5B::1%5D:12", "[::1]:12"),
+        ("unix:", "a Unix socket"),
         ("", "an unknown address"),
     ],
 )

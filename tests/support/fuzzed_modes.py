@@ -96,12 +96,6 @@ class Remote(Simulator):
                 assert self.gateway.legal(place.shown)[chosen[0]]
                 place.action = chosen
 
-    def cut(self, episode: Episode) -> None:
-        super().cut(episode)
-        known = Episode(episode.sent)
-        if known.steps and not known.steps[-1].ends:
-            self._ended(known)
-
     def _ended(self, episode: Episode) -> None:
         self.ended[episode.total] += 1
         self.may_end[episode.total] += 1

@@ -23,7 +23,9 @@ from juggler.runtime.wire.v1 import training_pb2
 
 _LONGEST_REASON = 8000  # characters: it may tell two spaces
 _NOTE = training_pb2.Note.DESCRIPTOR.full_name
-_NOTE_COUNTS = 1000  # as much as so many arrivals: twenty notes in a second are too many
+#: As much as so many arrivals: over eighty notes in a second are too many. A gateway may have ten
+#: lines about simulators that come, ten about those that leave, and again when a minute is over.
+_NOTE_COUNTS = 250
 
 
 class WorkerEvents:

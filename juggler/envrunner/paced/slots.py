@@ -149,6 +149,11 @@ class PacedSlots:
     def _end_episodes(self, places: NDArray[np.intp]) -> None:
         of = self.of
         self.ended += zip(of["return"][places].tolist(), of["length"][places].tolist(), strict=True)
+        self._forget_episodes(places)
+
+    def _forget_episodes(self, places: NDArray[np.intp]) -> None:
+        """Have the next actions at places [B] begin episodes."""
+        of = self.of
         of["return"][places], of["length"][places], of["first"][places] = 0, 0, True
 
     def observe(self, places: NDArray[np.intp], observations: Tree) -> None:

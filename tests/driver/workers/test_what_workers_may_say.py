@@ -110,12 +110,12 @@ def test_a_note_is_one_line_and_too_many_are_too_many(
     world.report(worker, training_pb2.Note(text="takes\nsimulators"))
     assert world.told.messages == [f"{worker.worker_id} takes simulators"]
     assert world.told.levels == ["info"]
-    for _ in range(20):
+    for _ in range(80):
         assert world.why_dismissed(worker) == ""
         world.report(worker, training_pb2.Note(text="x", warning=True))
     assert set(world.told.levels[1:]) == {"warning"}
     assert "replies and reports in a second" in world.why_dismissed(worker)
-    assert len(world.told.messages) == 20
+    assert len(world.told.messages) == 80
 
 
 def test_a_runner_of_an_endless_space_is_not_taken(world: WorkersWorld) -> None:
