@@ -7,6 +7,7 @@ python benchmarks/seen.py hopper --seeds 1 --seconds 600
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def write(name: str, table: str) -> None:
     """Write the table at the end of the configuration's file, replacing an earlier one."""
     file = CONFIGS / f"{name}.toml"
     settings = file.read_text().partition("\n[seen]")[0].rstrip("\n")
+    settings = re.sub(r"^seen = .*\n", "", settings, flags=re.M)
     file.write_text(f"{settings}\n\n{table}")
 
 

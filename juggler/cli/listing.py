@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from juggler.driver.shipped import read_shipped, shipped_configs
+from juggler.driver.shipped import Seen, read_shipped, shipped_configs
 from juggler.envrunner.environments.extras import extra_for
 
 _HEAD = ("name", "algorithm", "environment", "extra", "return", "steps", "seconds", "seen on")
@@ -23,8 +23,9 @@ def _row(name: str) -> tuple[str, ...]:
     shipped = read_shipped(name)
     env, algorithm = shipped.config.env_runner.env, shipped.config.learner.algorithm
     about = (name, algorithm, env.rpartition(":")[2], extra_for(env) or "-")
-    if (seen := shipped.seen) is None:
-        return *about, "-", "-", "-", "not tried in full"
+    seen = shipped.seen
+    if not isinstance(seen, Seen):
+        return *about, "-", "-", "-", seen or "not tried in full"
     reached = f"{seen.episode_return:.1f}", f"{seen.env_steps / 1e3:.0f}k", f"{seen.seconds:.1f}"
     seeds = "seed 0" if seen.seeds == 1 else f"median of seeds 0 to {seen.seeds - 1}"
     return *about, *reached, f"{seen.machine}; {seeds}"

@@ -118,14 +118,12 @@ def give_names(
     keys: dict[str, Any],
 ) -> None:
     """Put the names of these two among the keys, as config.toml has them."""
+    makers = {"env": "function, such as lambda: gymnasium.make(...)", "module": "class"}
     for key, value in (("env", env), ("module", module)):
         if callable(value) or isinstance(value, str):
             keys[key] = by_name.name_of(value)
         elif value is not None:
-            how = (
-                ", such as env=lambda: gymnasium.make(...)" if key == "env" else ", such as a class"
-            )
-            raise ConfigError(f"{key} must be a name, or what makes one{how}: not {value!r}")
+            raise ConfigError(f"{key} must be a name, or a {makers[key]}, not {value!r}")
 
 
 def own_module(

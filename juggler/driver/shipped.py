@@ -40,12 +40,13 @@ class Shipped:
     Attributes:
         name: its name for `juggler train`.
         config: the configuration.
-        seen: the table `seen` of its file; None: there were no full runs.
+        seen: the table `seen` of its file, or a sentence with figures from a page of benchmarks/;
+            None: there were no full runs.
     """
 
     name: str
     config: RunConfig
-    seen: Seen | None
+    seen: Seen | str | None
 
 
 def shipped_configs() -> list[str]:
@@ -68,7 +69,7 @@ def read_shipped(name: str) -> Shipped:
         return Shipped(
             name,
             RunConfig.from_flat(values, where=file),
-            None if seen is None else msgspec.convert(seen, Seen),
+            None if seen is None else msgspec.convert(seen, Seen | str),
         )
     except msgspec.ValidationError as error:
         raise ConfigError(f"{file}: seen: {error}") from error

@@ -37,15 +37,17 @@ def test_what_was_seen_is_told_and_what_was_not_too(monkeypatch: pytest.MonkeyPa
         "one": Seen(478.26, 459_123, 3.64, 3, "2 cores, AMD EPYC"),
         "two": Seen(-85.0, 1_234_567, 100.0, 1, "a laptop"),
         "three": None,
+        "four": "wins 99 % (benchmarks/games.md)",
     }
     monkeypatch.setattr(listing, "shipped_configs", lambda: [*seen])
     monkeypatch.setattr(
         listing, "read_shipped", lambda name: Shipped(name, RunConfig(), seen[name])
     )
-    head, one, two, three = listing.listing().splitlines()
+    head, one, two, three, four = listing.listing().splitlines()
     assert head.split()[-5:] == ["return", "steps", "seconds", "seen", "on"]
     assert one.split()[4:7] == ["478.3", "459k", "3.6"]
     assert one.endswith("2 cores, AMD EPYC; median of seeds 0 to 2")
     assert two.split()[4:7] == ["-85.0", "1235k", "100.0"]
     assert two.endswith("a laptop; seed 0")
     assert three.split()[4:] == ["-", "-", "-", "not", "tried", "in", "full"]
+    assert four.split()[4:8] == ["-", "-", "-", "wins"]

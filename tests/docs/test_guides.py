@@ -76,6 +76,24 @@ def test_a_file_has_only_keys_that_exist(page: str) -> None:
     RunConfig.from_flat(tomllib.loads(file))
 
 
+@pytest.mark.parametrize("page", FROM_ELSEWHERE)
+def test_a_moved_configuration_gives_the_connectors_that_a_run_would_choose(page: str) -> None:
+    text = (ROOT / page).read_text()
+    (file, *_) = [*blocks("toml", page), ""]
+    moved = tomllib.loads(file)
+    assert moved.get("connectors") == {} or '"connectors": {}' in text
+
+
+def test_what_is_called_missing_is_missing() -> None:
+    missing = (ROOT / "docs/from-rllib.md").read_text().partition("## What is not there")[2]
+    (line,) = [each for each in missing.splitlines() if each.startswith("- Offline algorithms")]
+    there = {name.upper() for name, algorithm in ALGORITHMS.items() if algorithm.offline}
+    assert set(re.findall(r"\b[A-Z\d]{2,}\b", line)) == there
+    schedules = RunConfig.from_flat({"algorithm": "td3"}).learner.schedules()
+    assert ("noise schedules" in missing) == ("exploration_noise" not in schedules)
+    assert ("loop of your own" in missing) == (not hasattr(juggler, "start"))
+
+
 @pytest.mark.parametrize("page", [*GUIDES, *ABOUT_RUNS, *BENCHMARKS])
 def test_links_lead_to_files_and_headings(page: str) -> None:
     assert [link for link in links(page) if not link.exists()] == []

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.pages import ROOT
 
 import juggler.driver.configs
 from juggler.driver import shipped
@@ -71,6 +72,21 @@ def test_what_was_seen_is_beside_the_configuration(in_a_package: Path) -> None:
 def test_without_the_table_nothing_was_seen(in_a_package: Path) -> None:
     (in_a_package / "mine.toml").write_text("lr = 0.5\n")
     assert read_shipped("mine").seen is None
+
+
+def test_a_sentence_with_figures_is_seen_as_it_is(in_a_package: Path) -> None:
+    (in_a_package / "mine.toml").write_text('seen = "wins"\nlr = 0.5\n')
+    assert read_shipped("mine").seen == "wins"
+    assert read_shipped("mine").config == RunConfig.from_flat({"lr": 0.5})
+
+
+def test_figures_from_benchmarks_are_on_the_page_that_is_named() -> None:
+    for name in shipped_configs():
+        if isinstance(said := read_shipped(name).seen, str):
+            (page,) = re.findall(r"\((benchmarks/\S+)\)$", said)
+            text = (ROOT / page).read_text()
+            figures = re.findall(r"-?\d[\d.,]*", said.partition(";")[0].rstrip(","))
+            assert [each for each in figures if each.strip(",.") not in text] == [], name
 
 
 @pytest.mark.parametrize(

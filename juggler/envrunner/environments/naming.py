@@ -95,7 +95,7 @@ class ScriptEnvironment:
     def __reduce__(self) -> tuple[type[ScriptEnvironment], tuple[EnvSpec]]:
         entries = {key: getattr(self.spec, key) for key in ("entry_point", "vector_entry_point")}
         # Another process has another __main__, so the class itself goes there.
-        own = {
+        own: dict[str, Any] = {
             key: load_env_creator(at)
             for key, at in entries.items()
             if isinstance(at, str) and at.startswith(SCRIPT)
