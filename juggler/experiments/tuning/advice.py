@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from juggler.driver.checkpoint.beginning import other_run, rescaled_before
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.defaults import settled, with_models
 from juggler.driver.given_config import differing
@@ -76,7 +77,8 @@ def advise(
                 f"{config.env_runner.env} has several agents, and only environments with one can "
                 "be measured: start short runs, and compare their steps/s"
             )
-        config, said = settled(config, given, groups)
+        rescaled = rescaled_before(config, other_run(config))
+        config, said = settled(config, given, groups, rescaled)
         if said:
             tell(said)
         tell(f"measuring {config.env_runner.env} for about {seconds:g} s")

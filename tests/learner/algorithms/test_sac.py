@@ -184,6 +184,22 @@ def test_the_target_entropy_is_of_the_actions_that_are_legal() -> None:
     assert float(metrics["temperature"]) < 1.1
 
 
+def test_the_values_of_all_actions_are_computed_once_for_what_was_seen() -> None:
+    """With many actions they are most of the work of an update."""
+    passes = []
+
+    class Counted(SoftActorCritic):
+        def _forward_train(self, batch: Any) -> dict[str, Any]:
+            passes.append(batch)
+            return super()._forward_train(batch)
+
+    core = make_core(THREE, Counted)
+    state = core.init(0)
+    passes.clear()
+    core.grads(state, {"default": rows(THREE)})
+    assert len(passes) == 3, "one of what was seen, and two of what followed"
+
+
 @pytest.mark.parametrize(("actions", "most"), [(THREE, "1.10"), (BOX, "1.39")])
 def test_an_entropy_that_no_policy_has_is_refused(actions: Any, most: str) -> None:
     with pytest.raises(ValueError, match=f"target_entropy = 1.5: must be below {most}"):

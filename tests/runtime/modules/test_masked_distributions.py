@@ -49,6 +49,7 @@ def test_illegal_actions_have_no_probability_at_all(case: Case, mask_dtype: torc
     assert masked.isfinite().all()
     assert (masked.softmax(-1)[~case.legal] == 0).all()
     assert (spec(masked).log_probs.exp()[~case.legal] == 0).all()
+    assert (spec(masked).probs[~case.legal] == 0).all()
     assert torch.equal(masked[case.legal], case.logits[case.legal])
 
 

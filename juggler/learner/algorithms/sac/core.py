@@ -93,12 +93,9 @@ class Sac(OffPolicyCore):
             after = _acted(forward, target, following, noise[0])
             soft = (after.values + temperature * after.entropies).view(n, t)  # [N, T]
             targets = torch.where(live, rewards + discounts * soft, 0.0)  # [N, T]
-        values = _values_of(forward, observations, columns[c.ACTIONS].flatten(0, 1))  # [N T, 2]
+        values, acted = _learned_of(forward, observations, columns, noise[1])
         values = torch.where(live.unsqueeze(-1), values.view(n, t, 2), 0.0)  # [N, T, 2]
         errors = targets.unsqueeze(-1) - values  # [N, T, 2]
-        # Gradients pass through the values of actions to the policy, and leave Q as it is.
-        critic = forward.frozen()
-        acted = _acted(forward, critic, observations, noise[1])
         gain = (acted.values + temperature * acted.entropies).view(n, t)  # [N, T]
         entropies = acted.entropies.view(n, t)  # [N, T]
         mean = LiveMean(live)
@@ -151,11 +148,9 @@ def _acted(policy: Forward, critic: Forward, observations: Any, noise: Tensor) -
         noise: [B, M], of which actions of a Box are made.
     """
     inputs = policy({c.OBSERVATIONS: observations})[c.ACTION_DIST_INPUTS]  # [B, D]
-    distribution = policy.module.action_distribution()(inputs)
     if isinstance(policy.module.action_space, Discrete):
-        values = critic({c.OBSERVATIONS: observations})[Q_VALUES].amin(1)  # [B, n]
-        chances = inputs.softmax(-1)  # [B, n]
-        return _Acted((chances * values).sum(-1), distribution.entropy())
+        return _expected(policy, inputs, critic({c.OBSERVATIONS: observations})[Q_VALUES])
+    distribution = policy.module.action_distribution()(inputs)
     actions, log_probs = distribution.sample_with_log_prob(noise)  # [B, ...], [B]
     valued = critic({c.OBSERVATIONS: observations, c.ACTIONS: actions})[Q_VALUES]  # [B, 2]
     spec = policy.module.action_distribution()
@@ -164,15 +159,41 @@ def _acted(policy: Forward, critic: Forward, observations: Any, noise: Tensor) -
     return _Acted(valued.amin(-1), -log_probs)
 
 
-def _values_of(forward: Forward, observations: Any, actions: Tensor) -> Tensor:
-    """Both values [B, 2] of actions that were taken."""
-    space = forward.module.action_space
+def _expected(policy: Forward, inputs: Tensor, values: Tensor) -> _Acted:
+    """What a policy of Discrete actions gets by the values [B, 2, n] of all of them.
+
+    Args:
+        policy: acts.
+        inputs: of its distribution [B, n].
+        values: of the actions.
+    """
+    distribution = policy.module.action_distribution()(inputs)
+    expected = (inputs.softmax(-1) * values.amin(1)).sum(-1)  # [B]
+    return _Acted(expected, distribution.entropy())
+
+
+def _learned_of(
+    forward: Forward, observations: Any, columns: Columns, noise: Tensor
+) -> tuple[Tensor, _Acted]:
+    """Both values [B, 2] of actions that were taken, and what the policy would get instead.
+
+    Gradients of the latter pass through the values of actions to the policy, and leave Q as it is.
+
+    Args:
+        forward: the pass that is trained.
+        observations: B of them.
+        columns: have the actions.
+        noise: as in `_acted`.
+    """
+    space, taken = forward.module.action_space, columns[c.ACTIONS].flatten(0, 1)  # [B, ...]
     if not isinstance(space, Discrete):
-        values: Tensor = forward({c.OBSERVATIONS: observations, c.ACTIONS: actions})[Q_VALUES]
-        return values  # [B, 2]
-    values = forward({c.OBSERVATIONS: observations})[Q_VALUES]  # [B, 2, n]
-    places = (actions.long() - int(space.start)).view(-1, 1, 1).expand(-1, 2, 1)  # [B, 2, 1]
-    return values.gather(-1, places).squeeze(-1)  # [B, 2]
+        valued = forward({c.OBSERVATIONS: observations, c.ACTIONS: taken})[Q_VALUES]  # [B, 2]
+        return valued, _acted(forward, forward.frozen(), observations, noise)
+    outputs = forward({c.OBSERVATIONS: observations})  # values of all actions, for both
+    values = outputs[Q_VALUES]  # [B, 2, n]
+    acted = _expected(forward, outputs[c.ACTION_DIST_INPUTS], values.detach())
+    places = (taken.long() - int(space.start)).view(-1, 1, 1).expand(-1, 2, 1)  # [B, 2, 1]
+    return values.gather(-1, places).squeeze(-1), acted
 
 
 def _must_be_reachable(module: RLModule, target_entropy: float | None) -> None:
