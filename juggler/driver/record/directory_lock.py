@@ -8,6 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO, Final
 
+from juggler.runtime.plain_files import open_plain
+
 _ATTEMPTS: Final = 5
 _PAUSE_SECONDS: Final = 0.05
 _SOME_BYTES: Final = 1 << 14  # more than a configuration takes
@@ -37,7 +39,7 @@ def is_locked(path: Path) -> bool:
     """Whether a process has locked a file, which it does not if there is none; also where nobody
     can tell."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         return not isinstance(error, FileNotFoundError)

@@ -18,6 +18,7 @@ import msgspec
 
 from juggler.driver.record.run_directory import RunDirectoryError
 from juggler.driver.watching.overview import Overseer, find_runs, names_of, to_plain
+from juggler.driver.watching.presentable import text_of
 from juggler.driver.watching.watched_run import WatchedRun
 from juggler.runtime.actors.endpoints import is_loopback
 
@@ -88,7 +89,8 @@ class PageApplication:
         try:
             kind, size, content = self._answer(environ)
             status = HTTPStatus.OK
-        except Refused as refused:
+        except Exception as error:  # what a directory holds does not end an answer in silence
+            refused = error if isinstance(error, Refused) else _broken(error)
             content = [(json.dumps({"error": refused.why}) + "\n").encode()]
             status, kind, size = refused.status, "application/json", len(content[0])
         headers = [("Content-Type", kind), ("Content-Length", str(size)), *_HEADERS]
@@ -161,9 +163,9 @@ class PageApplication:
             for run_id, overseer in self._overseers.items()
         ]
         return {
-            "directories": [str(each) for each in self._directories],
+            "directories": [text_of(each) for each in self._directories],
             "named": self._named,
-            "problem": "; ".join(problems),
+            "problem": text_of("; ".join(problems)),
             "runs": runs,
         }
 
@@ -203,6 +205,11 @@ class PageApplication:
             file.close()
             raise Refused(HTTPStatus.NOT_FOUND, f"{video.name} is too large to be shown here")
         return "video/mp4", size, _pieces(file, size)
+
+
+def _broken(error: Exception) -> Refused:
+    why = text_of(f"the run cannot be read: {type(error).__name__}: {error}")
+    return Refused(HTTPStatus.INTERNAL_SERVER_ERROR, why)
 
 
 def _pieces(file: Any, size: int) -> Iterator[bytes]:
