@@ -16,15 +16,18 @@ _MOST_TOML: Final = 1 << 19  # bytes of a configuration
 _MOST_DOTS: Final = 64  # in a line of TOML: the memory for a key grows with their square
 
 
-def open_plain(path: Path) -> BinaryIO:
+def open_plain(path: Path, *, dir_fd: int | None = None) -> BinaryIO:
     """Open a plain file for reading. It never waits, as for a pipe, and follows no link.
 
     Raises:
         OSError: it is something else, or cannot be read.
     """
-    if not stat.S_ISREG(os.lstat(path).st_mode):  # to open a device may do something
+    if not stat.S_ISREG(
+        os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode
+    ):  # to open a device may do something
         raise OSError(errno.EINVAL, "it is not a plain file")
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, dir_fd=dir_fd)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it was replaced at this moment
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a plain file")

@@ -276,7 +276,7 @@ def test_what_a_directory_holds_concerns_its_run_alone(
     assert (good["name"], good["state"], good["problem"]) == ("good", "solved", "")
     assert bad["name"] == "bad"
     assert main(["runs", str(tmp_path)]) == 0
-    page = PageApplication([tmp_path], named=False, any_host=True)
+    page = PageApplication([tmp_path], named=False)
     for path, query in (("runs", ""), ("run", f"id={_id_of(tmp_path / 'bad')}&detail=1")):
         status, content = _asked(page, f"/api/{path}", query)
         assert status == "200 OK", content
@@ -289,7 +289,7 @@ def test_a_directory_whose_name_is_no_utf_8_is_listed(
     made(tmp_path / os.fsdecode(b"run-\xff"), [line(100, 1.0)])
     (run,) = listed(tmp_path, capsys)
     assert run["name"] == "run-?"
-    status, _ = _asked(PageApplication([tmp_path], named=False, any_host=True), "/api/runs")
+    status, _ = _asked(PageApplication([tmp_path], named=False), "/api/runs")
     assert status == "200 OK"
 
 
