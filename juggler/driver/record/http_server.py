@@ -78,11 +78,11 @@ class HttpServer(ThreadingMixIn, WSGIServer):
         host = str(environ.get("HTTP_HOST", ""))
         if not self._any_host and not _is_here(host):
             start_response("403 Forbidden", [("Content-Type", "text/plain")])
-            refusal = (
+            why = (
                 f"this is served to its own host without a token, and not as {host[:255]!r}: ask "
                 "for http://localhost, or start the command with a token\n"
             )
-            return [refusal.encode(errors="replace")]
+            return [why.encode(errors="replace")]
         if environ.get("PATH_INFO") in self._open_paths:
             return self._application(environ, start_response)
         shown = (("authorization", str(environ.get("HTTP_AUTHORIZATION", ""))),)
