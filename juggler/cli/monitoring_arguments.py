@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from juggler.cli.arguments import Flag
 from juggler.driver.monitoring import MonitoringOptions
+from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.tls import Tls
 
 
@@ -15,7 +16,8 @@ class MonitoringArguments:
 
     metrics_bind: str = ""
     """Serve metrics for Prometheus at this address, HOST:PORT, as /metrics: with the driver's TLS
-    and token, if it has any, and with neither if --insecure is given."""
+    and token, if it has any, and with neither if --insecure is given. `juggler train` takes the
+    token from JUGGLER_TOKEN or JUGGLER_TOKEN_FILE."""
 
     health_bind: str = ""
     """Also serve health checks at this address, HOST:PORT, without TLS: for probes that cannot use
@@ -25,10 +27,22 @@ class MonitoringArguments:
     """Let tools such as grpcurl list the services of the driver."""
 
     def monitoring(
-        self, insecure: bool, token: str = "", tls: Tls | None = None
+        self, insecure: bool, token: str | None = None, tls: Tls | None = None
     ) -> MonitoringOptions:
-        """The driver's options, given the token and TLS files of the run."""
+        """The driver's options, given the token and TLS files of the run.
+
+        Args:
+            insecure: serve metrics without both.
+            token: of the run; None: it listens to no other host, and metrics have the token of the
+                environment.
+            tls: likewise.
+
+        Raises:
+            ValueError: the environment's token cannot be used.
+        """
         if insecure:  # for scrapers that can only be given an address
             token, tls = "", None
+        elif token is None:
+            token = read_token(None) if self.metrics_bind else ""
         services = self.metrics_bind, self.health_bind, self.reflection
         return MonitoringOptions(*services, insecure, token, tls)

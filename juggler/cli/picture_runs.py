@@ -87,11 +87,11 @@ def read_run(
     columns = {key: table[:, i] for i, key in enumerate(_KEYS)}
     of_names = iter(table[:, len(_KEYS) :].T)  # [lines] each
     named = {each: {of_each: next(of_names) for of_each in _OF_EACH} for each in names}
-    told = list(map(flat, found)) if metrics else []
-    own = {each: columns_of(told, each) for each in metrics}
-    for each in (columns, *named.values(), *own.values()):
-        for key in each.keys() - {STEPS, TIME, "evaluation_return_mean"}:
-            each[key] = smoothed(each[key], smooth)
+    lines = list(map(flat, found)) if metrics else []
+    own = {metric: columns_of(lines, metric) for metric in metrics}
+    for table_of in (columns, *named.values(), *own.values()):
+        for each in table_of.keys() - {STEPS, TIME, "evaluation_return_mean"}:
+            table_of[each] = smoothed(table_of[each], smooth)
     return Run(name, columns, file_lines.broken, named, own)
 
 

@@ -117,7 +117,8 @@ def _show_checkpoints(run_dir: Path, console: Console) -> None:
     from rich.text import Text
 
     from juggler.driver.record.wording import number, quantity
-    from juggler.runtime.checkpoints.checkpoint import CheckpointError, read_record
+    from juggler.driver.watching.presentable import text_of
+    from juggler.runtime.checkpoints.checkpoint import read_record
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("checkpoint", overflow="fold")
@@ -130,9 +131,9 @@ def _show_checkpoints(run_dir: Path, console: Console) -> None:
             returns, steps = counters.get("returns"), quantity(counters["trained"])
             told = number(fmean(returns) if returns else None), steps
             written = _ago(path.stat().st_mtime)
-        except (CheckpointError, OSError, ValueError, TypeError, LookupError, AttributeError):
+        except Exception:  # whatever it holds
             told, written = ("", ""), "damaged"
-        table.add_row(Text(str(path)), *told, written)
+        table.add_row(Text(text_of(path)), *told, written)
     if table.row_count:
         console.print()
         console.print(table)

@@ -26,7 +26,7 @@ from juggler.runtime.nearest import nearest
 _SLOW_SECONDS = 1.0
 _NAME = re.compile(r"[\w.-]{1,64}(/[\w.-]{1,64}){0,3}", re.ASCII)
 
-#: A line of metrics with the tags of TensorBoard as keys, such as "modules/default/policy_loss".
+#: A flat line of metrics, with keys such as "modules/default/policy_loss".
 MetricsLine = Mapping[str, Any]
 
 
@@ -176,8 +176,8 @@ class Callback:
 
         Args:
             run: the run.
-            metrics: by the tags that TensorBoard shows: "episode_return_mean",
-                "modules/default/policy_loss". A number that is not there yet is None.
+            metrics: flat: "episode_return_mean", "modules/default/policy_loss". A number that is
+                not there yet is None.
         """
 
     def on_update(self, run: Run, module_id: str, metrics: Mapping[str, float]) -> None:

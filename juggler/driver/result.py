@@ -45,7 +45,7 @@ class Result:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics as a flat table, for `pandas.DataFrame(result.metrics())`: a dict
-        for each line, whose keys are the tags of TensorBoard. Steps that a resumed run made again
+        for each line, whose keys are joined with "/". Steps that a resumed run made again
         count once.
 
         Raises:

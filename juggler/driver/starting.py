@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -53,6 +52,7 @@ from juggler.runtime.actors.open_files import allow_many_open_files
 from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkserver
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
 from juggler.runtime.importing import must_not_be_imported
+from juggler.runtime.plain_files import read_json
 
 
 def start_run(
@@ -156,7 +156,7 @@ def resume_run(
     before = RunConfig.from_flat(checkpoint.config)
     if reached := goal_reached(run_dir, before, config):
         progress.message(nothing_to_do(run_dir, reached, before, config))
-        summary = json.loads((run_dir / SUMMARY_FILE).read_text())
+        summary = read_json(run_dir / SUMMARY_FILE)
         return Result(summary, run_dir, checkpoint.path)
     must_be_ahead(checkpoint, before, config)
     must_go_on(run_dir)

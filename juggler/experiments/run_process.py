@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -19,6 +18,7 @@ from juggler.driver.record.event_file import flat
 from juggler.driver.record.line_file import LineFile
 from juggler.driver.record.metrics_file import parse_line
 from juggler.driver.record.run_directory import METRICS_FILE, SUMMARY_FILE, has_checkpoint
+from juggler.runtime.plain_files import read_json
 
 #: `juggler ARGUMENTS`, for a parent whose process id comes first. If the parent is killed, the run
 #: ends in order, as it does at SIGTERM.
@@ -122,7 +122,7 @@ class RunProcess:
         status = self._process.wait()
         summary: dict[str, Any] = {}
         with suppress(OSError, ValueError):  # it came to no end of its own
-            summary = flat(json.loads((self.run_dir / SUMMARY_FILE).read_bytes()))
+            summary = flat(read_json(self.run_dir / SUMMARY_FILE))
         number = -status if status < 0 else max(0, status - 128)  # of the signal that ended it
         if number == signal.SIGINT and self._stopped:
             return RunEnd(summary, interrupted=True, problem="")

@@ -13,6 +13,7 @@ from juggler.launch.commands import ROLES, LaunchError
 from juggler.launch.following import ask
 from juggler.runtime.actors.ownership import is_ours_alone
 from juggler.runtime.file_locks import try_lock
+from juggler.runtime.plain_files import open_plain
 
 #: In a command that scales: the number that is wanted.
 NUMBER = "{number}"
@@ -129,8 +130,7 @@ class Wanted:
         """Read the words of the command that scales a role; []: there is none."""
         path = self._scale(role)
         try:
-            # A FIFO must not hold this up.
-            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            with open_plain(path) as file:
                 if not is_ours_alone(os.fstat(file.fileno())):
                     raise LaunchError(
                         f"{path} has a command that another user may have written: scale the run "

@@ -19,6 +19,7 @@ from support.made_runs import append, line, made
 from juggler.cli import main
 from juggler.cli.runs import duration
 from juggler.driver.record.checkpoints import write
+from juggler.driver.watching.app import PageApplication, _id_of
 from juggler.driver.watching.overview import Overseer
 
 
@@ -241,3 +242,73 @@ def test_a_run_that_is_over_is_read_once_until_it_changes(tmp_path: Path) -> Non
 )
 def test_a_time_is_rounded_before_it_is_split(seconds: float, said: str) -> None:
     assert duration(seconds) == said
+
+
+def _damaged(run_dir: Path, name: str, content: bytes | str) -> None:
+    file = made(run_dir, [line(100, 5.0)]) / name
+    file.unlink(missing_ok=True)
+    if content == "pipe":
+        os.mkfifo(file)
+    elif content == "hole":
+        file.touch()
+        os.truncate(file, 1 << 40)
+    elif content == "directory":
+        file.mkdir(parents=True)
+    else:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+DAMAGES = {
+    "checkpoint of another digit": ("checkpoints/²", "directory"),
+    "checkpoint of 200 digits": ("checkpoints/" + "9" * 200, "directory"),
+    "modules that are a number": ("config.toml", "env = 'x'\nmodules = 3\n"),
+    "modules that are numbers": ("config.toml", "env = 'x'\nmodules.a = 3\n"),
+    "goal of 400 digits": ("config.toml", "stop_return = 0x" + "f" * 400),
+    "long key": ("config.toml", "a" + ".a" * 20_000 + " = 1"),
+    "no UTF-8": ("config.toml", b"env = '\xff'"),
+    "half a letter": ("summary.json", '{"reason_for_stop": "\\ud800", "\\ud800": 1}'),
+    "return of 400 digits": ("summary.json", '{"episode_return_mean": ' + "9" * 400 + "}"),
+    "steps of 400 digits": ("metrics.jsonl", '{"env_steps_trained": ' + "9" * 400 + "}\n"),
+    "nested": ("summary.json", "[" * 100_000),
+    "nested tables": ("summary.json", '{"a":' * 900 + "1" + "}" * 900),
+    "driver without addresses": ("driver.json", '{"host": "here", "addresses": []}'),
+    "driver that is a zero": ("driver.json", '{"host": "here", "addresses": ["unix:\\u0000"]}'),
+    **{f"{name} is a {what}": (name, what)
+       for name in ("config.toml", "metrics.jsonl", "summary.json", "driver.json", "events.jsonl")
+       for what in ("pipe", "hole")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_a_directory_holds_concerns_its_run_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    made(tmp_path / "good", [line(100, 1.0)], {"solved": True}, old=1.0)
+    _damaged(tmp_path / "bad", *DAMAGES[damage])
+    good, bad = sorted(listed(tmp_path, capsys), key=lambda run: str(run["name"]), reverse=True)
+    assert (good["name"], good["state"], good["problem"]) == ("good", "solved", "")
+    assert bad["name"] == "bad"
+    assert main(["runs", str(tmp_path)]) == 0
+    page = PageApplication([tmp_path], named=False)
+    for path, query in (("runs", ""), ("run", f"id={_id_of(tmp_path / 'bad')}&detail=1")):
+        status, content = _asked(page, f"/api/{path}", query)
+        assert status == "200 OK", content
+    page.close()
+
+
+def test_a_directory_whose_name_is_no_utf_8_is_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path / os.fsdecode(b"run-\xff"), [line(100, 1.0)])
+    (run,) = listed(tmp_path, capsys)
+    assert run["name"] == "run-?"
+    status, _ = _asked(PageApplication([tmp_path], named=False), "/api/runs")
+    assert status == "200 OK"
+
+
+def _asked(page: PageApplication, path: str, query: str = "") -> tuple[str, bytes]:
+    """The status and the content of an answer."""
+    began: list[str] = []
+    environ = {"REQUEST_METHOD": "GET", "PATH_INFO": path, "QUERY_STRING": query}
+    content = page(environ, lambda status, headers: began.append(status))
+    return began[0], b"".join(content)

@@ -87,7 +87,7 @@ def test_an_update_whose_answer_never_came_is_told_when_its_learner_is_back(
     assert [each for each in heard.told if each[0] == "update"] == [("update", "default", 1, {})]
 
 
-def test_metrics_have_the_tags_of_tensorboard(tmp_path: Path) -> None:
+def test_metrics_are_flat(tmp_path: Path) -> None:
     heard = Heard()
     world = world_with(tmp_path, heard)
     parts = world.parts

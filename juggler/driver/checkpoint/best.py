@@ -10,6 +10,7 @@ from typing import Any
 from juggler.driver.record.checkpoints import adopt, write_synced
 from juggler.driver.record.episode_returns import Played
 from juggler.runtime.checkpoints.checkpoint import BEST, CheckpointError, newest_first
+from juggler.runtime.plain_files import read_json
 
 #: In the checkpoint's directory, beside its own files: how it played.
 _EVALUATION_FILE = "evaluation.json"
@@ -64,8 +65,8 @@ def _read(directory: Path) -> dict[str, Any] | None:
     """The best checkpoint of a run so far; None: there is none, or nobody knows how it played."""
     try:
         path = newest_first(directory)[0]
-        record = json.loads((path / _EVALUATION_FILE).read_bytes())
+        record = read_json(path / _EVALUATION_FILE)
         found = {key: record[key] + 0 for key in _RECORDED}
-    except (OSError, IndexError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, IndexError, ValueError, TypeError, KeyError):
         return None
     return {"checkpoint": str(path), **found}

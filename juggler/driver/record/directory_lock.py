@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import BinaryIO, Final
 
 from juggler.runtime.file_locks import try_lock
+from juggler.runtime.plain_files import open_plain
 
 _ATTEMPTS: Final = 5
 _PAUSE_SECONDS: Final = 0.05
@@ -32,7 +33,7 @@ def lock(file: BinaryIO) -> bool:
 def is_locked(path: Path) -> bool | None:
     """Whether a process has locked a file, which may be missing; None: this cannot be known."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             free = try_lock(file, shared=True)
     except FileNotFoundError:
         return False

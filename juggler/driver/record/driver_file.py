@@ -11,6 +11,7 @@ from pathlib import Path
 
 from juggler.driver.record.run_directory import CONFIG_FILE, SUMMARY_FILE, RunDirectoryError
 from juggler.driver.record.wording import how_it_ended
+from juggler.runtime.plain_files import read_json
 
 DRIVER_FILE = "driver.json"
 _LOOK_SECONDS = 0.5
@@ -92,8 +93,11 @@ def _told(run_dir: Path) -> tuple[list[str], str]:
     if not (run_dir / CONFIG_FILE).is_file():
         raise RunDirectoryError(f"{run_dir} is neither HOST:PORT nor the directory of a run")
     try:
-        told = json.loads((run_dir / DRIVER_FILE).read_text())
-        return [str(address) for address in told["addresses"]], str(told.get("host", ""))
+        told = read_json(run_dir / DRIVER_FILE)
+        addresses = [str(address) for address in told["addresses"]]
+        if not addresses:
+            raise LookupError("it has no addresses")
+        return addresses, str(told.get("host", ""))
     except FileNotFoundError:
         raise RunDirectoryError(not_running(run_dir)) from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -104,8 +108,9 @@ def not_running(run_dir: Path) -> str:
     """Say that a run has no driver now, and why."""
     file, how = run_dir / SUMMARY_FILE, "it was killed, or starts now"
     with contextlib.suppress(OSError):
-        text, how = file.read_bytes(), f"{file} says how it ended"
+        file.stat()
+        how = f"{file} says how it ended"
         with contextlib.suppress(ValueError, AttributeError):
-            end = json.loads(text)
+            end = read_json(file)
             how = f"it {'is ' if end.get('solved') else ''}{how_it_ended(end)}; {file} says more"
     return f"the run in {run_dir} is not running: {how}"

@@ -6,10 +6,13 @@ import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+#: Tables whose numbers TensorBoard shows beside the times.
+_OF_TIME: Final = ("seconds/", "inference/", "learner_steps/", "env_steps_")
 
 
 class EventFile:
@@ -48,7 +51,7 @@ class EventFile:
         event = Event(wall_time=time.time(), step=line["env_steps_sampled"])
         for tag, value in flat(line).items():
             if isinstance(value, int | float):
-                event.summary.value.add(tag=tag, simple_value=float(value))
+                event.summary.value.add(tag=tag_of(tag), simple_value=float(value))
         if self._writer is None:
             self._writer = _event_file_writer(self._directory)
             # Makes TensorBoard forget what a resumed run wrote after this step.
@@ -60,9 +63,19 @@ class EventFile:
         self._writer.flush()
 
 
+def tag_of(key: str) -> str:
+    """The tag of a number in TensorBoard, which has a section for each first part of tags."""
+    name = key.removeprefix("modules/")
+    if name != key or name.startswith(("staleness_", "updates", "weights_")):
+        return f"train/{name}"
+    if key.startswith(("episode", "evaluation_")):
+        return f"rollout/{key}"
+    is_of_a_table = "/" in key and not key.startswith(_OF_TIME)
+    return key if is_of_a_table else f"time/{key}"
+
+
 def flat(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of metrics without tables in tables: keys are joined with "/", as TensorBoard's tags
-    are."""
+    """A line of metrics without tables in tables: keys are joined with "/"."""
     found: dict[str, Any] = {}
     for key, value in line.items():
         if isinstance(value, Mapping):

@@ -12,6 +12,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from juggler.runtime.actors.credentials import why_not_admitted
+from juggler.runtime.actors.endpoints import is_loopback
 from juggler.runtime.actors.strangers import Strangers
 from juggler.runtime.actors.tls import Tls
 
@@ -32,6 +33,8 @@ class HttpServer(ThreadingMixIn, WSGIServer):
         tls: of this host; None: plain HTTP.
         mutual: whether clients need a certificate of its authority too.
         open_paths: what is served without the token.
+        any_host: whether it may be asked for by any name. Else a site on the Web could have a
+            browser read it, by giving its own name to this host.
     """
 
     daemon_threads = True
@@ -47,6 +50,7 @@ class HttpServer(ThreadingMixIn, WSGIServer):
         *,
         mutual: bool = True,
         open_paths: Collection[str] = (),
+        any_host: bool,
     ) -> None:
         (self.address_family, _, _, _, address), *_ = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
@@ -55,6 +59,7 @@ class HttpServer(ThreadingMixIn, WSGIServer):
         self._tls, self._mutual = tls, mutual
         self._strangers = Strangers(_MOST_STRANGERS)
         self._of_thread = threading.local()  # the visit, which a shown token ends
+        self._any_host = any_host
         self._application, self._token, self._open_paths = application, token, open_paths
         self.set_app(self._answer)
 
@@ -70,6 +75,14 @@ class HttpServer(ThreadingMixIn, WSGIServer):
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
         """Pass a request on to the application if it has the token, or needs none."""
+        host = str(environ.get("HTTP_HOST", ""))
+        if not self._any_host and not _is_here(host):
+            start_response("403 Forbidden", [("Content-Type", "text/plain")])
+            why = (
+                f"this is served to its own host without a token, and not as {host[:255]!r}: ask "
+                "for http://localhost, or start the command with a token\n"
+            )
+            return [why.encode(errors="replace")]
         if environ.get("PATH_INFO") in self._open_paths:
             return self._application(environ, start_response)
         shown = (("authorization", str(environ.get("HTTP_AUTHORIZATION", ""))),)
@@ -96,6 +109,12 @@ class HttpServer(ThreadingMixIn, WSGIServer):
         """Ignore clients that hang up or have no certificate, whom TLS tells."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
+
+
+def _is_here(host: str) -> bool:
+    """Whether a request names this host, with any port: it may come through a tunnel."""
+    name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
+    return is_loopback((name if port.isdigit() else host).strip("[]"))
 
 
 def _hang_up(connection: socket.socket) -> None:

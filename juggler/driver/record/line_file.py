@@ -6,6 +6,9 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
+
+from juggler.runtime.plain_files import open_plain
 
 _PART = 1 << 23  # bytes that are read at once: no run writes a line as long
 
@@ -28,7 +31,7 @@ class LineFile:
         Raises:
             OSError: it cannot be read. FileNotFoundError: it is not there.
         """
-        found = self.path.stat()
+        found = os.lstat(self.path)
         place = (found.st_dev, found.st_ino)
         if place == self._place and found.st_size >= self._offset:
             return False
@@ -42,17 +45,22 @@ class LineFile:
         Raises:
             OSError: as above.
         """
-        if not self.path.is_file():  # opening a pipe would wait
-            raise OSError(errno.EINVAL, "is not a file")
-        with self.path.open("rb") as file:
+        with open_plain(self.path) as file:
             found = os.fstat(file.fileno())
             if (found.st_dev, found.st_ino) != self._place:
                 return  # it was replaced at this moment
-            file.seek(self._offset)
-            while part := file.read(_PART):
+            while part := self._next_part(file):
                 end = part.rfind(b"\n") + 1 or (len(part) if len(part) == _PART else 0)
                 if not end:
                     return  # half a line
                 self._offset += end
                 yield from part[:end].splitlines()
-                file.seek(self._offset)
+
+    def _next_part(self, file: BinaryIO) -> bytes:
+        """Read on behind a hole, which no run leaves: one of terabytes takes no room on a disk."""
+        try:
+            self._offset = os.lseek(file.fileno(), self._offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing comes any more
+                return b""
+        return os.pread(file.fileno(), _PART, self._offset)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from juggler.driver.record.event_file import flat
+from juggler.driver.record.line_file import LineFile
 from juggler.driver.record.run_directory import METRICS_FILE, RunDirectoryError
 
 STEPS: Final = "env_steps_sampled"
@@ -24,7 +25,7 @@ class MetricsLines:
 
     Attributes:
         lines: as they were written, but for the time.
-        broken: how many lines of the file are not metrics.
+        broken: how many whole lines of the file are not metrics.
     """
 
     lines: list[dict[str, Any]]
@@ -63,16 +64,18 @@ def read_metrics(run_dir: Path) -> MetricsLines:
     Raises:
         RunDirectoryError: the file cannot be read.
     """
-    file = run_dir / METRICS_FILE
+    file = LineFile(run_dir / METRICS_FILE)
+    course, broken = MetricsCourse(), 0
     try:
-        texts = file.read_bytes().splitlines()
+        file.begins_anew()
+        for text in file.new_lines():
+            if (line := parse_line(text)) is None:
+                broken += 1
+            else:
+                course.add(line)
     except OSError as error:
-        raise RunDirectoryError(f"cannot read {file}: {error.strerror}") from error
-    found = [line for line in map(parse_line, texts) if line is not None]
-    course = MetricsCourse()
-    for line in found:
-        course.add(line)
-    return MetricsLines(course.lines, len(texts) - len(found))
+        raise RunDirectoryError(f"cannot read {file.path}: {error.strerror}") from error
+    return MetricsLines(course.lines, broken)
 
 
 def metrics_table(run_dir: Path) -> list[dict[str, Any]]:

@@ -61,7 +61,8 @@ def serve_metrics(
     registry.register(_RunCollector(read))
     ProcessCollector(registry=registry)  # the driver's CPU time, memory and descriptors
     try:
-        server = HttpServer(host, port, make_wsgi_app(registry), token, tls)
+        any_host = bool(token) or insecure
+        server = HttpServer(host, port, make_wsgi_app(registry), token, tls, any_host=any_host)
     except OSError as error:
         raise EndpointError(f"cannot serve metrics on {address}: {error.strerror}") from error
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)

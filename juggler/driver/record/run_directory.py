@@ -224,7 +224,7 @@ class RunDirectory:
 
         Args:
             line: values for JSON; numbers that are not finite become null. The scalars' step is
-                `env_steps_sampled`, and their tags are the keys, joined with "/".
+                `env_steps_sampled`, and their tags are those of `tag_of`.
 
         Raises:
             RunDirectoryError: the disk refuses; no half line is left.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from juggler.driver.record.run_directory import (
     SUMMARY_FILE,
     RunDirectoryError,
 )
+from juggler.runtime.plain_files import read_json
 
 #: killed: it neither goes on nor has written a summary.
 RunState: TypeAlias = Literal["running", "solved", "stopped", "failed", "killed"]
@@ -34,12 +34,12 @@ def last_summary(run_dir: Path) -> tuple[dict[str, Any], str]:
     try:
         if file.stat().st_mtime_ns < (run_dir / METRICS_FILE).stat().st_mtime_ns:
             return {}, ""
-        summary = json.loads(file.read_bytes())
+        summary = read_json(file)
     except FileNotFoundError:
         return {}, ""
     except OSError as error:
         return {}, f"cannot read {SUMMARY_FILE}: {error.strerror}"
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return {}, f"{SUMMARY_FILE} is damaged: {error}"
     if not isinstance(summary, dict):
         return {}, f"{SUMMARY_FILE} is damaged: it is no JSON object"

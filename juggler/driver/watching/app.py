@@ -18,8 +18,8 @@ import msgspec
 
 from juggler.driver.record.run_directory import RunDirectoryError
 from juggler.driver.watching.overview import Overseer, find_runs, names_of, to_plain
+from juggler.driver.watching.presentable import text_of
 from juggler.driver.watching.watched_run import WatchedRun
-from juggler.runtime.actors.endpoints import is_loopback
 
 _FILES: Final = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -69,12 +69,10 @@ class PageApplication:
     Args:
         directories: of runs, or runs.
         named: the runs to begin with are those that are named; else the newest one.
-        any_host: whether it may be asked for by any name. Else a site on the Web could have a
-            browser read it, by giving its own name to this host.
     """
 
-    def __init__(self, directories: list[Path], *, named: bool, any_host: bool) -> None:
-        self._directories, self._named, self._any_host = directories, named, any_host
+    def __init__(self, directories: list[Path], *, named: bool) -> None:
+        self._directories, self._named = directories, named
         self._files = _files()
         self._lock = threading.Lock()
         self._run_dirs: dict[str, Path] = {}  # by id
@@ -88,7 +86,8 @@ class PageApplication:
         try:
             kind, size, content = self._answer(environ)
             status = HTTPStatus.OK
-        except Refused as refused:
+        except Exception as error:  # what a directory holds does not end an answer in silence
+            refused = error if isinstance(error, Refused) else _broken(error)
             content = [(json.dumps({"error": refused.why}) + "\n").encode()]
             status, kind, size = refused.status, "application/json", len(content[0])
         headers = [("Content-Type", kind), ("Content-Length", str(size)), *_HEADERS]
@@ -109,13 +108,6 @@ class PageApplication:
         """
         if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
             raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are answered")
-        host = str(environ.get("HTTP_HOST", ""))
-        if not self._any_host and not _is_here(host):
-            raise Refused(
-                HTTPStatus.FORBIDDEN,
-                f"this page is served to its own host, and not as {host[:255]!r}: open it as "
-                "http://localhost, or start juggler watch with a token",
-            )
         path = str(environ.get("PATH_INFO", ""))
         if path in self._files:
             kind, content = self._files[path]
@@ -161,9 +153,9 @@ class PageApplication:
             for run_id, overseer in self._overseers.items()
         ]
         return {
-            "directories": [str(each) for each in self._directories],
+            "directories": [text_of(each) for each in self._directories],
             "named": self._named,
-            "problem": "; ".join(problems),
+            "problem": text_of("; ".join(problems)),
             "runs": runs,
         }
 
@@ -193,16 +185,20 @@ class PageApplication:
         if video is None:
             raise Refused(HTTPStatus.NOT_FOUND, "this video is not here any more")
         try:
-            # It may have become a link meanwhile.
-            file = os.fdopen(os.open(video.path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
+            file = video.open()
         except OSError as error:
-            why = f"cannot read {video.name}: {error.strerror}"
+            why = text_of(f"cannot read {video.name}: {error.strerror}")
             raise Refused(HTTPStatus.NOT_FOUND, why) from error
         size = os.fstat(file.fileno()).st_size
         if size > _MOST_VIDEO:
             file.close()
             raise Refused(HTTPStatus.NOT_FOUND, f"{video.name} is too large to be shown here")
         return "video/mp4", size, _pieces(file, size)
+
+
+def _broken(error: Exception) -> Refused:
+    why = text_of(f"the run cannot be read: {type(error).__name__}: {error}")
+    return Refused(HTTPStatus.INTERNAL_SERVER_ERROR, why)
 
 
 def _pieces(file: Any, size: int) -> Iterator[bytes]:
@@ -215,12 +211,6 @@ def _pieces(file: Any, size: int) -> Iterator[bytes]:
 def _as_json(value: Any) -> tuple[str, int, Iterable[bytes]]:
     content = msgspec.json.encode(value)  # infinity, which JSON lacks, as null
     return "application/json", len(content), [content]
-
-
-def _is_here(host: str) -> bool:
-    """Whether a request names this host, with any port: it may come through a tunnel."""
-    name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
-    return is_loopback((name if port.isdigit() else host).strip("[]"))
 
 
 def _id_of(run_dir: Path) -> str:

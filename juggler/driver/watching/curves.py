@@ -10,6 +10,7 @@ from juggler.driver.record.event_file import flat
 from juggler.driver.record.line_file import LineFile
 from juggler.driver.record.metrics_file import STEPS, TIME, MetricsCourse, number, parse_line
 from juggler.driver.record.run_directory import METRICS_FILE
+from juggler.driver.watching.presentable import text_of
 
 #: Above that, every second point goes.
 MOST_POINTS: Final = 1200
@@ -81,7 +82,7 @@ class Curves:
         return {
             "seen": f"{self._edition}.{len(lines)}",
             "all": first == 0,
-            "keys": keys,
+            "keys": [text_of(key) for key in keys],
             "rows": [[line.get(key) for key in keys] for line in lines[first:]],
         }
 

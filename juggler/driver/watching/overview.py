@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import tomllib
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,6 +16,7 @@ import msgspec
 
 from juggler.driver.record.episode_returns import RETURN_WINDOW
 from juggler.driver.record.line_file import LineFile
+from juggler.driver.record.metrics_file import number
 from juggler.driver.record.run_directory import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -24,7 +25,9 @@ from juggler.driver.record.run_directory import (
 )
 from juggler.driver.record.run_state import RunState, last_summary, state_of
 from juggler.driver.record.wording import algorithms
+from juggler.driver.watching.presentable import text_of
 from juggler.runtime.checkpoints.checkpoint import DIRECTORY
+from juggler.runtime.plain_files import read_toml_table
 
 _STEPS: Final = "env_steps_trained"
 _DEEPEST: Final = 3  # directories between the one that is given and a run
@@ -103,22 +106,30 @@ class Overseer:
         config, of_config = read_config(self._run_dir)
         summary, of_summary = last_summary(self._run_dir)
         problems = of_config, self._read(), of_summary, _problem_of_checkpoints(self._run_dir)
+        try:
+            return self._overview_of(config, summary, *problems)
+        except Exception as error:  # what a directory holds concerns its run alone
+            return self._overview_of({}, {}, *problems, f"damaged: {type(error).__name__}: {error}")
+
+    def _overview_of(
+        self, config: dict[str, Any], summary: dict[str, Any], *problems: str
+    ) -> Overview:
         last = self._last or _Line(0.0, 0.0)
         return Overview(
-            name=self._name,
-            directory=str(self._run_dir),
-            env=str(config.get("env", "")),
-            algorithm=algorithms(config) if config else "",
+            name=text_of(self._name),
+            directory=text_of(self._run_dir),
+            env=text_of(config.get("env", "")),
+            algorithm=text_of(algorithms(config)) if config else "",
             goal=_number(config.get("stop_return")),
             state=state_of(self._run_dir, summary),
-            reason=str(summary.get("reason_for_stop") or ""),
+            reason=text_of(summary.get("reason_for_stop") or ""),
             return_last=_number(summary.get("episode_return_mean"), last.episode_return_mean),
-            return_best=last.episode_return_mean if self._best is None else self._best,
+            return_best=_number(self._best, last.episode_return_mean),
             env_steps=int(_number(summary.get(_STEPS), last.env_steps_trained) or 0),
             wall_time=_number(summary.get("wall_time"), last.wall_time) or 0.0,
             checkpoints=checkpoint_updates(self._run_dir),
             written=_written(self._run_dir),
-            problem="; ".join(filter(None, problems)),
+            problem=text_of("; ".join(filter(None, problems))),
         )
 
     def _read(self) -> str:
@@ -209,23 +220,27 @@ def _is_run(directory: Path) -> bool:
 def read_config(run_dir: Path) -> tuple[dict[str, Any], str]:
     """A run's flat configuration, and what is wrong with its file: {} then."""
     try:
-        with (run_dir / CONFIG_FILE).open("rb") as file:
-            return tomllib.load(file), ""
+        return read_toml_table(run_dir / CONFIG_FILE), ""
     except FileNotFoundError:
         return {}, f"there is no {CONFIG_FILE}"
     except OSError as error:
         return {}, f"cannot read {CONFIG_FILE}: {error.strerror}"
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return {}, f"{CONFIG_FILE} is damaged: {error}"
 
 
 def checkpoint_updates(run_dir: Path) -> tuple[int, ...]:
     """The updates of a run's checkpoints, the newest first, by the names of their directories."""
     try:
-        names = [each.name for each in (run_dir / DIRECTORY).iterdir()]
+        names = os.listdir(run_dir / DIRECTORY)
     except OSError:
         return ()
-    return tuple(sorted((int(name) for name in names if name.isdigit()), reverse=True))
+    return tuple(sorted((int(name) for name in names if is_checkpoint(name)), reverse=True))
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether a directory of this name is one that a run has written."""
+    return re.fullmatch("[0-9]{9,15}", name) is not None
 
 
 def _problem_of_checkpoints(run_dir: Path) -> str:
@@ -251,8 +266,7 @@ def _stamps(run_dir: Path) -> Iterator[tuple[int, int]]:
 
 def _number(*values: Any) -> float | None:
     """The first of these that is a finite number."""
-    numbers = (each for each in values if isinstance(each, int | float) and math.isfinite(each))
-    return next(numbers, None)
+    return next((found for each in values if math.isfinite(found := number(each))), None)
 
 
 def to_plain(overview: Overview) -> dict[str, Any]:

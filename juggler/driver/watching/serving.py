@@ -53,7 +53,7 @@ def serve_page(
             "on a network that you trust; or bind to 127.0.0.1, and look from elsewhere through "
             f"`ssh -L {port or 7070}:127.0.0.1:{port or 7070} HOST`"
         )
-    application = PageApplication(directories, named=named, any_host=bool(token))
+    application = PageApplication(directories, named=named)
     ports = [port] if bind else [*range(port, port + _MORE_PORTS), 0]
     server = _bound(host, ports, application, token, tls)
     thread = threading.Thread(
@@ -80,7 +80,14 @@ def _bound(
     for port in ports:
         try:
             return HttpServer(
-                host, port, application, token, tls, mutual=False, open_paths=OPEN_PATHS
+                host,
+                port,
+                application,
+                token,
+                tls,
+                mutual=False,
+                open_paths=OPEN_PATHS,
+                any_host=bool(token),
             )
         except OSError as error:
             if error.errno != EADDRINUSE or port == ports[-1]:

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
+
+from juggler.runtime.plain_files import open_plain
 
 _SUFFIX: Final = ".mp4"
 _DEEPEST: Final = 3
@@ -20,17 +22,34 @@ class Video:
     """
     Attributes:
         video_id: by which it is asked for, since no path comes from a network.
-        path: of the file.
+        run_dir: of the run.
         name: within the run's directory.
         written: in seconds since 1970.
         size: in bytes.
     """
 
     video_id: str
-    path: Path
+    run_dir: Path
     name: str
     written: float
     size: int
+
+    def open(self) -> BinaryIO:
+        """Open it, unless it or a directory on the way to it has become a link.
+
+        Raises:
+            OSError: it has, or it cannot be read.
+        """
+        *directories, name = Path(self.name).parts
+        place = os.open(self.run_dir, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for each in directories:
+                below = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+                os.close(place)
+                place = below
+            return open_plain(Path(name), dir_fd=place)
+        finally:
+            os.close(place)
 
     def told(self) -> dict[str, Any]:
         """For JSON."""
@@ -57,4 +76,4 @@ def _walk(run_dir: Path, directory: Path, depth: int) -> Iterator[Video]:
                 about = each.stat(follow_symlinks=False)
                 name = str(Path(each.path).relative_to(run_dir))
                 video_id = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:16]
-                yield Video(video_id, Path(each.path), name, about.st_mtime, about.st_size)
+                yield Video(video_id, run_dir, name, about.st_mtime, about.st_size)

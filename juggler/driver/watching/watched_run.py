@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 import time
 from collections import deque
@@ -21,10 +20,11 @@ from juggler.driver.record.run_directory import METRICS_FILE, RunDirectoryError
 from juggler.driver.record.run_state import last_summary, state_of
 from juggler.driver.watching.curves import Curves
 from juggler.driver.watching.league_matrix import league_matrix
-from juggler.driver.watching.overview import read_config
+from juggler.driver.watching.overview import is_checkpoint, read_config
+from juggler.driver.watching.presentable import plain_of, text_of
 from juggler.driver.watching.videos import Video, find_videos
 from juggler.runtime.actors.endpoints import dial
-from juggler.runtime.checkpoints.checkpoint import DIRECTORY, CheckpointError
+from juggler.runtime.checkpoints.checkpoint import DIRECTORY
 
 _MOST_EVENTS: Final = 200
 _LONG_TEXT: Final = 2000  # characters of an event
@@ -73,13 +73,13 @@ class WatchedRun:
                 self._read_league(config)
             return {
                 "state": state,
-                "config": _in_words(config),
-                "newest": self._curves.newest,
-                "summary": summary,
-                "events": list(self._events),
+                "config": plain_of(config),
+                "newest": plain_of(self._curves.newest),
+                "summary": plain_of(summary),
+                "events": plain_of(list(self._events)),
                 "status": self._ask() if state == "running" else None,
-                "league": self._league,
-                "videos": [each.told() for each in self._videos],
+                "league": plain_of(self._league),
+                "videos": plain_of([each.told() for each in self._videos]),
             }
 
     def video(self, video_id: str) -> Video | None:
@@ -95,9 +95,9 @@ class WatchedRun:
         try:
             self._curves.read()
         except FileNotFoundError:
-            return f"there is no {METRICS_FILE} in {self._run_dir}"
+            return text_of(f"there is no {METRICS_FILE} in {self._run_dir}")
         except OSError as error:
-            return f"cannot read {self._run_dir / METRICS_FILE}: {error.strerror}"
+            return text_of(f"cannot read {self._run_dir / METRICS_FILE}: {error.strerror}")
         return ""
 
     def _read_events(self) -> None:
@@ -119,9 +119,9 @@ class WatchedRun:
         if not isinstance(table, dict) or not table:
             return
         directory = self._run_dir / DIRECTORY
-        with suppress(OSError, CheckpointError, ValueError):  # the next one may be good
+        with suppress(Exception):  # the next one may be good
             newest = max(
-                (each for each in directory.iterdir() if each.name.isdigit()),
+                (each for each in directory.iterdir() if is_checkpoint(each.name)),
                 key=lambda path: path.stat().st_mtime,
             )
             place = (newest.name, newest.stat().st_mtime)
@@ -151,12 +151,3 @@ class WatchedRun:
         channel, self._channel, self._status = self._channel, None, None
         if channel is not None:
             channel.close()
-
-
-def _in_words(value: Any) -> Any:
-    """A value of TOML, where numbers that JSON lacks are words."""
-    if isinstance(value, dict):
-        return {key: _in_words(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_in_words(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from juggler.runtime.checkpoints import tensor_file
+from juggler.runtime.plain_files import read_json, read_plain
 from juggler.runtime.wire.trees import Tree
 
 FORMAT: Final = 2  # format 1, of runs of one module, is read too
 STATE_FILE: Final = "state.safetensors"
 RECORD_FILE: Final = "checkpoint.json"
+_MOST_RECORD: Final = 1 << 26  # bytes of it
 DIRECTORY: Final = "checkpoints"  # within a run directory
 #: Beside it, directories of one checkpoint each: that which is to be confirmed, that which an
 #: evaluation plays, and that of the best evaluation.
@@ -222,7 +224,7 @@ def _why_none(path: Path) -> str:
     if not (path / _CONFIG).is_file():
         return "; give a checkpoint, or the directory of a run that has made one"
     try:
-        end = json.loads((path / _SUMMARY).read_bytes())
+        end = read_json(path / _SUMMARY)
         how = end.get("failure") or f"it ended by {end['reason_for_stop']}"
         if end.get("env_steps_trained"):
             return f" any more, or could not write any: {how}"
@@ -300,7 +302,7 @@ def _read_file(path: Path, name: str, size: int | None = None) -> bytes:
         if size is not None and found != size:
             how = "truncated" if found < size else "corrupt"
             raise CheckpointError(path, f"{name} is {how}: it has {found} bytes, not {size}")
-        return file.read_bytes()
+        return read_plain(file.resolve(), _MOST_RECORD if size is None else size)
     except OSError as error:
         raise CheckpointError(path, f"{name} cannot be read: {error}") from error
 

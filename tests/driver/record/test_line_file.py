@@ -51,7 +51,7 @@ def test_what_is_no_file_of_lines_neither_blocks_nor_grows(
     os.mkfifo(tmp_path / "pipe")
     pipe = LineFile(tmp_path / "pipe")
     pipe.begins_anew()
-    with pytest.raises(OSError, match="is not a file"):
+    with pytest.raises(OSError, match="plain file"):
         list(pipe.new_lines())
     with pytest.raises(FileNotFoundError):
         LineFile(tmp_path / "nothing").begins_anew()

@@ -42,7 +42,7 @@ def test_a_table_is_flat_and_a_resumed_run_has_its_steps_once_and_one_clock(tmp_
 def test_each_clock_continues_in_a_resumed_run(tmp_path: Path) -> None:
     lines = [(100, 30.0, 1.0), (200, 31.0, 2.0), (200, 9.0, 0.5), (300, 9.5, 1.0)]
     texts = [json.dumps(dict(zip(CLOCKED, each, strict=True))) for each in lines]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(texts))
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*texts, ""]))
     found = [tuple(line[key] for key in CLOCKED) for line in metrics_table(tmp_path)]
     assert found == [(100, 30.0, 1.0), (200, 31.0, 2.0), (200, 40.0, 2.5), (300, 40.5, 3.0)]
 

@@ -19,6 +19,7 @@ import pytest
 from support.network import free_address
 from support.sharing import soon
 
+from juggler.cli.monitoring_arguments import MonitoringArguments
 from juggler.driver.record.prometheus import serve_metrics
 from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.endpoints import EndpointError, split_address
@@ -190,3 +191,32 @@ def test_who_has_shown_the_token_is_not_hung_up_on(monkeypatch: pytest.MonkeyPat
         monkeypatch.undo()
         answers.set()
         assert "juggler_driver_up" in scraped.result(30)
+
+
+def test_a_site_that_gives_its_own_name_to_this_host_reads_nothing() -> None:
+    def asked(address: str, host: str, token: str = "") -> int:
+        headers = {"Host": host, "Authorization": f"Bearer {token}"}
+        try:
+            with urlopen(
+                Request(f"http://{address}/metrics", headers=headers), timeout=10
+            ) as found:
+                return int(found.status)
+        except HTTPError as error:
+            return error.code
+
+    with metrics() as address:
+        assert [asked(address, host) for host in ("evil.example", "localhost:1")] == [403, 200]
+    with metrics(token="secret") as address:
+        assert asked(address, "gpu1", "secret") == 200, "a site does not have the token"
+    with metrics(insecure=True) as address:
+        assert asked(address, "gpu1") == 200
+
+
+def test_metrics_of_a_run_of_this_host_have_the_token_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JUGGLER_TOKEN", "secret")
+    given = MonitoringArguments(metrics_bind="127.0.0.1:0")
+    assert given.monitoring(insecure=False).token == "secret"
+    assert given.monitoring(insecure=True).token == ""
+    assert given.monitoring(insecure=False, token="of-the-driver").token == "of-the-driver"

@@ -20,6 +20,7 @@ from tensorboard.summary.writer import event_file_writer
 
 from juggler.driver.config import RunConfig
 from juggler.driver.given_config import load_config
+from juggler.driver.record.event_file import tag_of
 from juggler.driver.record.journal import LineWriter
 from juggler.driver.record.progress import PlainProgress
 from juggler.driver.record.run_directory import (
@@ -233,10 +234,32 @@ def test_tensorboard_reads_the_scalars(tmp_path: Path) -> None:
         run.append(_line(1000))
         run.append(_line(2000, episode_return_mean=42.5))
     events = _events(tmp_path)
-    assert [(e.step, e.value) for e in events.Scalars("episode_return_mean")] == [(2000, 42.5)]
-    losses = [(e.step, e.value) for e in events.Scalars("modules/default/policy_loss")]
+    assert [(e.step, e.value) for e in events.Scalars("rollout/episode_return_mean")] == [
+        (2000, 42.5)
+    ]
+    losses = [(e.step, e.value) for e in events.Scalars("train/default/policy_loss")]
     assert losses == [(1000, -0.25), (2000, -0.25)]
-    assert {"env_steps_dropped/stale", "seconds/learner/update"} <= set(events.Tags()["scalars"])
+    assert {"time/env_steps_dropped/stale", "time/seconds/learner/update"} <= set(
+        events.Tags()["scalars"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "tag"),
+    [
+        ("episode_return_mean", "rollout/episode_return_mean"),
+        ("evaluation_return_mean", "rollout/evaluation_return_mean"),
+        ("modules/hunter/policy_loss", "train/hunter/policy_loss"),
+        ("staleness_mean", "train/staleness_mean"),
+        ("steps_per_second", "time/steps_per_second"),
+        ("env_steps_trained", "time/env_steps_trained"),
+        ("info/score/mean", "info/score/mean"),
+        ("custom/half", "custom/half"),
+        ("by_module/hunter/episode_return_mean", "by_module/hunter/episode_return_mean"),
+    ],
+)
+def test_tags_of_tensorboard_are_in_groups(key: str, tag: str) -> None:
+    assert tag_of(key) == tag
 
 
 def test_without_tensorboard_among_the_trackers_there_are_no_events(tmp_path: Path) -> None:
@@ -255,7 +278,7 @@ def test_tensorboard_forgets_what_a_restored_run_does_again(
     monkeypatch.setattr("time.time", lambda: 4e9)  # another file name, and later in order
     with closing(RunDirectory.open(tmp_path, CONFIG)) as run:
         run.append(_line(2000, wall_time=2.0))
-    found = [(e.step, e.value) for e in _events(tmp_path).Scalars("wall_time")]
+    found = [(e.step, e.value) for e in _events(tmp_path).Scalars("time/wall_time")]
     assert found == [(1000, 1.0), (2000, 2.0)]
 
 
@@ -274,7 +297,7 @@ def test_trackers_that_replace_the_events_writer_learn_of_the_directory(
         run.append(_line(1000))
         run.append(_line(2000))
     assert followed == [str(tmp_path)]
-    assert [e.step for e in _events(tmp_path).Scalars("wall_time")] == [1000, 2000]
+    assert [e.step for e in _events(tmp_path).Scalars("time/wall_time")] == [1000, 2000]
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
@@ -294,7 +317,7 @@ def test_events_that_the_disk_does_not_take_are_told_and_begun_anew(
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         run.append(_line(3000))
     assert len([*tmp_path.glob("events.out.tfevents.*")]) == 2
-    assert [e.step for e in _events(tmp_path).Scalars("wall_time")] == [1000, 3000]
+    assert [e.step for e in _events(tmp_path).Scalars("time/wall_time")] == [1000, 3000]
     assert capfd.readouterr().err == ""
 
 

@@ -263,6 +263,22 @@ def test_a_video_is_given_whole_and_a_link_never(runs: Path, tmp_path: Path) -> 
         assert refused.value.code == 404
 
 
+def test_a_directory_of_videos_that_becomes_a_link_serves_nothing_from_elsewhere(
+    runs: Path, tmp_path: Path
+) -> None:
+    for directory in (runs / "two" / "videos", tmp_path / "elsewhere"):
+        directory.mkdir()
+        (directory / "episode-0.mp4").write_bytes(b"secret")
+    with served(runs) as url:
+        two = ids(url)["two"]
+        (video,) = told(f"{url}/api/run", id=two, detail="1")["videos"]
+        shutil.rmtree(runs / "two" / "videos")
+        (runs / "two" / "videos").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(HTTPError) as refused:
+            get(f"{url}/api/video?id={two}&video={video['id']}")
+        assert refused.value.code == 404
+
+
 def test_numbers_and_dates_that_json_lacks_are_told_all_the_same(runs: Path) -> None:
     """A page cannot read NaN and Infinity, as Python writes them."""
     config = 'env = "CartPole-v1"\nstop_return = inf\n[env_kwargs]\nlimits = [-inf, 1.0]\n'

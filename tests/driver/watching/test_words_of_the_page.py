@@ -54,6 +54,28 @@ def test_a_number_is_of_the_agent_whose_whole_name_it_begins_with() -> None:
     ]
 
 
+@pytest.mark.skipif(NODE is None, reason="Node is not installed")
+def test_an_activity_has_the_same_colour_in_whatever_order_it_comes() -> None:
+    learner = ["waiting", "collate", "update", "publish", "receive", "connectors"]
+    runner = ["waiting", "environment", "inference", "frames", "connectors"]
+    for activities in (learner, runner, ["messages", "gathering", "inference"]):
+        places = said("details.js", "placeOf", f"{json.dumps(activities)}.map(placeOf)")
+        assert len(set(places)) == len(activities), "those of a process are told apart"
+        assert max(places) < 14
+    assert 0 <= said("details.js", "placeOf", '["anything"].map(placeOf)')[0] < 14
+
+
+@pytest.mark.skipif(NODE is None, reason="Node is not installed")
+@pytest.mark.parametrize("width", [180, 240, 420, 900])
+def test_the_first_and_the_last_number_are_always_below_a_chart(width: int) -> None:
+    place = f"(x) => 52 + (x - 640) * {(width - 62) / (65123 - 640)}"
+    found = said("charts.js", "labels", f"labels([640, 65123], {place}, {6 if width > 420 else 3})")
+    assert (found[0][1], found[-1][1]) == ("640", "65.1k")
+    places = [at for at, *_ in found]
+    assert places == sorted(places)
+    assert len(found) > 2 or width < 300
+
+
 def said(file: str, name: str, code: str) -> Any:
     """What an expression is, with a name that a file of the page exports."""
     path = resources.files("juggler") / "driver/watching/page" / file

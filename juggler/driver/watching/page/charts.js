@@ -6,6 +6,7 @@ const LEFT = 52;
 const RIGHT = 10;
 const TOP = 8;
 const BOTTOM = 26;
+const ROOM = 56; // between the middles of two numbers
 const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 
 export const colour = (place) => `var(--c${place % 7})`;
@@ -18,7 +19,7 @@ export class Chart {
     this.legend = el("p", { class: "legend" });
     this.readout = el("p", { class: "readout", role: "status" });
     this.element = el("figure", { class: "chart" },
-      el("figcaption", { title: help }, title), this.legend, this.svg, this.readout);
+      this.caption = el("figcaption", { title: help }, title), this.legend, this.svg, this.readout);
     this.title = title;
     this.at = null; // x of the crosshair
     this.series = [];
@@ -38,6 +39,7 @@ export class Chart {
   // Series are {name, colour, dash, points, dots}.
   show(series, { xName, goal = null, fromZero = false }) {
     Object.assign(this, { series: series.filter((each) => each.points.length), xName, goal, fromZero });
+    this.caption.dataset.over = xName;
     const names = this.series.length > 1 || this.series.some((each) => each.dots);
     this.legend.replaceChildren(...(names ? this.series.map(key) : []));
     this.legend.hidden = !names;
@@ -88,11 +90,8 @@ export class Chart {
         text(LEFT - 6, place + 4, short(y), "end"),
       );
     }
-    for (const x of ticks(xs, width > 420 ? 6 : 3)) {
-      if (this.x(x) < width - 70) this.svg.append(text(this.x(x), this.height - 8, short(x), "middle"));
-    }
+    for (const [x, content, anchor] of labels(xs, this.x, width > 420 ? 6 : 3)) this.svg.append(text(x, this.height - 8, content, anchor));
     this.svg.append(
-      text(width - RIGHT, this.height - 8, this.xName, "end"),
       el("svg:line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: this.height - BOTTOM, y2: this.height - BOTTOM }),
     );
   }
@@ -151,8 +150,7 @@ export class Chart {
   inWords() {
     const said = this.series.map(({ name, points }) => {
       const values = points.map(([, y]) => y);
-      const [least, most] = range(values);
-      return `${name}: last ${number(values.at(-1))}, least ${number(least)}, most ${number(most)}`;
+      return `${name}: last ${number(values.at(-1))}, min ${number(Math.min(...values))}, max ${number(Math.max(...values))}`;
     });
     return `${this.title} over ${this.xName}. ${said.join(". ")}. Arrow keys move a crosshair.`;
   }
@@ -189,6 +187,14 @@ function scale([from, to], [start, end]) {
   const scaled = (value) => start + (value - from) * factor;
   scaled.back = (place) => Math.min(Math.max(from + (place - start) / factor, from), to);
   return scaled;
+}
+
+// Below a chart, as [place, text, anchor]: the first and the last number always, and those between
+// that have room.
+export function labels(xs, place, count) {
+  const [first, last] = xs.map(place);
+  const between = ticks(xs, count).filter((x) => place(x) > first + ROOM && place(x) < last - ROOM);
+  return [[first, short(xs[0]), "start"], ...between.map((x) => [place(x), short(x), "middle"]), [last, short(xs[1]), "end"]];
 }
 
 function ticks([from, to], count) {

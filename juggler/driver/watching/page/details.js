@@ -49,6 +49,14 @@ export class Details {
   }
 }
 
+// Each activity has one colour in all runs, in whatever order they come: a place for each.
+const ACTIVITIES = ["update", "inference", "environment", "connectors", "receive", "collate", "waiting", "publish", "frames", "messages", "gathering"];
+
+export function placeOf(activity) {
+  const place = ACTIVITIES.indexOf(activity);
+  return place >= 0 ? place : ACTIVITIES.length + [...activity].reduce((sum, letter) => sum + letter.codePointAt(0), 0) % 3;
+}
+
 const made = (mark, ...elements) => ({ mark: JSON.stringify(mark), elements: elements.flat().filter(Boolean) });
 const scrolling = (...content) => el("div", { class: "wide", tabindex: 0, role: "group", "aria-label": "table" }, ...content);
 
@@ -96,13 +104,13 @@ function time({ newest, status }) {
   const activities = [...new Set(found.flatMap(([, spent]) => Object.keys(spent)))];
   return made(
     found,
-    el("ul", { class: "keys" }, activities.map((each, place) => key(words(each), "", place))),
+    el("ul", { class: "keys" }, activities.map((each) => key(words(each), "", placeOf(each)))),
     el("ul", { class: "spent" }, found.map(([name, spent]) => {
       const all = total(spent);
       const most = Object.entries(spent).sort(([, a], [, b]) => b - a).slice(0, 3);
       return el("li", {},
         el("span", { class: "name" }, name),
-        bar(activities.map((each, place) => [words(each), spent[each] ?? 0, place]), all),
+        bar(activities.map((each) => [words(each), spent[each] ?? 0, placeOf(each)]), all),
         el("span", { class: "said" }, most.map(([each, seconds]) => `${words(each)} ${percent(seconds / all)}`).join(", ")));
     })),
   );

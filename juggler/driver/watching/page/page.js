@@ -101,7 +101,7 @@ function showRuns() {
   });
   const columns = [["run", ""], ["state", ""], ["return", "number"], ["best", "number"], ["environment", "spare"], ["algorithm", "spare"],
     ["steps", "number spare"], ["time", "number spare"], ["checkpoints", "number spare"]];
-  at("runs-table").replaceChildren(table("Those with a tick are drawn; a name shows all about that run.", columns, rows, "runs"));
+  at("runs-table").replaceChildren(table(`${runs.length === 1 ? "1 run" : `${runs.length} runs, the newest first`}. Those with a tick are drawn; a name shows all about that run.`, columns, rows, "runs"));
   if (focused) document.querySelector(`[data-focus="${focused}"]`)?.focus();
 }
 
@@ -162,7 +162,7 @@ function showCharts() {
     ], { fromZero: true });
     draw("", "Staleness in updates", (of) => [
       { name: "mean", points: of.points(axis, "staleness_mean") },
-      { name: "most", part: 1, dashed: 2, points: of.points(axis, "staleness_max") },
+      { name: "max", part: 1, dashed: 2, points: of.points(axis, "staleness_max") },
     ], { fromZero: true, help: "of the batches that were trained on" });
     for (const [kind, title] of [["by_module", "Return of each module"], ["by_agent", "Return of each agent"]])
       if (shown.some((each) => Object.keys(each.curves.tables(kind)).length > 1))

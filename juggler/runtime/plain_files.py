@@ -1,0 +1,74 @@
+"""Reads files that somebody else may have put into a run's directory."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+#: Bytes of a file of JSON, such as a summary: no run writes as many.
+MOST_JSON: Final = 1 << 22
+_MOST_TOML: Final = 1 << 19  # bytes of a configuration
+_MOST_DOTS: Final = 64  # in a line of TOML: the memory for a key grows with their square
+
+
+def open_plain(path: Path, *, dir_fd: int | None = None) -> BinaryIO:
+    """Open a plain file for reading. It never waits, as for a pipe, and follows no link.
+
+    Raises:
+        OSError: it is something else, or cannot be read.
+    """
+    if not stat.S_ISREG(
+        os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode
+    ):  # to open a device may do something
+        raise OSError(errno.EINVAL, "it is not a plain file")
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, dir_fd=dir_fd)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it was replaced at this moment
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a plain file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """The content of a plain file of at most so many bytes.
+
+    Raises:
+        OSError: it is larger or something else, or cannot be read.
+    """
+    with open_plain(path) as file:
+        content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else b""
+        if len(content) > most or os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"it has more than {most} bytes")
+        return content
+
+
+def read_json(path: Path) -> Any:
+    """
+    Raises:
+        OSError: as `read_plain`.
+        ValueError: it is not JSON, or is nested too deeply.
+    """
+    try:
+        return json.loads(read_plain(path, MOST_JSON))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def read_toml_table(path: Path) -> dict[str, Any]:
+    """
+    Raises:
+        OSError: as `read_plain`.
+        ValueError: it is not TOML, or is nested too deeply.
+    """
+    content = read_plain(path, _MOST_TOML)
+    if any(line.count(b".") > _MOST_DOTS for line in content.splitlines()):
+        raise ValueError(f"a line has more than {_MOST_DOTS} dots")
+    try:
+        return tomllib.loads(content.decode())
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
