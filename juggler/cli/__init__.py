@@ -94,6 +94,14 @@ def _take_nothing_over() -> None:
     if sys.platform == "linux":
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        if os.getpid() == 1:  # of a container: the kernel drops signals that it has no handler for
+            from juggler.runtime.actors.stop_signals import OfThisProcess
+
+            signal.signal(signal.SIGTERM, OfThisProcess(_terminate))
+
+
+def _terminate(number: int) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _run(argv: Sequence[str] | None) -> int:
