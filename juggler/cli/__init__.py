@@ -55,6 +55,7 @@ juggler runs on Linux. On macOS and Windows, use docker (see docs/docker.md). In
 def command_line() -> NoReturn:
     """Be the process of a command, to its end. Workers, whose streams have threads, leave as those
     do that a driver starts itself."""
+    _take_nothing_over()
     if sys.platform != "linux" or not set(sys.argv[1:2]).intersection(_WORKERS):
         sys.exit(main())
     from juggler.runtime.actors.processes import leave
@@ -82,6 +83,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
 
 
+def _take_nothing_over() -> None:
+    """Undo what a parent may have left: closed streams, signals blocked or ignored."""
+    # What is opened next would be taken for a stream.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
+    if sys.platform == "linux":
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        if os.getpid() == 1:  # of a container: the kernel drops signals that it has no handler for
+            from juggler.runtime.actors.stop_signals import OfThisProcess
+
+            signal.signal(signal.SIGTERM, OfThisProcess(_terminate))
+
+
+def _terminate(number: int) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
 def _run(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -99,7 +121,11 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"juggler: there is no command {name!r}. {hint}\n\n{_usage()}", file=sys.stderr)
         return 2
     # Names such as my_module:MyEnvironment are also looked up in the current directory.
-    sys.path.insert(0, os.getcwd())
+    try:
+        sys.path.insert(0, os.getcwd())
+    except FileNotFoundError:
+        print("juggler: the working directory was deleted: cd to another one", file=sys.stderr)
+        return 2
     try:
         with _forkserver() if _begins_a_run(arguments) else nullcontext():
             command = importlib.import_module(COMMANDS[name][0])

@@ -162,6 +162,23 @@ def test_cores_and_memory_are_those_of_a_container(
     assert resources.usable_cores() == 0.25
 
 
+@pytest.mark.parametrize("line", ["0::/outer/inner", "4:cpu,cpuacct:/outer/inner"])
+def test_cores_are_those_of_the_cgroups_above(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    first = "cpu" in line
+    outer = tmp_path.joinpath(*["cpu"] * first, "outer")
+    outer.mkdir(parents=True)
+    (outer / "cpu.max").write_text("50000 100000\n")
+    (outer / "cpu.cfs_quota_us").write_text("50000\n")
+    (outer / "cpu.cfs_period_us").write_text("100000\n")
+    monkeypatch.setattr(resources, "_CGROUP", tmp_path)
+    read = resources._text
+    own = Path("/proc/self/cgroup")
+    monkeypatch.setattr(resources, "_text", lambda path: line if path == own else read(path))
+    assert resources.usable_cores() == 0.5
+
+
 def test_memory_that_the_system_does_not_tell_of_is_not_said_to_be_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -332,7 +332,7 @@ def test_a_step_that_lets_nothing_else_run_shows_where_it_was(place: Place) -> N
     assert "envrunner-0 left: no heartbeat for 10 s" in run.output
     line = next(i for i, text in enumerate(ENVIRONMENT.splitlines(), 1) if "PyDLL" in text)
     assert f'robots.py", line {line} in step' in run.output
-    assert "ended: killed by SIGABRT. Starting it again" in run.output
+    assert "ended: killed by SIGABRT (" in run.output
     assert_books_balance(place.path / "run")
     place.assert_nothing_is_left()
 

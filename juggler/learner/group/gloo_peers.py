@@ -154,7 +154,8 @@ def _device(host: str) -> Any:
     Raises:
         EndpointError: it cannot.
     """
-    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    # torch takes a list, and has a device for each; one connects these learners.
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     named = {"interface": interface} if interface else {"hostname": host}
     try:
         return dist.ProcessGroupGloo.create_device(**named)

@@ -238,7 +238,8 @@ def wait_until_ready(
                 raise EndpointError(refused) from None
             if time.monotonic() - told >= _TELL_SECONDS:
                 told = time.monotonic()
-                why, left = _why_no_connection(address), deadline - told
+                why = _why_no_connection(address)
+                left = max(0.0, deadline - time.monotonic())
                 tell(f"no {who} answers at {address} yet{why}: waiting {left:.0f} s more")
     raise EndpointError(
         refused

@@ -17,8 +17,7 @@ def usable_cores() -> float:
     """The cores that this process may use: those it is bound to, or fewer where its container has a
     limit."""
     bound = float(len(os.sched_getaffinity(0)))
-    limits = [limit for limit in (_limit_of_v2(), _limit_of_v1()) if limit is not None]
-    return min([bound, *limits])
+    return min([bound, *(limit for group in _groups("cpu") for limit in _quota(group))])
 
 
 def usable_memory() -> int | None:
@@ -26,7 +25,7 @@ def usable_memory() -> int | None:
     None: the system does not say."""
     lines = _text(Path("/proc/meminfo")).splitlines()
     free = [int(each.split()[1]) * 1024 for each in lines if each.startswith("MemAvailable:")]
-    for group in _memory_groups():
+    for group in _groups("memory"):
         for limit, used in _LIMITS_OF_MEMORY:
             most, taken = _text(group / limit), _text(group / used)
             if most.isdigit() and taken.isdigit():
@@ -37,8 +36,14 @@ def usable_memory() -> int | None:
 def total_memory() -> int:
     """Bytes of memory of this host, or fewer where this process's container has a limit."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [_text(group / name) for group in _memory_groups() for name, _ in _LIMITS_OF_MEMORY]
+    limits = [_text(group / name) for group in _groups("memory") for name, _ in _LIMITS_OF_MEMORY]
     return min([total, *(int(limit) for limit in limits if limit.isdigit())])
+
+
+def oom_kills() -> int:
+    """Processes that the kernel has killed since its start because memory ran out."""
+    lines = [each.split() for each in _text(Path("/proc/vmstat")).splitlines()]
+    return sum(int(count) for name, count in lines if name == "oom_kill")
 
 
 def _cached(group: Path) -> int:
@@ -50,27 +55,28 @@ def _cached(group: Path) -> int:
     return sum(int(counts.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
 
 
-def _memory_groups() -> list[Path]:
+def _groups(controller: str) -> list[Path]:
     """The cgroups whose limits hold for this process, of both versions: its own and those above."""
-    groups = [_CGROUP, _CGROUP / "memory"]
+    groups = [_CGROUP, _CGROUP / controller]
     for line in _text(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers in ("", "memory"):
+        names = controllers.split(",")
+        if controller in names or not controllers:
+            mount = _CGROUP / controller if controllers else _CGROUP
             parts = Path(path).parts[1:]
-            groups += [_CGROUP.joinpath(controllers, *parts[:n]) for n in range(1, len(parts) + 1)]
+            groups += [mount.joinpath(*parts[:n]) for n in range(1, len(parts) + 1)]
     return groups
 
 
-def _limit_of_v2() -> float | None:
-    """Of the second version of cgroups, which containers have today."""
-    quota, _, period = _text(_CGROUP / "cpu.max").partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+def _quota(group: Path) -> list[float]:
+    """The limit on processor time of a cgroup, in processors, if it has one."""
+    v1 = [_text(group / f"cpu.cfs_{each}_us") for each in ("quota", "period")]
+    limits = [_text(group / "cpu.max").split(), v1]
+    return [int(of) / int(each) for of, each in filter(_are_numbers, limits)]
 
 
-def _limit_of_v1() -> float | None:
-    quota = _text(_CGROUP / "cpu" / "cpu.cfs_quota_us")
-    period = _text(_CGROUP / "cpu" / "cpu.cfs_period_us")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+def _are_numbers(texts: list[str]) -> bool:
+    return len(texts) == 2 and all(each.isdigit() for each in texts)
 
 
 def _text(path: Path) -> str:

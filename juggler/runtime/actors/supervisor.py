@@ -18,9 +18,17 @@ from typing import Any
 
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.processes import WorkerProgram, ended, start
+from juggler.runtime.actors.resources import oom_kills
 
 _ABORT_SECONDS = 0.5
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # not by a process's own fault
+_UNKNOWN = 255  # what multiprocessing says if the forkserver cannot say it
+_MEANINGS = {
+    _UNKNOWN: " (its forkserver was killed, unless it exited so itself)",
+    -signal.SIGABRT: " (C or C++ code gave up, or it hung and was aborted)",
+}
+
+_oom_kills = oom_kills()  # those that are known
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,9 +323,13 @@ class Supervisor:
 
 
 def how_it_ended(exitcode: int | None) -> str:
+    """The end of a process of the forkserver, for people."""
+    global _oom_kills
+    before, _oom_kills = _oom_kills, oom_kills()
+    how = f"exit code {exitcode}"
     if exitcode is not None and exitcode < 0:
-        try:
-            return f"killed by {signal.Signals(-exitcode).name}"
-        except ValueError:
-            return f"killed by signal {-exitcode}"
-    return f"exit code {exitcode}"
+        known = -exitcode in {*signal.Signals}
+        how = f"killed by {signal.Signals(-exitcode).name if known else f'signal {-exitcode}'}"
+    if exitcode in (-signal.SIGKILL, _UNKNOWN) and _oom_kills > before:
+        return f"{how} (out of memory: the kernel has killed a process for it)"
+    return how + _MEANINGS.get(exitcode or 0, "")

@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing.process
 import multiprocessing.util
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,13 +16,14 @@ from typing import Any
 from juggler.runtime.file_locks import try_lock
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_LONGEST_PLACE = 50  # characters; a Unix socket's path has at most 107 bytes
+#: Where sockets can be: their paths have at most 107 bytes, and are parts of a URI to gRPC.
+_FIT_PLACE = re.compile(r"[A-Za-z0-9._~@=+/-]{1,50}")
 
 _locks: set[int] = set()  # open files of this process
 
 
 class HeldDirectory:
-    """A new temporary directory, with a path short enough for Unix sockets, for the life of its
+    """A new temporary directory, with a path that suits Unix sockets, for the life of its
     process.
 
     The process holds a lock (flock) on the directory. A process id would say nothing in another
@@ -39,7 +41,7 @@ class HeldDirectory:
 
     def __init__(self) -> None:
         place = Path(tempfile.gettempdir())
-        if len(str(place)) > _LONGEST_PLACE:
+        if not _FIT_PLACE.fullmatch(str(place)):
             place = Path("/tmp")
         kernel = boot()
         if kernel:

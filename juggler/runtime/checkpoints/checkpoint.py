@@ -242,6 +242,16 @@ def digest(record: dict[str, Any]) -> str:
 
 
 def _read_one(path: Path) -> Checkpoint:
+    try:
+        return _verified(path)
+    except MemoryError as error:
+        size = (path / STATE_FILE).stat().st_size
+        raise CheckpointError(
+            path, f"{STATE_FILE} has {size} bytes, and this host has not enough free memory for it"
+        ) from error
+
+
+def _verified(path: Path) -> Checkpoint:
     record = read_record(path)
     try:
         fields = {name: record[name] for name in FIELDS}

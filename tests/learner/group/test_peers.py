@@ -103,6 +103,14 @@ def test_an_address_of_another_machine_is_named_with_what_to_do(host: str) -> No
         GlooPeers("127.0.0.1:9", 1, 1, 2, host, never)
 
 
+def test_the_first_of_several_interfaces_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,none0")
+    gloo_peers._device("127.0.0.1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0,lo")
+    with pytest.raises(EndpointError, match="interface none0 of"):
+        gloo_peers._device("127.0.0.1")
+
+
 def test_an_interface_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0")
     with pytest.raises(EndpointError, match=r"the interface none0 of GLOO_SOCKET_IFNAME: "):

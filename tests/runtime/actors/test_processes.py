@@ -17,6 +17,7 @@ import psutil
 import pytest
 from support.supervised import NEVER, QUICK, Exits, eventually, sleeper
 
+from juggler.runtime.actors import supervisor
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.processes import WorkerProgram, cool_down, start, warm_up
 from juggler.runtime.actors.supervisor import RestartPolicy, Supervisor
@@ -180,6 +181,14 @@ def test_a_forkserver_that_does_not_answer_holds_nobody_up() -> None:
     cool_down()
     assert time.monotonic() - before < 10
     assert not server.is_running()
+
+
+def test_a_kill_for_want_of_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_oom_kills", 3)
+    monkeypatch.setattr(supervisor, "oom_kills", lambda: 4)
+    assert "memory" in supervisor.how_it_ended(-signal.SIGKILL)
+    assert supervisor.how_it_ended(-signal.SIGKILL) == "killed by SIGKILL"
+    assert "forkserver was killed" in supervisor.how_it_ended(255)
 
 
 def test_delays_double_up_to_a_limit() -> None:

@@ -44,6 +44,17 @@ def _the_place_goes(place: Path) -> Iterator[None]:
     shutil.rmtree(place)
 
 
+@pytest.mark.parametrize("name", ["t%2Ft", "a,b", "a#b", "a?b", "дом", "a" * 60])
+def test_sockets_are_elsewhere_if_the_place_does_not_suit_them(
+    place: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (place / name).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place / name))
+    directory = HeldDirectory()
+    directory.remove()
+    assert directory.path.parent == Path("/tmp")
+
+
 def _left_by_a_killed_process() -> Path:
     program = f"{_HOLDS}os.kill(os.getpid(), signal.SIGKILL)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

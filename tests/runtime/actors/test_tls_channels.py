@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,6 +136,17 @@ def test_who_waits_for_a_driver_is_told_so_now_and_then(monkeypatch: pytest.Monk
     assert len(told) >= 2
     text = "no driver answers at 127.0.0.1:1 yet (Connection refused): waiting"
     assert all(text in line for line in told)
+
+
+def test_no_time_that_is_left_is_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "_TELL_SECONDS", 0.0)
+    monkeypatch.setattr(endpoints, "_LOOK_SECONDS", 0.01)
+    # The reason takes longer to find than there is time.
+    monkeypatch.setattr(endpoints, "_why_no_connection", lambda _: time.sleep(0.6) or "")
+    told: list[str] = []
+    with dial("127.0.0.1:1") as channel, pytest.raises(EndpointError):
+        wait_until_ready(channel, "127.0.0.1:1", "driver", 0.02, tell=told.append)
+    assert told[-1].endswith("waiting 0 s more")
 
 
 def test_a_name_of_a_host_that_nobody_knows_is_told() -> None:

@@ -17,6 +17,7 @@ from support.made_checkpoints import checkpoint, names, same
 
 import juggler
 from juggler.driver.record.checkpoints import write
+from juggler.runtime.checkpoints import tensor_file
 from juggler.runtime.checkpoints.checkpoint import CheckpointError, digest, newest_good, read
 
 
@@ -26,6 +27,18 @@ def _rewrite_record(path: Path, **changes: Any) -> None:
     record = json.loads(file.read_text()) | changes
     del record["sha256"]
     file.write_text(json.dumps(record | {"sha256": digest(record)}))
+
+
+def test_one_that_is_larger_than_memory_is_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    write(tmp_path, checkpoint(1))
+    monkeypatch.setattr(tensor_file, "decode", fails)
+    with pytest.raises(CheckpointError, match=r"000000001.* bytes.* memory"):
+        read(tmp_path)
 
 
 def test_the_newest_is_that_of_the_highest_generation(tmp_path: Path) -> None:
