@@ -23,7 +23,8 @@ class EnvironmentFailed(Exception):
         call: the call that failed: "constructor", "reset" or "step".
         reason: one line.
         traceback: of the environment's exception, from its own process; empty if there is none.
-        lasting: it broke a rule, and would do so again.
+        lasting: it would do so again, because it broke a rule, or raised at a known time.
+        when: the time of the failure in the life of its EnvRunner, for people; "": unknown.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class EnvironmentFailed(Exception):
         self.reason = reason
         self.traceback = traceback
         self.lasting = lasting
+        self.when = ""
         if traceback:
             self.add_note(traceback)  # notes are part of every printed traceback
 
@@ -56,7 +58,13 @@ class EnvironmentFailed(Exception):
         return cls(environment, call, *_told(call, error))
 
     def __str__(self) -> str:
-        return f"{self.environment} failed in {self.call}: {self.reason}"
+        return f"{self.environment} failed in {self.call}{self.when}: {self.reason}"
+
+    def in_round(self, number: int) -> None:
+        """Name the round of a failure. An exception that comes again in the same one would last."""
+        if self.call == "step":
+            self.when = f" (in round {number} of its EnvRunner)"
+            self.lasting = self.lasting or bool(self.traceback)
 
 
 def _told(call: str, error: Exception) -> tuple[str, str]:

@@ -26,3 +26,17 @@ def test_arguments_that_a_constructor_does_not_take_are_told_by_the_reason_alone
     failed = _failed("constructor")
     assert "missing 1 required positional argument: 'x'" in failed.reason
     assert not failed.traceback
+
+
+def test_an_exception_of_a_step_lasts_if_it_comes_again_in_the_same_round() -> None:
+    failed = _failed("step")
+    failed.in_round(7)
+    assert failed.lasting
+    assert "environment 0 (toy) failed in step (in round 7" in str(failed)
+
+
+@pytest.mark.parametrize("call", ["reset", "step"])
+def test_what_may_pass_by_itself_does_not_last(call: str) -> None:
+    failed = EnvironmentFailed("environment 0", call, "it did not answer within 5 s")
+    failed.in_round(1)
+    assert not failed.lasting
