@@ -10,6 +10,8 @@ from juggler.runtime.own_frames import place_of_readers, traceback_of
 #: What Python says of arguments that a function does not take.
 _MISCALLED: Final = re.compile(r"\(\) (got an unexpected|got multiple|missing \d+|takes )")
 
+_OLD_RESET: Final = re.compile(r"reset\(\) got an unexpected keyword argument '(seed|options)'")
+
 
 class FilmFailed(OSError):
     """A video of an environment could not be made, which is no failure of the environment."""
@@ -70,6 +72,8 @@ class EnvironmentFailed(Exception):
 def _told(call: str, error: Exception) -> tuple[str, str]:
     """The reason and the traceback of a failure, for those who may have written the environment."""
     reason, place = f"{type(error).__name__}: {error}".partition("\n")[0], place_of_readers(error)
+    if call == "reset" and isinstance(error, TypeError) and _OLD_RESET.search(reason):
+        place += "; write reset(self, *, seed=None, options=None), as Gymnasium has it"
     # Where a constructor does not take its arguments, the reason says all.
     refused = call == "constructor" and isinstance(error, TypeError) and _MISCALLED.search(reason)
     was_called = place or not refused

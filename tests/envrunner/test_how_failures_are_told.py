@@ -40,3 +40,12 @@ def test_what_may_pass_by_itself_does_not_last(call: str) -> None:
     failed = EnvironmentFailed("environment 0", call, "it did not answer within 5 s")
     failed.in_round(1)
     assert not failed.lasting
+
+
+def test_a_reset_as_gym_had_it_is_told_what_gymnasium_has() -> None:
+    def reset() -> None: ...
+
+    with pytest.raises(TypeError) as raised:
+        reset(seed=1)  # type: ignore[call-arg]
+    failed = EnvironmentFailed.during("environment 0 (old)", "reset", raised.value)
+    assert "write reset(self, *, seed=None, options=None)" in failed.reason
