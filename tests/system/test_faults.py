@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -46,6 +48,9 @@ class Robot(gymnasium.Env):
         observation = np.zeros(3, np.float32)
         if self.steps == self.at and self.where == "step":
             raise ZeroDivisionError("the robot fell over")
+        if self.where == "print":
+            print("the robot moves", flush=True)
+            os.write(1, b"its motors, too")
         if self.steps == self.at and self.where == "exit":
             os._exit(7)
         if self.steps == self.at and self.where == "weights":
@@ -274,6 +279,25 @@ def test_an_environment_that_always_raises_after_some_batches_ends_the_run_too(
     assert end["restarts"] == 1, "the same error in the same round comes again"
     assert "environment 0 (Robot) failed in step (in round 7 of its EnvRunner)" in end["failure"]
     place.assert_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_json_of_a_run_is_alone_on_stdout(place: Place) -> None:
+    options = ["--num-env-runners", 1, "--stop-steps", 600, "--progress", "json"]
+    command = ["-m", "juggler", "train", *_robot(place.path, "print"), *options]
+    variables = {**os.environ, "PYTHONPATH": f"{place.path}{os.pathsep}{os.environ['PYTHONPATH']}"}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=place.path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(isinstance(json.loads(line), dict) for line in done.stdout.splitlines())
+    assert "the robot moves" in done.stderr
+    assert "its motors, too" in done.stderr
 
 
 @pytest.mark.slow
