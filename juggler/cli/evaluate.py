@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
-from juggler.cli.arguments import parse, report_errors
-from juggler.cli.playing import Progress, in_words, warnings_told
+from juggler.cli.arguments import Flag, parse, report_errors
+from juggler.cli.playing import Progress, in_words, stdout_kept, warnings_told
 from juggler.driver.config import ConfigError
 from juggler.driver.record.episode_returns import Played
+from juggler.driver.record.run_directory import to_json
 from juggler.envrunner.agent_returns import MOST_WITH_METRICS
 
 
@@ -48,6 +50,9 @@ class Arguments:
     explore: bool = False
     """With --play: policies draw their actions as in training."""
 
+    json: Flag = False
+    """Print one JSON object on stdout. What the environment prints goes to stderr."""
+
 
 def run(arguments: Sequence[str]) -> int:
     given = parse(Arguments, arguments, "evaluate")
@@ -63,7 +68,7 @@ def _evaluate(given: Arguments) -> int:
         return _play(given)
     if given.explore:
         raise ConfigError("--explore: only matches are played so; name players with --play")
-    with warnings_told("evaluate"):
+    with warnings_told("evaluate"), stdout_kept(given.json):
         played = evaluate(
             given.checkpoint,
             given.episodes,
@@ -73,6 +78,16 @@ def _evaluate(given: Arguments) -> int:
             videos=given.videos,
             watch=Progress(given.episodes),
         )
+    if given.json:
+        agents = [
+            {"agent": agent, "module": module_id, "returns": returns}
+            for (agent, module_id), returns in played.agent_returns.items()
+        ]
+        of_returns = {"mean": played.mean, "deviation": played.deviation}
+        _print(
+            {**asdict(played), **of_returns, "interval": played.interval, "agent_returns": agents}
+        )
+        return 0
     print(f"checkpoint: {played.checkpoint}")
     print(f"{in_words(played)}, mean length {sum(played.lengths) / len(played.lengths):.1f}")
     if (interval := played.interval) is not None:
@@ -94,7 +109,7 @@ def _play(given: Arguments) -> int:
         if not (agent and equals and player):
             raise ConfigError(f"--play {pair}: expected AGENT=PLAYER, such as player_0=random")
         players[agent] = player
-    with warnings_told("evaluate"):
+    with warnings_told("evaluate"), stdout_kept(given.json):
         played = play_matches(
             given.checkpoint,
             players,
@@ -106,9 +121,16 @@ def _play(given: Arguments) -> int:
             videos=given.videos,
             watch=Progress(given.episodes),
         )
+    if given.json:
+        _print(asdict(played))
+        return 0
     print(played)
     _tell_videos(played.videos)
     return 0
+
+
+def _print(said: Mapping[str, Any]) -> None:
+    print(json.dumps(to_json(said), default=str))
 
 
 def _tell_videos(videos: Sequence[Path]) -> None:

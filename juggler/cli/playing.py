@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import TextIO
 
 from juggler.driver.record.episode_returns import WithReturns
@@ -51,6 +53,24 @@ def warnings_told(command: str) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = tell
         yield
+
+
+@contextmanager
+def stdout_kept(for_json: bool) -> Iterator[None]:
+    """Send to stderr what is printed meanwhile, also by C code, if stdout is for JSON alone."""
+    if not for_json:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        ctypes.CDLL(None).fflush(None)  # what C code has printed
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def in_words(played: WithReturns) -> str:

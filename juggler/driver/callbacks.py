@@ -20,6 +20,7 @@ from juggler.driver.record.progress import Progress
 from juggler.driver.record.run_directory import to_json
 from juggler.driver.record.wording import Level
 from juggler.driver.run_end import OWN_REASONS, RunEnd
+from juggler.driver.signals import SecondSignal
 from juggler.runtime.annotations import signature
 from juggler.runtime.nearest import nearest
 
@@ -164,8 +165,9 @@ class Callback:
 
     They are called in the driver's process, by the thread that drives the run, in the order in
     which things happened. Workers go on meanwhile, but get no new work, so a callback should be
-    quick: one that takes over a second is named in a warning. An exception, or `sys.exit()`, ends
-    the run in order, with a last checkpoint, and then comes out of `juggler.train`.
+    quick: one that takes over a second is named in a warning. An exception, `sys.exit()` and
+    `KeyboardInterrupt` too, ends the run in order, with a last checkpoint, and then comes out of
+    `juggler.train`.
     """
 
     def on_start(self, run: Run) -> None:
@@ -258,7 +260,7 @@ class Callbacks:
     end: RunEnd
     progress: Progress
     callbacks: Sequence[Callback]
-    error: Exception | SystemExit | None = None
+    error: BaseException | None = None
     _noted: deque[tuple[str, tuple[Any, ...]]] = field(default_factory=deque)
     _slow: set[str] = field(default_factory=set)  # those that were named
 
@@ -312,7 +314,9 @@ class Callbacks:
         try:
             getattr(callback, method)(self.run, *arguments)
             good = True
-        except (Exception, SystemExit) as error:  # sys.exit() must not cost the last checkpoint
+        except SecondSignal:
+            raise  # a second Ctrl-C leaves without a last checkpoint
+        except BaseException as error:  # sys.exit() must not cost the last checkpoint
             text = f"the callback {name} raised {type(error).__name__}: {error}".rstrip(": ")
             failed_before = method == "on_end" and self.end.failure  # that is what is raised
             if self.error is None and not failed_before:

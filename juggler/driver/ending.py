@@ -158,7 +158,7 @@ class Ending:
         elif end.reason in _IN_PART and parts.local.keep_failing(ENVRUNNER):
             end.failed_at(
                 f"it got to {end.reason}, but {parts.config.env_runner.env} kept failing in every "
-                f"EnvRunner: {parts.departures.last_failure or 'see above'}"
+                f"EnvRunner: {parts.departures.last_failure or parts.departures.last_exit}"
             )
         elif end.reason == "stop_seconds" and self._hung:
             end.failed_at(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from juggler.driver.checkpoint.frozen_modules import FrozenModule, frozen_modules
 from juggler.driver.config import ConfigError, RunConfig
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     Recording = Callable[
         [RunConfig, Path, VectorEnv[Any, Any, Any]], AbstractContextManager[EpisodeRecorder]
     ]
+
+_MANY_STEPS: Final = 10_000  # longer than most episodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def evaluate(
     recording: Recording | None = None,
 ) -> Evaluated:
     """Play whole episodes with the policy in a checkpoint, without exploration. Where there are
-    several agents, each is played by its module.
+    several agents, each is played by its module. A warning comes if episodes do not end.
 
     Args:
         checkpoint: a checkpoint, or a run directory, whose newest good checkpoint is taken, with a
@@ -99,6 +102,7 @@ def evaluate(
     from juggler.envrunner.evaluation import evaluate as play
     from juggler.policies.loading import PolicyConfig, restore_parts
 
+    watch = warns_of_endless(watch)
     if episodes < 1:
         raise ConfigError(f"episodes = {episodes}: must be at least 1")
     if videos < 1:
@@ -161,6 +165,28 @@ def evaluate(
     finally:
         environments.close()
     return Evaluated(where, played.returns, played.lengths, films)
+
+
+def warns_of_endless(watch: Callable[[int, int], None] | None) -> Callable[[int, int], None]:
+    """Call `watch`, and warn once if no episode ends in many steps of each environment."""
+    last, since, told = 0, 0, False
+
+    def see(ended: int, steps: int) -> None:
+        nonlocal last, since, told
+        if ended != last:
+            last, since = ended, steps
+        elif steps - since >= _MANY_STEPS and not told:
+            told = True
+            warnings.warn(
+                f"no episode has ended in {_MANY_STEPS:,} steps of each environment. If they may "
+                "never end, interrupt this, and set a limit: with gymnasium.wrappers.TimeLimit "
+                "around the environment, or max_episode_steps in the run",
+                stacklevel=2,
+            )
+        if watch is not None:
+            watch(ended, steps)
+
+    return see
 
 
 def _play_together(

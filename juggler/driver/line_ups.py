@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.evaluating import warns_of_endless
 from juggler.driver.script_classes import must_be_given_again
 from juggler.envrunner.agent_names import matches as fits
 from juggler.envrunner.setup import RANDOM
@@ -127,7 +128,7 @@ def play_matches(
         seats = _Seats(where, known, seed, explore)
         group_of = {agent: group for group in envs.groups for agent in group.agents}
         seated = {agent: seats.player(chosen[agent], group_of[agent]) for agent in envs.agents}
-        played = matches.play_matches(envs, seated, episodes, seed, watch)
+        played = matches.play_matches(envs, seated, episodes, seed, warns_of_endless(watch))
     finally:
         envs.close()
     words = {agent: who if isinstance(who, str) else repr(who) for agent, who in chosen.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -145,9 +146,50 @@ def pack(
     module: str | Callable[..., Any] | None,
     own: Mapping[str, type[Any]],
 ) -> bytes:
-    """What goes to local workers by itself, cloudpickled."""
+    """What goes to local workers by itself, cloudpickled.
+
+    Raises:
+        ConfigError: something cannot be pickled.
+    """
     factories = [value if callable(value) else None for value in (env, module)]
     name = config.env_runner.env
     registered = {name: there} if (there := registered_in_script(name)) else {}
     brought = {**own, **registered}
-    return cloudpickle.dumps((*factories, brought)) if any(factories) or brought else b""
+    if not any(factories) and not brought:
+        return b""
+    try:
+        return cloudpickle.dumps((*factories, brought))
+    except Exception as error:
+        named = {"env": factories[0], "module": factories[1], **brought}
+        for key, value in named.items():
+            if why := _why_unsent(value):
+                used, name = _unsent_within(value), getattr(value, "__qualname__", value)
+                raise ConfigError(
+                    f"{key} = {name} cannot be sent to the processes of the run ({why})"
+                    + (f", because it uses {used}" if used else "")
+                    + ". Create such things where they are used, or write the code into a module "
+                    'and name it as "module:name"'
+                ) from error
+        raise
+
+
+def _why_unsent(value: object) -> str:
+    """Why something cannot be pickled; "": it can."""
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def _unsent_within(value: object) -> str:
+    """The first variable or attribute that a function or a class brings along, for people."""
+    brought = dict(vars(value)) if isinstance(value, type) else {value.__class__.__name__: value}
+    for each in list(brought.values()):
+        if inspect.isfunction(each):
+            closure = inspect.getclosurevars(each)
+            brought |= {**closure.globals, **closure.nonlocals}
+    for name, each in brought.items():
+        if each is not value and not inspect.isfunction(each) and _why_unsent(each):
+            return f"`{name}`, a {type(each).__qualname__}"
+    return ""

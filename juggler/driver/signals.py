@@ -22,6 +22,18 @@ REASONS = {
 }
 
 
+class SecondSignal(BaseException):
+    """A second signal, which no callback has raised."""
+
+
+class _Interrupted(KeyboardInterrupt, SecondSignal):
+    pass
+
+
+class _Terminated(SystemExit, SecondSignal):
+    pass
+
+
 @dataclass(slots=True)
 class Caught:
     """What came meanwhile.
@@ -61,7 +73,7 @@ def ending_signals() -> tuple[signal.Signals, ...]:
 
 @contextmanager
 def signals_become(stop: Callable[[str], None]) -> Iterator[Caught]:
-    """The first signal calls `stop` with a reason; the second is raised, as `as_exception` has it.
+    """The first signal calls `stop` with a reason; the second is raised as a `SecondSignal`.
     Any more do nothing.
 
     `stop` is called in a thread of its own: a handler may interrupt the main thread while that
@@ -77,7 +89,7 @@ def signals_become(stop: Callable[[str], None]) -> Iterator[Caught]:
         now = time.monotonic()
         if seen and now - seen[0] > _SAME_SECONDS and not caught._no_more:
             caught.no_more()
-            raise as_exception(number)
+            raise _Interrupted if number == signal.SIGINT else _Terminated(128 + number)
         if seen:
             return
         seen.append(now)

@@ -12,6 +12,7 @@ from juggler.envrunner.deliveries import Deliveries, receipt_for, tell_round
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.environments.vector import environment_in
 from juggler.envrunner.evaluation import Goal
+from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.filming import film
 from juggler.envrunner.finiteness import NonFinite
 from juggler.envrunner.frozen_weights import FrozenWeights
@@ -80,6 +81,7 @@ class EnvRunner:
         self._modules: dict[str, LearnerStreams] = {}
         self._deliveries = Deliveries(attachment)
         self._round = RequestedRound()
+        self._rounds = 0  # played so far
         self._idle_since = time.perf_counter()
 
     def run(self) -> str:
@@ -184,9 +186,12 @@ class EnvRunner:
             for module_id, streams in self._modules.items()
         }
         sampling = time.perf_counter()
+        self._rounds += 1
         try:
             played = self._stage.play({each.module_id for each in recorded.values()}, versions)
-        except Exception:
+        except Exception as error:
+            if isinstance(error, EnvironmentFailed):
+                error.in_round(self._rounds)
             # The command loop answers the last request of the round with the failure.
             for command_id, request in recorded.items():
                 if command_id != max(requests):

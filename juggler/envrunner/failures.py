@@ -10,6 +10,8 @@ from juggler.runtime.own_frames import place_of_readers, traceback_of
 #: What Python says of arguments that a function does not take.
 _MISCALLED: Final = re.compile(r"\(\) (got an unexpected|got multiple|missing \d+|takes )")
 
+_OLD_RESET: Final = re.compile(r"reset\(\) got an unexpected keyword argument '(seed|options)'")
+
 
 class FilmFailed(OSError):
     """A video of an environment could not be made, which is no failure of the environment."""
@@ -23,7 +25,8 @@ class EnvironmentFailed(Exception):
         call: the call that failed: "constructor", "reset" or "step".
         reason: one line.
         traceback: of the environment's exception, from its own process; empty if there is none.
-        lasting: it broke a rule, and would do so again.
+        lasting: it would do so again, because it broke a rule, or raised at a known time.
+        when: the time of the failure in the life of its EnvRunner, for people; "": unknown.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class EnvironmentFailed(Exception):
         self.reason = reason
         self.traceback = traceback
         self.lasting = lasting
+        self.when = ""
         if traceback:
             self.add_note(traceback)  # notes are part of every printed traceback
 
@@ -56,12 +60,20 @@ class EnvironmentFailed(Exception):
         return cls(environment, call, *_told(call, error))
 
     def __str__(self) -> str:
-        return f"{self.environment} failed in {self.call}: {self.reason}"
+        return f"{self.environment} failed in {self.call}{self.when}: {self.reason}"
+
+    def in_round(self, number: int) -> None:
+        """Name the round of a failure. An exception that comes again in the same one would last."""
+        if self.call == "step":
+            self.when = f" (in round {number} of its EnvRunner)"
+            self.lasting = self.lasting or bool(self.traceback)
 
 
 def _told(call: str, error: Exception) -> tuple[str, str]:
     """The reason and the traceback of a failure, for those who may have written the environment."""
     reason, place = f"{type(error).__name__}: {error}".partition("\n")[0], place_of_readers(error)
+    if call == "reset" and isinstance(error, TypeError) and _OLD_RESET.search(reason):
+        place += "; write reset(self, *, seed=None, options=None), as Gymnasium has it"
     # Where a constructor does not take its arguments, the reason says all.
     refused = call == "constructor" and isinstance(error, TypeError) and _MISCALLED.search(reason)
     was_called = place or not refused

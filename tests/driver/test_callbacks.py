@@ -14,6 +14,7 @@ from support.worker_events_world import WorkersWorld
 import juggler
 from juggler.driver import callbacks
 from juggler.driver.callbacks import checked
+from juggler.driver.signals import SecondSignal
 from juggler.driver.upkeep import metrics_line
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
@@ -150,17 +151,28 @@ def test_what_a_callback_raises_ends_the_run_and_only_the_end_is_told_of(tmp_pat
     assert heard.told == [("end", {"updates": 2})]
 
 
-def test_a_callback_that_leaves_the_program_ends_the_run_in_order_too(tmp_path: Path) -> None:
-    leaves, heard = SystemExit("hopeless"), Heard()
+@pytest.mark.parametrize("leave", [SystemExit, KeyboardInterrupt])
+def test_a_callback_that_leaves_the_program_ends_the_run_in_order_too(
+    tmp_path: Path, leave: type[BaseException]
+) -> None:
+    leaves, heard = leave("hopeless"), Heard()
     world = world_with(tmp_path, Fails(leaves), heard)
     told = world.parts.callbacks
     told.metrics({"updates": 1})
     told.tell()
     assert told.error is leaves
-    text = "the callback Fails.on_metrics raised SystemExit: hopeless"
+    text = f"the callback Fails.on_metrics raised {leave.__name__}: hopeless"
     assert (world.parts.end.reason, world.parts.end.failure) == ("callback_failed", text)
     told.finish({"updates": 1})
     assert heard.told == [("end", {"updates": 1})]
+
+
+def test_a_second_signal_during_a_callback_leaves_at_once(tmp_path: Path) -> None:
+    told = world_with(tmp_path, Fails(SecondSignal())).parts.callbacks
+    told.metrics({"updates": 1})
+    with pytest.raises(SecondSignal):
+        told.tell()
+    assert told.error is None
 
 
 def test_a_run_that_has_ended_for_another_reason_still_failed(tmp_path: Path) -> None:

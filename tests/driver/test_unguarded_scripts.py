@@ -1,12 +1,19 @@
-"""Scripts that start a run at their top level, and that a run imports."""
+"""Scripts that start a run at their top level, that a run imports, or that it cannot send."""
 
 from __future__ import annotations
 
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 
+import cloudpickle
+import gymnasium
 import pytest
 
 import juggler
+from juggler.driver.config import ConfigError
+from juggler.driver.script_classes import pack
 from juggler.runtime.modules.by_name import ImportFailed, found
 
 ENVIRONMENT = """
@@ -63,3 +70,25 @@ def test_a_run_of_a_script_without_a_guard_is_told_before_it_begins(
 )
 def test_a_module_that_the_program_itself_imports_may_start_a_run(script: str) -> None:
     __import__(script)
+
+
+LOCK = threading.Lock()
+
+
+class Guarded(gymnasium.Env[Any, Any]):
+    def reset(self, **_: Any) -> Any:
+        with LOCK:
+            return 0, {}
+
+
+def _guarded() -> Any:
+    return LOCK
+
+
+@pytest.mark.parametrize("env", [Guarded, _guarded])
+def test_what_cannot_be_sent_to_workers_is_named(env: Any, request: pytest.FixtureRequest) -> None:
+    here = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(here)  # as of a script
+    request.addfinalizer(lambda: cloudpickle.unregister_pickle_by_value(here))
+    with pytest.raises(ConfigError, match=rf"env = {env.__name__} cannot be sent.*`LOCK`, a lock"):
+        pack(env, None, {})

@@ -26,3 +26,26 @@ def test_arguments_that_a_constructor_does_not_take_are_told_by_the_reason_alone
     failed = _failed("constructor")
     assert "missing 1 required positional argument: 'x'" in failed.reason
     assert not failed.traceback
+
+
+def test_an_exception_of_a_step_lasts_if_it_comes_again_in_the_same_round() -> None:
+    failed = _failed("step")
+    failed.in_round(7)
+    assert failed.lasting
+    assert "environment 0 (toy) failed in step (in round 7" in str(failed)
+
+
+@pytest.mark.parametrize("call", ["reset", "step"])
+def test_what_may_pass_by_itself_does_not_last(call: str) -> None:
+    failed = EnvironmentFailed("environment 0", call, "it did not answer within 5 s")
+    failed.in_round(1)
+    assert not failed.lasting
+
+
+def test_a_reset_as_gym_had_it_is_told_what_gymnasium_has() -> None:
+    def reset() -> None: ...
+
+    with pytest.raises(TypeError) as raised:
+        reset(seed=1)  # type: ignore[call-arg]
+    failed = EnvironmentFailed.during("environment 0 (old)", "reset", raised.value)
+    assert "write reset(self, *, seed=None, options=None)" in failed.reason

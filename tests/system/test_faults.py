@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.commands import status_of
 from support.place import (
+    REPOSITORY,
     Place,
     assert_books_balance,
     checkpoints,
@@ -22,7 +25,7 @@ from support.place import (
 )
 
 ENVIRONMENT = '''
-import ctypes, gymnasium, numpy as np, time
+import ctypes, gymnasium, numpy as np, os, time
 
 class Robot(gymnasium.Env):
     """Falls over where and when it is told to."""
@@ -46,6 +49,11 @@ class Robot(gymnasium.Env):
         observation = np.zeros(3, np.float32)
         if self.steps == self.at and self.where == "step":
             raise ZeroDivisionError("the robot fell over")
+        if self.where == "print":
+            print("the robot moves", flush=True)
+            os.write(1, b"its motors, too")
+        if self.steps == self.at and self.where == "exit":
+            os._exit(7)
         if self.steps == self.at and self.where == "weights":
             import juggler.runtime.wire.frames as frames
             frames.FrameReader.feed = None  # in whatever thread reads one next
@@ -269,17 +277,38 @@ def test_an_environment_that_always_raises_after_some_batches_ends_the_run_too(
     end = summary(place.path / "run")
     assert end["reason_for_stop"] == "no_envrunner"
     assert end["env_steps_trained"] > 0
-    assert end["restarts"] == 4
+    assert end["restarts"] == 1, "the same error in the same round comes again"
+    assert "environment 0 (Robot) failed in step (in round 7 of its EnvRunner)" in end["failure"]
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
+def test_json_of_a_run_is_alone_on_stdout(place: Place) -> None:
+    options = ["--num-env-runners", 1, "--stop-steps", 600, "--progress", "json"]
+    command = ["-m", "juggler", "train", *_robot(place.path, "print"), *options]
+    variables = {**os.environ, "PYTHONPATH": f"{place.path}{os.pathsep}{REPOSITORY}"}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=place.path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(isinstance(json.loads(line), dict) for line in done.stdout.splitlines())
+    assert "the robot moves" in done.stderr
+    assert "its motors, too" in done.stderr
+
+
 @pytest.mark.long
-def test_enough_steps_of_an_environment_that_always_raises_are_no_success(place: Place) -> None:
+def test_enough_steps_of_an_environment_that_always_exits_are_no_success(place: Place) -> None:
     options = ["--num-env-runners", 1, "--stop-steps", 1200]
-    run = place.run("train", *_robot(place.path, "step", at=100), *options)
+    run = place.run("train", *_robot(place.path, "exit", at=100), *options)
     assert run.status == 1
-    assert "it got to stop_steps, but robots:Robot kept failing in every EnvRunner" in run.output
-    assert "the robot fell over" in run.output.splitlines()[-2]
+    failure = summary(place.path / "run")["failure"]
+    assert "it got to stop_steps, but robots:Robot kept failing in every EnvRunner" in failure
+    assert "envrunner-0 ended: exit code 7" in failure
     place.assert_nothing_is_left()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from random import Random
 from typing import Any
 
@@ -22,6 +22,7 @@ from juggler.driver.league.roster import FIXED, HISTORICAL, Player, Roster
 _MOST_COMMANDS = 1000  # of a builder at a time
 _MOST_REPORTS = 100  # that are remembered
 _MOST_TOLD = 3  # at a time
+_LONGEST_TEXT = 200
 
 
 def _fits(player_id: str, source: str) -> None:
@@ -252,6 +253,7 @@ class League:
         Raises:
             ValueError: it cannot be; nothing has changed.
         """
+        _must_have_names(command)
         match command:
             case events.AddPlayer():
                 self.roster.add(command)
@@ -297,6 +299,18 @@ class League:
             return []
         self._reported.append(message)
         return [events.Report(message)]
+
+
+def _must_have_names(command: object) -> None:
+    """
+    Raises:
+        ValueError: a builder's command names a player, a role or a source by something else.
+    """
+    for field in fields(command) if is_dataclass(command) else ():
+        value = getattr(command, field.name)
+        if field.type == "str" and not isinstance(value, str):
+            text = f"{type(command).__name__}: {field.name} must be a name, not {value!r}"
+            raise ValueError(text[:_LONGEST_TEXT])
 
 
 def _must_begin_anew(command: events.BuilderCommand) -> None:

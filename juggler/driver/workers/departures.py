@@ -32,6 +32,7 @@ class Departures:
 
     Attributes:
         last_failure: of any worker, in its own words; "": none has failed.
+        last_exit: of a process that ended by itself, for people; "": there was none.
         failures: by worker id, the last one of each local worker, in its own words.
     """
 
@@ -46,7 +47,7 @@ class Departures:
         progress: Progress,
         only_local: bool,
     ) -> None:
-        self.last_failure = ""
+        self.last_failure = self.last_exit = ""
         self.failures: dict[str, str] = {}
         self._env = config.env_runner.env
         self._synchronous = config.driver.synchronous
@@ -107,6 +108,7 @@ class Departures:
         self._metrics.workers.exited(event, failed=not let_go)
         if self._end.reached or (let_go and event.restart_in is not None):
             return None  # who is let go before the restart stays down, and that is told next
+        self.last_exit = f"{event.worker_id} ended: {event.how}"
         if self._local.was_let_go(event.worker_id):
             return self._progress.message(f"{event.worker_id} has left, as asked", "info")
         if event.restart_in is not None:

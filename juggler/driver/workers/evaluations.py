@@ -214,6 +214,7 @@ class Evaluations:
         self._progress = progress
         self._wanted = False
         self._told = False  # that one waits
+        self._told_how_long = False  # one may take
         self._playing: _Playing | None = None
 
     @property
@@ -233,6 +234,15 @@ class Evaluations:
                 f"there are no evaluations while these modules have no learner: {listed(missing)}"
             )
             self._progress.message(text, "warning")
+        if self._playing and self._metrics.evaluation_return is None and not self._told_how_long:
+            self._told_how_long = True
+            most = most_steps(self._metrics.lengths)
+            self._progress.message(
+                "the first evaluation has not ended, and the next one is due: it plays "
+                f"{self._episodes} episodes of at most {most:,} steps. "
+                "If they may never end, set a limit, such as max_episode_steps = 1000",
+                "warning",
+            )
         self._wanted = True
 
     def begin(self) -> None:

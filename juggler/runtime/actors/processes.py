@@ -297,6 +297,9 @@ def _run(program: WorkerProgram, title: str, words: Connection) -> None:
     take_in_orphans()
     set_title(title)
     ignore_stop_signals()
+    # What an environment prints must not come between lines that a program reads.
+    with contextlib.suppress(OSError):  # there is no stderr
+        os.dup2(2, 1)
     module, _, function = program.target.partition(":")
     try:
         if preloaded is not None and preloaded.failure is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from inspect import Signature
 from typing import Any
 
 import gymnasium
 import torch
 
+from juggler.runtime.annotations import signature
 from juggler.runtime.modules.by_name import found
 from juggler.runtime.modules.catalog import Catalog
 from juggler.runtime.modules.models import ActorCritic
@@ -60,7 +63,7 @@ def build_module(
         model_config = {**model_config, "distribution": distribution}
     if critic_space is not None:
         model_config = {**model_config, "critic_space": critic_space}
-    built: object = factory(observation_space, action_space, model_config)
+    built = _called(factory, observation_space, action_space, model_config)
     if isinstance(built, Catalog):
         built = ActorCritic(observation_space, action_space, model_config, built)
     if not isinstance(built, RLModule):
@@ -74,6 +77,37 @@ def build_module(
         )
     built.check_specs = check_specs
     return built
+
+
+def _called(factory: Callable[..., object], *arguments: object) -> object:
+    """
+    Raises:
+        ValueError: it takes other arguments, or its class does not call the one that it derives
+            from.
+    """
+    name = getattr(factory, "__qualname__", type(factory).__name__)
+    name += ".__init__" if isinstance(factory, type) else ""
+    wrong, takes = "", "(observation_space, action_space, model_config)"
+    with suppress(ValueError):  # Python does not know what it takes
+        known = signature(factory)
+        if not _can_take(known, arguments):
+            wrong = f"{name} must take {takes}: it takes {known}; see docs/modules.md"
+    if wrong:
+        raise ValueError(wrong)
+    try:
+        return factory(*arguments)
+    except AttributeError as error:
+        if "before Module.__init__() call" not in str(error):
+            raise
+        raise ValueError(f"{name} must begin with super().__init__{takes}: {error}") from error
+
+
+def _can_take(known: Signature, arguments: Sequence[object]) -> bool:
+    try:
+        known.bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def _must_make_a_module(module: object, factory: object) -> None:

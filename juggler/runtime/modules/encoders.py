@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import gymnasium
@@ -19,7 +20,7 @@ from juggler.runtime.modules.images import ImageEncoder, ImpalaResNet, NatureCNN
 from juggler.runtime.modules.layers import MLP
 from juggler.runtime.modules.model_config import ModelConfig
 from juggler.runtime.nearest import nearest
-from juggler.runtime.wire.structures import space_leaves
+from juggler.runtime.wire.structures import space_leaves, tree_map, zeros
 from juggler.runtime.wire.trees import Path, path_name
 
 _CONVOLUTIONS: dict[object, type[NatureCNN | ImpalaResNet]] = {
@@ -119,7 +120,7 @@ def build_encoder(space: gymnasium.Space[Any], config: ModelConfig) -> nn.Module
     if choice != "mlp" and choice not in _CONVOLUTIONS:
         make = _named(choice) if isinstance(choice, str) else choice
         encoder: nn.Module = make(space, config)
-        feature_size(encoder)
+        _must_return(encoder, space, feature_size(encoder))
         return encoder
     leaves = space_leaves(space)
     for path, leaf in leaves:
@@ -149,6 +150,25 @@ def feature_size(encoder: nn.Module) -> int:
             f"features that it returns for one observation; it is {size!r}"
         )
     return size
+
+
+def _must_return(encoder: nn.Module, space: gymnasium.Space[Any], size: int) -> None:
+    """Encode two observations of zeros. What else fails is for the first real ones to show.
+
+    Raises:
+        ValueError: the features are not as many as the encoder says.
+    """
+    was_training = encoder.training
+    features: Any = None
+    with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():
+        zeros_of = tree_map(torch.as_tensor, zeros(space, (2,)))  # [2, ...]
+        features = encoder.eval()(zeros_of)  # [2, size]
+    encoder.train(was_training)
+    if isinstance(features, Tensor) and features.shape != (2, size):
+        raise ValueError(
+            f"the encoder {type(encoder).__name__} says size = {size}, but returned features of "
+            f"shape {list(features.shape)} for 2 observations: they must have [2, {size}]"
+        )
 
 
 def without_mask(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:

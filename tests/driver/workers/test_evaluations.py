@@ -69,6 +69,17 @@ def test_an_evaluation_plays_a_checkpoint_that_lies_aside(world: WorkersWorld) -
     assert not written.path.parent.exists()
 
 
+def test_a_first_evaluation_that_does_not_end_is_told_once(world: WorkersWorld) -> None:
+    evaluator(world)
+    begin_an_evaluation(world)
+    for _ in range(3):
+        world.parts.evaluations.want()
+    told = [each for each in world.told.messages if "has not ended" in each]
+    assert len(told) == 1
+    assert "10 episodes of at most 10,000 steps" in told[0]
+    assert "max_episode_steps" in told[0]
+
+
 def test_the_best_checkpoint_is_kept_and_a_worse_one_is_not(tmp_path: Path) -> None:
     keys = {"evaluation_seconds": 1000.0, "only_local": True}
     world, heard = synchronous_world(tmp_path / "run", **keys), Heard()

@@ -243,3 +243,26 @@ def test_a_space_that_nobody_encodes_is_named_with_the_reason() -> None:
         with pytest.raises(UnsupportedSpace) as caught:
             build_module(None, space, TWO, {})
         assert said in str(caught.value)
+
+
+class OnlyConfig(Constant):
+    def __init__(self, config: Any) -> None: ...
+
+
+class Forgetful(Constant):
+    def __init__(self, observation_space: Any, action_space: Any, model_config: Any) -> None:
+        self.layer = torch.nn.Linear(4, 2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (OnlyConfig, r"OnlyConfig.__init__ must take \(observation_space.*it takes \(config: "),
+        (Forgetful, r"Forgetful.__init__ must begin with super\(\).__init__\(observation_space"),
+    ],
+)
+def test_a_constructor_that_does_not_suit_is_named_with_what_it_should_be(
+    wrong: Any, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        build_module(wrong, VECTOR, TWO, {})

@@ -253,6 +253,9 @@ def test_convolutions_for_what_has_no_image_are_refused(encoder: str) -> None:
 
 
 def test_an_encoder_of_ones_own_gets_what_is_to_be_encoded_and_says_its_size() -> None:
+    class Wrong(torch.nn.Identity):
+        size = 99
+
     class Sums(torch.nn.Module):
         def __init__(self, space: Any, config: ModelConfig) -> None:
             super().__init__()
@@ -264,6 +267,8 @@ def test_an_encoder_of_ones_own_gets_what_is_to_be_encoded_and_says_its_size() -
 
     masked = spaces.Dict(observation=VECTOR, action_mask=spaces.MultiBinary(2))
     assert build_encoder(masked, ModelConfig(encoder=Sums))(batch_of(masked)).shape == (3, 64)
+    with pytest.raises(ValueError, match=r"Wrong says size = 99, but .* shape \[2, 4\]"):
+        build_encoder(VECTOR, ModelConfig(encoder=Wrong))
     with pytest.raises(ValueError, match="Identity must have an attribute `size`"):
         build_encoder(VECTOR, ModelConfig(encoder=lambda space, config: torch.nn.Identity()))
 
