@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from juggler.driver.league.payoffs import Payoffs
 from juggler.driver.league.roster import Player
+from juggler.driver.record.metrics_file import metrics_table, number
 from juggler.driver.record.run_directory import METRICS_FILE
+
+_BEFORE, _BEHIND = "league/learning/", "/elo"  # around a player in a key of metrics
 
 
 def draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Path) -> Path:
@@ -41,9 +42,9 @@ def draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Pat
     left.set_yticks(range(len(ids)), ids, fontsize=7)
     left.set_title("win rate of the row against the column")
     figure.colorbar(image, ax=left)
-    for number, (name, curve) in enumerate(_ratings(run_dir / METRICS_FILE).items()):
+    for place, (name, curve) in enumerate(_ratings(run_dir).items()):
         steps, ratings = zip(*curve, strict=True)
-        right.plot(steps, ratings, ("-", "--", ":", "-.")[number // 10 % 4], label=name)
+        right.plot(steps, ratings, ("-", "--", ":", "-.")[place // 10 % 4], label=name)
     right.set_xlabel("steps trained, all players")
     right.set_ylabel("Elo rating")
     right.set_title("ratings of players that learn")
@@ -54,16 +55,13 @@ def draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Pat
     return path
 
 
-def _ratings(path: Path) -> dict[str, list[tuple[int, float]]]:
+def _ratings(run_dir: Path) -> dict[str, list[tuple[float, float]]]:
     """By player, its rating by the steps that the run had trained on then."""
-    curves: dict[str, list[tuple[int, float]]] = {}
-    if not path.is_file():
-        return curves
-    for text in path.read_text().splitlines():
-        try:
-            line: dict[str, Any] = json.loads(text)
-        except ValueError:
-            continue  # the last one, of a run that goes on
-        for name, told in line.get("league", {}).get("learning", {}).items():
-            curves.setdefault(name, []).append((line["env_steps_trained"], told["elo"]))
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for line in metrics_table(run_dir) if (run_dir / METRICS_FILE).is_file() else []:
+        for key in line:
+            if key.startswith(_BEFORE) and key.endswith(_BEHIND):
+                name = key.removeprefix(_BEFORE).removesuffix(_BEHIND)
+                at = number(line.get("env_steps_trained")), number(line[key])
+                curves.setdefault(name, []).append(at)
     return curves
