@@ -12,7 +12,7 @@ import gymnasium
 import pytest
 
 import juggler
-from juggler.driver.config import ConfigError
+from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.script_classes import pack
 from juggler.runtime.modules.by_name import ImportFailed, found
 
@@ -91,4 +91,4 @@ def test_what_cannot_be_sent_to_workers_is_named(env: Any, request: pytest.Fixtu
     cloudpickle.register_pickle_by_value(here)  # as of a script
     request.addfinalizer(lambda: cloudpickle.unregister_pickle_by_value(here))
     with pytest.raises(ConfigError, match=rf"env = {env.__name__} cannot be sent.*`LOCK`, a lock"):
-        pack(env, None, {})
+        pack(RunConfig(), env, None, {})
