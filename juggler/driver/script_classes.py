@@ -133,7 +133,7 @@ def pack(
     if not any(factories) and not own:
         return b""
     try:
-        return cloudpickle.dumps((*factories, own))
+        packed: bytes = cloudpickle.dumps((*factories, own))
     except Exception as error:
         named = {"env": factories[0], "module": factories[1], **own}
         for key, value in named.items():
@@ -146,6 +146,7 @@ def pack(
                     'and name it as "module:name"'
                 ) from error
         raise
+    return packed
 
 
 def _why_unsent(value: object) -> str:
@@ -153,7 +154,7 @@ def _why_unsent(value: object) -> str:
     try:
         cloudpickle.dumps(value)
     except Exception as error:
-        return str(error)
+        return str(error) or type(error).__name__
     return ""
 
 
