@@ -158,7 +158,7 @@ def pack(
     if not any(factories) and not brought:
         return b""
     try:
-        return cloudpickle.dumps((*factories, brought))
+        packed: bytes = cloudpickle.dumps((*factories, brought))
     except Exception as error:
         named = {"env": factories[0], "module": factories[1], **brought}
         for key, value in named.items():
@@ -171,6 +171,7 @@ def pack(
                     'and name it as "module:name"'
                 ) from error
         raise
+    return packed
 
 
 def _why_unsent(value: object) -> str:
@@ -178,7 +179,7 @@ def _why_unsent(value: object) -> str:
     try:
         cloudpickle.dumps(value)
     except Exception as error:
-        return str(error)
+        return str(error) or type(error).__name__
     return ""
 
 
