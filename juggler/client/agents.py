@@ -102,6 +102,7 @@ class AgentsSession(AnySession):
         terminated: Mapping[str, bool] | bool = False,
         truncated: Mapping[str, bool] | bool = False,
         infos: Mapping[str, Mapping[str, Any]] | None = None,
+        continues: bool = False,
     ) -> dict[str, Any]:
         """Report what happened, and wait for the actions of the agents that act next.
 
@@ -119,6 +120,8 @@ class AgentsSession(AnySession):
                 everyone.
             infos: by agent, numbers of its last action, by those `info_names` that have one. Other
                 names are passed over. Of calls between two of its actions, the last number counts.
+            continues: the episode continues with the agents that act next, even if all agents that
+                acted in it end now. Otherwise these agents begin the next episode.
 
         Returns:
             By agent, the action of everyone who acts next.
@@ -156,7 +159,9 @@ class AgentsSession(AnySession):
         if not parts:
             return {}
         self._seq += 1
-        answer = self._connection.exchange(pb.StepBatch(seq=self._seq, agents=parts.values()))
+        answer = self._connection.exchange(
+            pb.StepBatch(seq=self._seq, agents=parts.values(), continuing=[0] * continues)
+        )
         given = {each.agent: each for each in answer.agents}
         return {name: self._acts(name, given[self._agents[name].index]) for name in acting}
 

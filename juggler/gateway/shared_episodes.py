@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -46,6 +46,14 @@ class AgentRows(Protocol):
     def ended(self) -> list[int]: ...
 
 
+def _environments_acted_in(parts: Sequence[AgentRows]) -> set[int]:
+    found: set[int] = set()
+    for part in parts:
+        out = set(part.paused)
+        found.update(each for at, each in enumerate(part.environments) if at not in out)
+    return found
+
+
 class SharedEpisodes:
     """The episodes of N environments with A agents each.
 
@@ -62,11 +70,15 @@ class SharedEpisodes:
         self._returns = np.zeros(environments)
         self._lengths = np.zeros(environments, np.intp)
 
-    def follow(self, parts: Sequence[AgentRows]) -> tuple[list[int], tuple[int, int] | None]:
+    def follow(
+        self, parts: Sequence[AgentRows], continuing: Collection[int] = ()
+    ) -> tuple[list[int], tuple[int, int] | None]:
         """Follow who ends and who acts next, as a batch of steps says.
 
         Args:
             parts: of different agents.
+            continuing: environments whose episodes continue with the agents that act next, if all
+                that took part have ended.
 
         Returns:
             The environments whose episodes are over with this batch; and the first agent and
@@ -78,6 +90,8 @@ class SharedEpisodes:
             ended = [part.environments[at] for at in part.ended]
             stages[part.index, ended] = _ENDED
             touched.update(ended)
+        if continuing:
+            touched -= {*continuing} & _environments_acted_in(parts)
         over = [each for each in sorted(touched) if not (stages[:, each] == _ACTS).any()]
         stages[:, over] = _OUT
         for part in parts:

@@ -125,7 +125,8 @@ def read_steps(
             agent = session.agents[rows.agent]
             batch.parts.append(_read_rows(session, agent, batch, rows, layout_of(agent)))
         if session.episodes is not None:
-            batch.over, early = session.episodes.follow(batch.parts)
+            continuing = _environments_of(session, message.continuing)
+            batch.over, early = session.episodes.follow(batch.parts, continuing)
             if early is not None:
                 raise SessionError(
                     Code.OUT_OF_ORDER,
@@ -153,7 +154,7 @@ def _check_agents(session: Session, parts: Sequence[pb.Rows]) -> None:
 def _read_rows(
     session: Session, agent: SessionAgent, batch: Batch, rows: pb.Rows, layout: Layout
 ) -> Steps:
-    given = rows.environments[: len(agent.slots) + 1]  # more are wrong, however many
+    given = _environments_of(session, rows.environments)
     environments = _environments(agent, given)
     count = len(environments)
     _must_have(len(rows.rewards) or count, count, "rewards")
@@ -188,15 +189,25 @@ def _read_rows(
     )
 
 
-def _environments(agent: SessionAgent, given: list[int]) -> list[int]:
-    known = len(agent.slots)
-    environments = given or agent.everyone
-    if given and (max(given) >= known or len(set(given)) != len(given)):
+def _environments_of(session: Session, given: Sequence[int]) -> list[int]:
+    """Environments that a message names.
+
+    Raises:
+        SessionError: the session has no such environments, or one is named twice.
+    """
+    known = session.environments
+    named = list(given[: known + 1])  # more are wrong, however many
+    if named and (max(named) >= known or len(set(named)) != len(named)):
         text = (
-            f"environments {given[:20]}: name each at most once, from 0 to {known - 1}, as many "
+            f"environments {named[:20]}: name each at most once, from 0 to {known - 1}, as many "
             "as the hello said"
         )
         raise SessionError(Code.UNKNOWN_ENVIRONMENT, text)
+    return named
+
+
+def _environments(agent: SessionAgent, given: list[int]) -> list[int]:
+    environments = given or agent.everyone
     if 1 not in agent.waiting:
         return environments
     for environment in environments:

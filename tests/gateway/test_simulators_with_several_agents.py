@@ -12,8 +12,10 @@ from support.gateway_world import break_off, eventually
 from support.paced_sampling import Scaled
 
 from juggler.client import GatewayError, connect, connect_agents, play_agents
+from juggler.client.spaces import Values, as_message
 from juggler.envrunner.multi_agent.matrix_game import MatrixGame
 from juggler.gateway import runner
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 TWO = {"row": "rows", "column": "columns"}
 SHARED = {"*": "both"}
@@ -256,6 +258,43 @@ def test_a_simulator_that_vanishes_leaves_what_it_has_done(
         assert batch.rewards[0, :2].tolist() == [reward] * 2
         assert batch.truncated[0, :2].tolist() == [False, True]
     assert not any(len(player.environments) for player in _players(world))
+
+
+@pytest.mark.parametrize(
+    ("continues", "episodes"), [(True, [(3.0, 2)] * 4), (False, [(1.0, 1), (2.0, 1)] * 4)]
+)
+def test_an_episode_may_continue_with_others_when_all_who_acted_in_it_have_ended(
+    make_world: Callable[..., AgentsWorld], continues: bool, episodes: list[tuple[float, int]]
+) -> None:
+    world = make_world(TWO)
+    with world.connect("row", "column") as session:
+        world.begin()
+        world.ask("rows", "columns")
+        for t in range(4):
+            assert session.step({"row": see(t, 0)}).keys() == {"row"}
+            over = {"rewards": {"row": 1.0}, "terminated": {"row": True}}
+            assert session.step({"column": see(t, 0)}, **over, continues=continues)
+            # The mark says nothing where nobody acts next.
+            last = {"rewards": {"column": 2.0}, "terminated": {"column": True}}
+            assert session.step(**last, continues=continues) == {}
+        receipts = world.receipts("rows", "columns")
+    told = [
+        episode
+        for each in receipts.values()
+        for episode in zip(each.env_returns, each.env_lengths, strict=True)
+    ]
+    assert told == episodes
+    for module_id in ("rows", "columns"):
+        assert world.batch(module_id).terminated.tolist() == [[True] * 4]
+
+
+def test_a_mark_for_an_environment_that_is_not_there_ends_the_session(
+    make_world: Callable[..., AgentsWorld],
+) -> None:
+    said = pytest.raises(GatewayError, match=r"environments \[1\].*from 0 to 0")
+    rows = pb.Rows(observations=Values(as_message(SPACES[0])).tensors(see(0, 0)[None]))
+    with make_world(TWO).connect("row", "column") as session, said:
+        session._connection.exchange(pb.StepBatch(seq=1, agents=[rows], continuing=[1]))
 
 
 def test_a_client_without_names_acts_where_the_table_has_one_pattern(

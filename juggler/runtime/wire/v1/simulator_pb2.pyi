@@ -123,12 +123,14 @@ class NamedTensor(_message.Message):
     def __init__(self, path: _Optional[_Iterable[str]] = ..., dtype: _Optional[_Union[_tensors_pb2.DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class StepBatch(_message.Message):
-    __slots__ = ("seq", "agents")
+    __slots__ = ("seq", "agents", "continuing")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     AGENTS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUING_FIELD_NUMBER: _ClassVar[int]
     seq: int
     agents: _containers.RepeatedCompositeFieldContainer[Rows]
-    def __init__(self, seq: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[Rows, _Mapping]]] = ...) -> None: ...
+    continuing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, seq: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[Rows, _Mapping]]] = ..., continuing: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Rows(_message.Message):
     __slots__ = ("agent", "environments", "rewards", "terminated", "truncated", "observations", "final_rows", "final_observations", "paused", "infos")
