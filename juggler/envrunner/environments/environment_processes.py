@@ -183,6 +183,9 @@ class EnvironmentProcesses(AsyncVectorEnv):
             self.close_extras(terminate=True)
             self.closed = True
             raise failure or error from None
+        # Errors come through pipes. The queue's semaphores have names, which would outlive this
+        # process if it were killed.
+        del self.error_queue
         self._answers = select.poll()
         for pipe in self.parent_pipes:
             self._answers.register(pipe, select.POLLIN)
@@ -240,7 +243,7 @@ class EnvironmentProcesses(AsyncVectorEnv):
                 raise self._late(late, "step", seconds)
             for descriptor, _ in ready:
                 told[descriptor], success = read_answer(pipes[descriptor])
-                self._raise_if_errors([success])  # before its process ends
+                self._raise_if_errors([success], [pipes[descriptor]])  # before its process ends
         return [told[descriptor] for descriptor in pipes]
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
@@ -286,11 +289,15 @@ class EnvironmentProcesses(AsyncVectorEnv):
             f"its process ended with exit code {ends} (-N: by signal N)",
         )
 
-    def _raise_if_errors(self, successes: Iterable[bool]) -> None:
+    def _raise_if_errors(
+        self, successes: Iterable[bool], pipes: Sequence[Connection] | None = None
+    ) -> None:
         # Gymnasium's own logs the traceback and leaves it out of the exception.
-        if all(successes):
+        answers = zip(pipes or self.parent_pipes, successes, strict=True)
+        failed = next((pipe for pipe, success in answers if not success), None)
+        if failed is None:
             return
-        index, kind, error, trace = self.error_queue.get()
+        index, kind, error, trace = failed.recv()
         if isinstance(error, EnvironmentFailed):
             raise error
         reason = f"{kind.__name__}: {error}".partition("\n")[0]
@@ -307,7 +314,7 @@ def _run_environment(
     pipe: Connection,
     parent_pipe: Connection,
     shared_memory: Any,
-    error_queue: Queue[Any],
+    _: Queue[Any],
     *rest: Any,
     memory: StepMemory,
 ) -> None:
@@ -325,8 +332,8 @@ def _run_environment(
         env = function()
     except Exception as error:
         pipe.recv()  # the error answers the owner's first request, whatever it is
-        error_queue.put((index, type(error), error, traceback_of(error)))
         pipe.send((None, False))
+        pipe.send((index, type(error), error, traceback_of(error)))
         return
     steps: Any = StepPipe(pipe, index, memory)
-    _async_worker(index, lambda: env, steps, parent_pipe, shared_memory, error_queue, *rest)
+    _async_worker(index, lambda: env, steps, parent_pipe, shared_memory, steps, *rest)

@@ -99,7 +99,7 @@ def read_answer(pipe: Connection) -> tuple[dict[str, Any], bool]:
 
 
 class StepPipe:
-    """The pipe of an environment's process, as Gymnasium's worker uses it.
+    """The pipe of an environment's process, as Gymnasium's worker uses it, and its queue of errors.
 
     Args:
         pipe: to the owner.
@@ -110,6 +110,11 @@ class StepPipe:
     def __init__(self, pipe: Connection, index: int, memory: StepMemory) -> None:
         self._pipe, self._index, self._memory = pipe, index, memory
         self._steps = False
+        self._error: Any = None
+
+    def put(self, error: Any) -> None:
+        """Note an error, which follows the next answer."""
+        self._error = error
 
     def recv(self) -> Any:
         request = self._pipe.recv_bytes()
@@ -125,6 +130,8 @@ class StepPipe:
         result, success = answer
         if not (self._steps and success):
             self._pipe.send(answer)
+            if not success:
+                self._pipe.send(self._error)
             return
         _, reward, terminated, truncated, info = result
         memory, index = self._memory, self._index

@@ -300,3 +300,11 @@ def test_an_environment_may_start_processes_of_its_own() -> None:
     env.reset(seed=[1])
     env.close()
     assert_ended(env)
+
+
+def test_no_semaphore_has_a_name_that_would_outlive_a_killed_owner() -> None:
+    before = set(Path("/dev/shm").glob("sem.*"))
+    env = processes_of(Scripted)
+    after = set(Path("/dev/shm").glob("sem.*"))
+    env.close()
+    assert after <= before
