@@ -75,7 +75,7 @@ class NonFinite(Exception):
 def rule_for(value: float | None) -> str:
     """What the environment must do that gave such a number; None: one that is not finite."""
     if value is not None and math.isfinite(value):
-        return f"scale rewards to at most {MOST_REWARD:g}, so that their squares are finite"
+        return f"scale rewards to at most {MOST_REWARD:g}, so that returns are finite"
     return "the environment must give finite numbers"
 
 

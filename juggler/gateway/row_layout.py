@@ -165,7 +165,7 @@ def check_rewards(rewards: Sequence[float], whose: Callable[[int], str]) -> None
         if not abs(each) <= MOST_REWARD:
             rule = "rewards must be finite numbers"
             if math.isfinite(each):
-                rule = f"scale rewards to at most {MOST_REWARD:g}, so that their squares are finite"
+                rule = f"scale rewards to at most {MOST_REWARD:g}, so that returns are finite"
             raise SessionError(
                 Code.NOT_FINITE, f"the reward of {whose(at_place)} is {each:g}: {rule}"
             )

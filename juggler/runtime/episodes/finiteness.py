@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.trees import Tree, flatten
 
-#: The largest reward: squared errors of returns of 10^4 such steps, and their sums over gradients,
-#: fit a float32.
-MOST_REWARD: Final = float(np.float32(1e12))
+#: The largest reward: the return of 64 agents after 2^31 steps of it fits a float32, in which
+#: returns go to the driver.
+MOST_REWARD: Final = float(np.float32(1e26))
 
 _STEP_COLUMNS = ("observations", "critic_observations", "action_logp", "rewards")
 _FINAL_COLUMNS = ("final_observations", "final_critic_observations")
