@@ -92,7 +92,7 @@ class Match:
     """One episode.
 
     Attributes:
-        returns: by agent that acted in it, its undiscounted return, also from before it acted.
+        returns: by agent that acted in it, its undiscounted return.
         steps: by agent, how many actions it took.
     """
 
@@ -129,8 +129,10 @@ def play_matches(
     table = _Table(envs, episodes)
     turn, steps = envs.reset(seed), 0
     while True:
-        for env, returns in zip(turn.over.tolist(), turn.agent_returns.tolist(), strict=True):
-            table.over(env, returns)
+        for group in turn.groups:
+            table.count(group)
+        for env in turn.over.tolist():
+            table.over(env)
         for env in turn.began.tolist():
             table.begin(env)
         watch(table.done, steps)
@@ -149,6 +151,7 @@ class _Table:
     def __init__(self, envs: MultiAgentEnvs, episodes: int) -> None:
         self._agents, self._episodes = envs.agents, episodes
         slots = envs.num_envs * len(envs.agents)
+        self._returns = np.zeros(slots)
         self._steps = np.zeros(slots, np.intp)
         self._begun = 0
         self._numbers: dict[int, int] = {}  # by environment, of the episode that it plays
@@ -161,21 +164,31 @@ class _Table:
     def matches(self) -> list[Match]:
         return [self._over[number] for number in sorted(self._over)]
 
+    def count(self, group: GroupTurn) -> None:
+        """Add what the last actions brought."""
+        self._returns[group.acting] += group.rewards
+        self._returns[group.ended] += group.last_rewards
+
     def act(self, group: GroupTurn) -> None:
         self._steps[group.acting] += 1
 
-    def over(self, env: int, returns: Sequence[float]) -> None:
-        number, first = self._numbers.pop(env), env * len(self._agents)
-        steps = self._steps[first : first + len(self._agents)].tolist()
-        took_part = [each for each in zip(self._agents, returns, steps, strict=True) if each[2]]
+    def over(self, env: int) -> None:
+        number = self._numbers.pop(env)
+        slots = range(env * len(self._agents), (env + 1) * len(self._agents))
+        took_part = [
+            (agent, slot)
+            for agent, slot in zip(self._agents, slots, strict=True)
+            if self._steps[slot]
+        ]
         if number < self._episodes:
             self._over[number] = Match(
-                {agent: got for agent, got, _ in took_part},
-                {agent: count for agent, _, count in took_part},
+                {agent: float(self._returns[slot]) for agent, slot in took_part},
+                {agent: int(self._steps[slot]) for agent, slot in took_part},
             )
 
     def begin(self, env: int) -> None:
         first = env * len(self._agents)
+        self._returns[first : first + len(self._agents)] = 0
         self._steps[first : first + len(self._agents)] = 0
         self._numbers[env] = self._begun
         self._begun += 1
@@ -204,8 +217,8 @@ class Record:
     Attributes:
         mean: of its returns.
         error: the standard error of that mean; NaN for one match.
-        wins: matches in which no agent of another team got as much.
-        draws: matches in which one of them got as much, and none of them more.
+        wins: matches in which nobody else got as much.
+        draws: matches in which somebody else got as much, and nobody more.
         losses: all others.
     """
 
@@ -227,25 +240,12 @@ class Record:
 
 
 def records(matches: Sequence[Match]) -> dict[str, Record]:
-    """What each agent got in the matches in which it took part.
-
-    Agents with equal returns in all of these matches are a team. If that are all agents, each
-    match is a draw.
-    """
-    agents = {agent for match in matches for agent in match.returns}
-    rivals = {
-        (one, other)
-        for match in matches
-        for one, got in match.returns.items()
-        for other, theirs in match.returns.items()
-        if got != theirs
-    }
-    found: dict[str, list[tuple[float, float]]] = {}  # its return, and the best of other teams
+    """By agent, what it got in the matches in which it took part."""
+    found: dict[str, list[tuple[float, float]]] = {}  # its return, and the best of the others
     for match in matches:
         for agent, got in match.returns.items():
-            others = [each for name, each in match.returns.items() if (agent, name) in rivals]
-            alone = -math.inf if len(agents) == 1 else got
-            found.setdefault(agent, []).append((got, max(others, default=alone)))
+            others = [other for name, other in match.returns.items() if name != agent]
+            found.setdefault(agent, []).append((got, max(others, default=-math.inf)))
     return {agent: _record(np.array(pairs)) for agent, pairs in sorted(found.items())}
 
 

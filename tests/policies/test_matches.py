@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import MultiDiscrete
 from numpy.typing import NDArray
 
 from juggler.driver.line_ups import PlayedMatches
@@ -29,35 +29,6 @@ class Always:
 
     def act(self, slots: Sequence[int], observations: Tree, first: NDArray[np.bool_]) -> Tree:
         return np.full(len(slots), self.action)
-
-
-class Gift:
-    """p0 moves, by which p1 gets 2; then p1 moves, by which p0 gets 1."""
-
-    possible_agents = ("p0", "p1")
-
-    def observation_space(self, agent: str) -> Box:
-        return Box(0, 1, (1,))
-
-    def action_space(self, agent: str) -> Discrete:
-        return Discrete(2)
-
-    def reset(self, seed: int | None = None, options: Any = None) -> None:
-        self.agents, self.agent_selection, self.over = ["p0", "p1"], "p0", False
-        self.owed = {"p0": 0.0, "p1": 0.0}
-
-    def last(self) -> tuple[Any, ...]:
-        return np.zeros(1, np.float32), self.owed[self.agent_selection], self.over, False, {}
-
-    def step(self, action: Any) -> None:
-        agent = self.agent_selection
-        other = "p1" if agent == "p0" else "p0"
-        if action is None:
-            self.agents.remove(agent)
-        else:
-            self.owed[other] += 2.0 if agent == "p0" else 1.0
-            self.owed[agent], self.over = 0.0, agent == "p1"
-        self.agent_selection = other
 
 
 def _envs(env: str, **kwargs: Any) -> MultiAgentEnvs:
@@ -131,31 +102,6 @@ def test_one_match_says_nothing_of_how_much_returns_vary() -> None:
     assert str(shown).splitlines()[2] == (
         "row (main): return 1.00; 1 won, 0 drawn, 0 lost: score 1.00 (95 %: 0.21 to 1.00)"
     )
-
-
-def test_team_mates_win_together() -> None:
-    team = {"red_0": 1.0, "red_1": 1.0, "blue_0": -1.0, "blue_1": -1.0}
-    found = records([Match(team, {})] * 10)
-    assert {agent: (each.wins, each.draws, each.losses) for agent, each in found.items()} == {
-        "blue_0": (0, 0, 10),
-        "blue_1": (0, 0, 10),
-        "red_0": (10, 0, 0),
-        "red_1": (10, 0, 0),
-    }
-
-
-def test_agents_that_are_level_once_alone_are_no_team() -> None:
-    matches = [Match({"a": 1.0, "b": 1.0, "c": 0.0}, {}), Match({"a": 2.0, "b": 1.0, "c": 0.0}, {})]
-    found = records(matches)
-    assert (found["a"].wins, found["a"].draws) == (1, 1)
-    assert (found["b"].draws, found["b"].losses) == (1, 1)
-    assert records([Match({"a": 0.0, "b": 0.0}, {})])["a"].draws == 1
-
-
-def test_rewards_from_before_an_agents_first_action_decide_a_match() -> None:
-    envs = make_multi_agent_envs(EnvRunnerConfig(envs_per_runner=1), Gift)
-    (match,) = play_matches(envs, {"p0": Always(0), "p1": Always(0)}, 1, seed=0)
-    assert match.returns == {"p0": 1.0, "p1": 2.0}
 
 
 def test_an_agent_without_a_player_is_named() -> None:
