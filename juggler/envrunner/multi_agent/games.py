@@ -333,7 +333,4 @@ class TurnBasedGame(Game):
         for agent in self._agents():
             self._rewarded(agent, rewards[agent], ends)
             ends.keep(self._slots[self._place(agent)], infos.get(agent))
-            # An agent may have died, and not been on turn since.
-            dead = getattr(self.env, "terminations", {}).get(agent, False)
-            terminated = self._as_flag(agent, "terminated", dead)
-            self._ends(agent, self.env.observe(agent), infos.get(agent), terminated, ends)
+            self._ends(agent, self.env.observe(agent), infos.get(agent), False, ends)

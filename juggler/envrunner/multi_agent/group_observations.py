@@ -117,16 +117,14 @@ class GroupObservations:
                 each = _everything(space) if mask is None else flat_mask(self._actions, mask)
             except (ValueError, TypeError, LookupError, AttributeError) as error:
                 raise Misfit(row, f"the action mask in its info is not one: {error}") from None
-            # A mask may be of any type: its numbers are checked below.
-            if why := misfit(space, tree_map(lambda part: part.astype(np.int8, copy=False), each)):
+            if why := misfit(space, each):
                 raise Misfit(row, f"the action mask in its info does not fit: {why}")
             flat.append(each)
-        masks: Tree = tree_map(lambda *each: np.stack(each), *flat)  # [B, n] each
+        masks: Tree = tree_map(lambda *each: np.stack(each).astype(np.int8), *flat)  # [B, n] each
         if found := find_non_binary(masks):
             (row, *_), what = found
             raise Misfit(row, what)
-        whole: Tree = tree_map(lambda mask: mask.astype(np.int8, copy=False), masks)
-        return whole
+        return masks
 
 
 def stacked(

@@ -163,9 +163,7 @@ class SlotBooks:
         if np.count_nonzero(self.ended):
             back = acting[self.ended[acting]]
             self._forbid(
-                back,
-                "came back after its episode ended: remove it from `agents` once it is terminated "
-                "or truncated, since the episode is over when `agents` is empty",
+                back, "came back after its episode ended: it must not act again in the episode"
             )
         return self._booked(acting, last, last_rewards, env_returns, env_lengths, agent_returns)
 

@@ -132,18 +132,6 @@ def test_a_limit_gives_agents_that_are_not_on_turn_what_they_have_yet_to_hear(li
     assert turns[limit].agent_returns.tolist() == [[float(limit), limit - 1.0]]
 
 
-def test_a_limit_truncates_no_agent_that_has_died_and_was_not_on_turn_since() -> None:
-    class KillsBob(EndlessTurns):
-        def step(self, action: Any) -> None:
-            super().step(action)
-            self.terminations = {"ann": False, "bob": self.at == 3}
-
-    envs = GamesInTurn([TurnBasedGame(KillsBob(), 0, 3)], "KillsBob")
-    (group,) = play(envs, 3)[3].groups
-    assert group.ended.tolist() == [0, 1]
-    assert group.terminated.tolist() == [False, True]
-
-
 def test_a_limit_needs_to_know_what_agents_have_yet_to_hear() -> None:
     class Silent(EndlessTurns):
         def last(self) -> Any:

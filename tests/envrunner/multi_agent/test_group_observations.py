@@ -22,7 +22,6 @@ PLAIN: dict[str, spaces.Space[Any]] = {
 ACTIONS: dict[str, tuple[spaces.Space[Any], Any]] = {
     "no mask": (spaces.Box(-1, 1, (2,)), None),
     "Discrete": (spaces.Discrete(3), np.array([1, 0, 1])),
-    "Discrete, in floats": (spaces.Discrete(3), np.array([1.0, 0.0, 1.0])),
     "MultiDiscrete": (spaces.MultiDiscrete([2, 3]), (np.array([1, 0]), np.array([0, 1, 1]))),
     "Dict": (
         spaces.Dict({"move": spaces.Discrete(2), "aim": spaces.Box(-1, 1, (1,))}),
@@ -74,10 +73,3 @@ def test_a_mask_beside_one_in_the_observation_is_not_read() -> None:
     assert made.group.observation_space is space
     assert isinstance(batch, dict)
     assert batch["action_mask"].tolist() == [[1, 0, 0]]
-
-
-def test_a_mask_of_other_numbers_than_0_and_1_is_an_error() -> None:
-    group = AgentGroup(("a",), spaces.Discrete(2), spaces.Discrete(3))
-    made = GroupObservations(group, np.array([1.0, 0.0, 1.0]))
-    with pytest.raises(Misfit, match=r"0\.5"):
-        made.batch([0], [np.array([1.0, 0.5, 1.0])])
