@@ -56,12 +56,13 @@ class OpenSpielGame:
 
     def __init__(self, name: str, **parameters: Any) -> None:
         self._pyspiel: Any = importlib.import_module("pyspiel")
-        self._name, self._parameters = name, parameters
-        game = self._load(parameters)
+        try:
+            game = self._pyspiel.load_game(name, parameters)
+        except self._pyspiel.SpielError as error:
+            raise ValueError(f"OpenSpiel cannot load the game {name!r}: {error}") from None
+        if game.get_type().dynamics == self._pyspiel.GameType.Dynamics.SIMULTANEOUS:
+            game = self._pyspiel.convert_to_turn_based(game)
         kind = game.get_type()
-        sampled = kind.chance_mode == self._pyspiel.GameType.ChanceMode.SAMPLED_STOCHASTIC
-        # The game draws its own chance, from a parameter.
-        self._draws = sampled and "rng_seed" in game.get_parameters().keys() - parameters.keys()
         self._informed = kind.provides_information_state_tensor
         if not self._informed and not kind.provides_observation_tensor:
             raise ValueError(f"OpenSpiel's game {name!r} has no tensor that players could see")
@@ -92,9 +93,6 @@ class OpenSpielGame:
         """Begin a game."""
         if seed is not None:
             self._random.seed(seed)
-            if self._draws:
-                own_seed = self._random.getrandbits(31)
-                self.game = self._load({**self._parameters, "rng_seed": own_seed})
         self.agents = list(self.possible_agents)
         self.rewards = dict.fromkeys(self.agents, 0.0)
         self.terminations = dict.fromkeys(self.agents, False)
@@ -150,26 +148,6 @@ class OpenSpielGame:
 
     def close(self) -> None:
         """Nothing to close."""
-
-    def _load(self, parameters: dict[str, Any]) -> Any:
-        """Load the game with these parameters, as one of turns.
-
-        Raises:
-            ValueError: OpenSpiel cannot load it, or it is a mean-field game.
-        """
-        try:
-            game = self._pyspiel.load_game(self._name, parameters)
-        except self._pyspiel.SpielError as error:
-            raise ValueError(f"OpenSpiel cannot load the game {self._name!r}: {error}") from None
-        dynamics = self._pyspiel.GameType.Dynamics
-        if game.get_type().dynamics == dynamics.MEAN_FIELD:
-            raise ValueError(
-                f"OpenSpiel's game {self._name!r} is a mean-field game, which Juggler cannot play: "
-                "choose one whose players are agents of their own"
-            )
-        if game.get_type().dynamics == dynamics.SIMULTANEOUS:
-            game = self._pyspiel.convert_to_turn_based(game)
-        return game
 
     def _go_on(self) -> None:
         """Draw what chance decides, reward everybody, and find who is on turn."""

@@ -96,19 +96,3 @@ def test_a_matrix_game_pays_by_its_table() -> None:
 def test_tables_of_other_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="matrices of one shape"):
         MatrixGame([[1, 2]], [[1], [2]])
-
-
-def test_a_game_that_draws_its_own_chance_draws_it_from_the_seed() -> None:
-    games = [OpenSpielGame("negotiation") for _ in range(4)]
-
-    def first(game: OpenSpielGame, seed: int) -> bytes:
-        game.reset(seed=seed)
-        return game.observe(game.agent_selection)["observation"].tobytes()
-
-    assert len({first(game, seed) for seed, game in enumerate(games)}) == 4
-    assert first(games[0], 7) == first(games[0], 7) == first(games[1], 7)
-
-
-def test_a_mean_field_game_is_refused() -> None:
-    with pytest.raises(ValueError, match="mean-field"):
-        OpenSpielGame("mfg_crowd_modelling")
