@@ -38,7 +38,7 @@ def play_agents(
             run's metrics if `info_names` has their names.
 
     Returns:
-        The undiscounted return of each agent by its name, `str` of its id, in each episode.
+        The undiscounted return of each agent, in each episode.
 
     Raises:
         GatewayError: the session failed. The end of the run is not an error.
@@ -47,9 +47,7 @@ def play_agents(
     in_turns = callable(getattr(env, "last", None))
     begun = env.reset(seed=seed)  # to see whether there are masks; the first episode begins anew
     masks = _Masks(env, env.infos if in_turns else begun[1])
-    agents = {
-        str(agent): (masks.space(agent), env.action_space(agent)) for agent in env.possible_agents
-    }
+    agents = {agent: (masks.space(agent), env.action_space(agent)) for agent in env.possible_agents}
     returns: list[dict[str, float]] = []
     while True:
         try:
@@ -120,51 +118,39 @@ class _Masks:
 
 def _at_once(env: Any, session: AgentsSession, masks: _Masks, seed: int | None) -> dict[str, float]:
     """Play an episode of a Parallel environment."""
-    returns = {str(agent): 0.0 for agent in env.possible_agents}
+    returns = dict.fromkeys(env.possible_agents, 0.0)
     observations, infos = env.reset(seed=seed)
-    shown = {
-        agent: masks.shown(agent, observation, infos.get(agent), False)
-        for agent, observation in observations.items()
-    }
-    actions = session.step(_named(shown, env))
-    while env.agents:
-        acted = {agent: actions[str(agent)] for agent in env.agents if str(agent) in actions}
-        observations, rewards, terminated, truncated, infos = env.step(acted)
-        for agent, reward in _named(rewards, env).items():
-            returns[agent] += float(reward)
-        ended = {
-            agent
-            for agent in env.possible_agents
-            if terminated.get(agent, False) or truncated.get(agent, False)
+    actions = session.step(
+        {
+            agent: masks.shown(agent, observation, infos.get(agent), False)
+            for agent, observation in observations.items()
         }
+    )
+    while env.agents:
+        observations, rewards, terminated, truncated, infos = env.step(actions)
+        for agent, reward in rewards.items():
+            returns[agent] += float(reward)
+        ended = {agent for agent in terminated if terminated[agent] or truncated[agent]}
         shown = {
             agent: masks.shown(agent, observations[agent], infos.get(agent), agent in ended)
             for agent in {*env.agents, *ended}
         }
         told = {agent: infos.get(agent) or {} for agent in shown}
-        given = (shown, rewards, terminated, truncated, told)
-        actions = session.step(*(_named(each, env) for each in given))
+        actions = session.step(shown, rewards, terminated, truncated, told)
     return returns
-
-
-def _named(by_agent: Mapping[Any, Any], env: Any) -> dict[str, Any]:
-    """Values by the names of agents, without other keys such as RLlib's "__all__"."""
-    return {str(agent): by_agent[agent] for agent in env.possible_agents if agent in by_agent}
 
 
 def _in_turns(
     env: Any, session: AgentsSession, masks: _Masks, seed: int | None
 ) -> dict[str, float]:
     """Play an episode of an AEC environment."""
-    returns = {str(agent): 0.0 for agent in env.possible_agents}
+    returns = dict.fromkeys(env.possible_agents, 0.0)
     env.reset(seed=seed)
-    while env.agents:
-        agent = env.agent_selection
-        name = str(agent)
+    for agent in env.agent_iter():
         observation, reward, terminated, truncated, info = env.last()
-        returns[name] += float(reward)
-        shown = {name: masks.shown(agent, observation, info, terminated or truncated)}
-        over = {name: terminated}, {name: truncated}
-        actions = session.step(shown, {name: reward}, *over, {name: info or {}})
-        env.step(actions.get(name))
+        returns[agent] += float(reward)
+        shown = {agent: masks.shown(agent, observation, info, terminated or truncated)}
+        over = {agent: terminated}, {agent: truncated}
+        actions = session.step(shown, {agent: reward}, *over, {agent: info or {}})
+        env.step(actions.get(agent))
     return returns

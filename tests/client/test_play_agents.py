@@ -92,21 +92,18 @@ class InTurns(AtOnce):
         super().reset()
         self.infos = {"a": {"action_mask": MASKS["a"]}, "b": {}}
 
-    @property
-    def agent_selection(self) -> str:
-        return "ab"[self.t % 2]
+    def agent_iter(self) -> Any:
+        for self.on_turn in ("a", "b", "a", "b"):
+            yield self.on_turn
+            self.t += 1
 
     def last(self) -> Any:
-        over, on_turn = self.t >= 2, self.agent_selection
-        info = {} if over else {"action_mask": MASKS[on_turn]}
-        return self._shown()[on_turn], 0.5, over, False, info
+        over = self.t >= 2
+        info = {} if over else {"action_mask": MASKS[self.on_turn]}
+        return self._shown()[self.on_turn], 0.5, over, False, info
 
     def step(self, action: Any) -> None:
-        on_turn = self.agent_selection
-        assert action == (None if self.t >= 2 else {"a": 0, "b": 1}[on_turn])
-        if action is None:
-            self.agents.remove(on_turn)
-        self.t += 1
+        assert action == (None if self.t >= 2 else {"a": 0, "b": 1}[self.on_turn])
 
 
 @pytest.fixture
@@ -165,23 +162,3 @@ def test_infos_may_be_empty(sessions: list[Recorder]) -> None:
     assert play_agents(Plain(), "nowhere", episodes=1) == [{"a": 2.0, "b": 2.0}]
     (session,) = sessions
     assert all(isinstance(shown, np.ndarray) for name, shown in session.shown if name == "a")
-
-
-def test_ids_may_be_numbers_and_other_keys_are_passed_over(sessions: list[Recorder]) -> None:
-    class Numbered(AtOnce):
-        possible_agents = (0, 1)  # type: ignore[assignment]
-
-        def _shown(self) -> dict[Any, Any]:
-            return {agent: np.zeros(2, np.float32) for agent in self.possible_agents}
-
-        def reset(self, seed: int | None = None) -> Any:
-            self.agents, self.t = list(self.possible_agents), 0
-            return self._shown(), {}
-
-        def step(self, actions: Any) -> Any:
-            assert actions == {0: 0, 1: 0}
-            self.agents = []
-            ends = {0: True, 1: True, "__all__": True}
-            return self._shown(), {0: 1.0, 1: 2.0}, ends, dict.fromkeys(ends, False), {}
-
-    assert play_agents(Numbered(), "nowhere", episodes=1) == [{"0": 1.0, "1": 2.0}]
