@@ -129,10 +129,8 @@ def play_matches(
     table = _Table(envs, episodes)
     turn, steps = envs.reset(seed), 0
     while True:
-        for group in turn.groups:
-            table.count(group)
-        for env in turn.over.tolist():
-            table.over(env)
+        for env, returns in zip(turn.over.tolist(), turn.agent_returns.tolist(), strict=True):
+            table.over(env, returns)
         for env in turn.began.tolist():
             table.begin(env)
         watch(table.done, steps)
@@ -151,7 +149,6 @@ class _Table:
     def __init__(self, envs: MultiAgentEnvs, episodes: int) -> None:
         self._agents, self._episodes = envs.agents, episodes
         slots = envs.num_envs * len(envs.agents)
-        self._returns = np.zeros(slots)
         self._steps = np.zeros(slots, np.intp)
         self._begun = 0
         self._numbers: dict[int, int] = {}  # by environment, of the episode that it plays
@@ -164,31 +161,24 @@ class _Table:
     def matches(self) -> list[Match]:
         return [self._over[number] for number in sorted(self._over)]
 
-    def count(self, group: GroupTurn) -> None:
-        """Add what the last actions brought."""
-        self._returns[group.acting] += group.rewards
-        self._returns[group.ended] += group.last_rewards
-
     def act(self, group: GroupTurn) -> None:
         self._steps[group.acting] += 1
 
-    def over(self, env: int) -> None:
-        number = self._numbers.pop(env)
-        slots = range(env * len(self._agents), (env + 1) * len(self._agents))
-        took_part = [
-            (agent, slot)
-            for agent, slot in zip(self._agents, slots, strict=True)
-            if self._steps[slot]
-        ]
+    def over(self, env: int, returns: Sequence[float]) -> None:
+        number, first = self._numbers.pop(env), env * len(self._agents)
+        steps = self._steps[first : first + len(self._agents)].tolist()  # [A]
         if number < self._episodes:
             self._over[number] = Match(
-                {agent: float(self._returns[slot]) for agent, slot in took_part},
-                {agent: int(self._steps[slot]) for agent, slot in took_part},
+                {
+                    agent: got
+                    for agent, got, n in zip(self._agents, returns, steps, strict=True)
+                    if n
+                },
+                {agent: n for agent, n in zip(self._agents, steps, strict=True) if n},
             )
 
     def begin(self, env: int) -> None:
         first = env * len(self._agents)
-        self._returns[first : first + len(self._agents)] = 0
         self._steps[first : first + len(self._agents)] = 0
         self._numbers[env] = self._begun
         self._begun += 1
