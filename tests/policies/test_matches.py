@@ -144,3 +144,19 @@ def test_rewards_before_an_agents_first_action_count_in_its_matches() -> None:
     matches = play_matches(envs, {"p0": Always(0), "p1": Always(0)}, 4, seed=0)
     assert matches == [Match({"p0": 1.0, "p1": 2.0}, {"p0": 1, "p1": 1})] * 4
     assert records(matches)["p1"].wins == 4
+
+
+def test_members_of_a_team_win_together() -> None:
+    def results(returns: dict[str, float], **rule: Any) -> dict[str, tuple[int, int, int]]:
+        found = records([Match(returns, dict.fromkeys(returns, 1))], **rule)
+        return {agent: (each.wins, each.draws, each.losses) for agent, each in found.items()}
+
+    won, drawn, lost = (1, 0, 0), (0, 1, 0), (0, 0, 1)
+    shared = {"a": 1.0, "b": 1.0, "c": -1.0, "d": -1.0}
+    expected = {"a": won, "b": won, "c": lost, "d": lost}
+    assert results(shared) == expected
+    teams = [["a", "b"], ["c", "d"]]
+    assert results(shared, teams=teams) == expected
+    assert results({"a": 3.0, "b": -2.0, "c": 0.0, "d": 0.0}, teams=teams) == expected
+    assert results({"a": 2.0, "c": 1.0, "d": 1.0}, teams=teams) == dict.fromkeys("acd", drawn)
+    assert results({"a": 2.0, "c": 1.0}, margin=1.0) == dict.fromkeys("ac", drawn)
