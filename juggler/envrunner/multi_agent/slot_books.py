@@ -162,7 +162,9 @@ class SlotBooks:
         if np.count_nonzero(self.ended):
             back = acting[self.ended[acting]]
             self._forbid(
-                back, "came back after its episode ended: it must not act again in the episode"
+                back,
+                "came back after its episode ended: remove it from `agents` when it ends, and do "
+                "not let it act again in the episode",
             )
         return self._booked(acting, last, last_rewards, env_returns, env_lengths, agent_returns)
 
