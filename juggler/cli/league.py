@@ -23,6 +23,7 @@ from juggler.driver.league_players import LEAGUE, league_of, module_of
 from juggler.driver.record.run_directory import CONFIG_FILE
 from juggler.envrunner.multi_agent.openspiel import SCHEME
 from juggler.envrunner.setup import RANDOM
+from juggler.policies.wilson import outcome
 from juggler.runtime.checkpoints.checkpoint import DIRECTORY as CHECKPOINTS
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read, read_or_warn
 from juggler.runtime.checkpoints.frozen import DIRECTORY, run_of
@@ -207,10 +208,11 @@ def _tournament(
             played = play_matches(checkpoint.path, seated, half, seed, explore=True, watch=watch)
             over += half
             for match in played.matches:
-                scores = [
+                score, against = (
                     sum(match.returns.get(agent, 0.0) for agent in side) for side in (own, others)
-                ]
-                payoffs.book(one.player_id, other.player_id, settings.result(*scores))
+                )
+                result = outcome(score, against, settings.draw_margin)
+                payoffs.book(one.player_id, other.player_id, result)
     return payoffs
 
 

@@ -38,7 +38,7 @@ def play_agents(
             run's metrics if `info_names` has their names.
 
     Returns:
-        The undiscounted return of each agent, in each episode.
+        The undiscounted return of each agent by its id as a text, in each episode.
 
     Raises:
         GatewayError: the session failed. The end of the run is not an error.
@@ -46,8 +46,10 @@ def play_agents(
     """
     in_turns = callable(getattr(env, "last", None))
     begun = env.reset(seed=seed)  # to see whether there are masks; the first episode begins anew
-    masks = _Masks(env, env.infos if in_turns else begun[1])
-    agents = {agent: (masks.space(agent), env.action_space(agent)) for agent in env.possible_agents}
+    masks = _Masks(env, getattr(env, "infos", {}) if in_turns else begun[1])
+    agents = {
+        str(agent): (masks.space(agent), env.action_space(agent)) for agent in env.possible_agents
+    }
     returns: list[dict[str, float]] = []
     while True:
         try:
@@ -73,9 +75,13 @@ class _Masks:
         infos: by agent, after a reset.
     """
 
-    def __init__(self, env: Any, infos: Mapping[str, Any]) -> None:
+    def __init__(self, env: Any, infos: Mapping[Any, Any]) -> None:
         self._spaces = {agent: env.observation_space(agent) for agent in env.possible_agents}
-        seen = {agent: len(info[_MASK]) for agent, info in infos.items() if info and _MASK in info}
+        seen = {
+            agent: len(info[_MASK])
+            for agent in env.possible_agents
+            if (info := infos.get(agent)) and _MASK in info
+        }
         # In a game of turns, perhaps only the agent on turn has one.
         self._lengths = {
             agent: length
@@ -84,7 +90,7 @@ class _Masks:
             if env.action_space(agent) == env.action_space(masked)
         }
 
-    def space(self, agent: str) -> Any:
+    def space(self, agent: Any) -> Any:
         """What the agent observes."""
         plain = self._spaces[agent]
         if agent not in self._lengths:
@@ -96,7 +102,7 @@ class _Masks:
         return dict_of({**parts, _MASK: multi_binary(self._lengths[agent])})
 
     def shown(
-        self, agent: str, observation: Any, info: Mapping[str, Any] | None, over: bool
+        self, agent: Any, observation: Any, info: Mapping[str, Any] | None, over: bool
     ) -> Any:
         """An observation with its mask. The last one of an episode, which nobody acts on, may lack
         it, and gets ones.
@@ -118,25 +124,32 @@ class _Masks:
 
 def _at_once(env: Any, session: AgentsSession, masks: _Masks, seed: int | None) -> dict[str, float]:
     """Play an episode of a Parallel environment."""
-    returns = dict.fromkeys(env.possible_agents, 0.0)
+    ids = {str(agent): agent for agent in env.possible_agents}
+    returns = dict.fromkeys(ids, 0.0)
     observations, infos = env.reset(seed=seed)
     actions = session.step(
         {
-            agent: masks.shown(agent, observation, infos.get(agent), False)
-            for agent, observation in observations.items()
+            name: masks.shown(agent, observations[agent], infos.get(agent), False)
+            for name, agent in ids.items()
+            if agent in observations
         }
     )
     while env.agents:
-        observations, rewards, terminated, truncated, infos = env.step(actions)
-        for agent, reward in rewards.items():
-            returns[agent] += float(reward)
-        ended = {agent for agent in terminated if terminated[agent] or truncated[agent]}
+        observations, *told, infos = env.step({ids[name]: each for name, each in actions.items()})
+        # Extra keys, such as "__all__", are ignored, as in a run without a gateway.
+        rewards, terminated, truncated = (
+            {name: of[agent] for name, agent in ids.items() if agent in of} for of in told
+        )
+        for name, reward in rewards.items():
+            returns[name] += float(reward)
+        ended = {name for name in terminated if terminated[name] or truncated[name]}
         shown = {
-            agent: masks.shown(agent, observations[agent], infos.get(agent), agent in ended)
-            for agent in {*env.agents, *ended}
+            name: masks.shown(agent, observations[agent], infos.get(agent), name in ended)
+            for name, agent in ids.items()
+            if agent in env.agents or name in ended
         }
-        told = {agent: infos.get(agent) or {} for agent in shown}
-        actions = session.step(shown, rewards, terminated, truncated, told)
+        numbers = {name: infos.get(ids[name]) or {} for name in shown}
+        actions = session.step(shown, rewards, terminated, truncated, numbers)
     return returns
 
 
@@ -144,13 +157,15 @@ def _in_turns(
     env: Any, session: AgentsSession, masks: _Masks, seed: int | None
 ) -> dict[str, float]:
     """Play an episode of an AEC environment."""
-    returns = dict.fromkeys(env.possible_agents, 0.0)
+    returns = {str(agent): 0.0 for agent in env.possible_agents}
     env.reset(seed=seed)
-    for agent in env.agent_iter():
+    while env.agents:
+        agent = env.agent_selection
+        name = str(agent)
         observation, reward, terminated, truncated, info = env.last()
-        returns[agent] += float(reward)
-        shown = {agent: masks.shown(agent, observation, info, terminated or truncated)}
-        over = {agent: terminated}, {agent: truncated}
-        actions = session.step(shown, {agent: reward}, *over, {agent: info or {}})
-        env.step(actions.get(agent))
+        returns[name] += float(reward)
+        shown = {name: masks.shown(agent, observation, info, terminated or truncated)}
+        over = {name: terminated}, {name: truncated}
+        actions = session.step(shown, {name: reward}, *over, {name: info or {}})
+        env.step(actions.get(name))
     return returns

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.evaluating import warns_of_endless
+from juggler.driver.league.config import LeagueConfig
 from juggler.driver.script_classes import must_be_given_again
 from juggler.envrunner.agent_names import matches as fits
 from juggler.envrunner.setup import RANDOM
@@ -131,8 +132,10 @@ def play_matches(
         played = matches.play_matches(envs, seated, episodes, seed, warns_of_endless(watch))
     finally:
         envs.close()
+    league = LeagueConfig.from_table(config.agents.league)
+    records = matches.records(played, league.teams, league.draw_margin)
     words = {agent: who if isinstance(who, str) else repr(who) for agent, who in chosen.items()}
-    return PlayedMatches(where, words, played, matches.records(played), films)
+    return PlayedMatches(where, words, played, records, films)
 
 
 def _chosen(

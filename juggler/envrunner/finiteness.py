@@ -11,6 +11,7 @@ from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.finiteness import (
     MOST_REWARD,
+    TOO_LARGE,
     all_finite,
     first_not_finite,
     floats,
@@ -75,7 +76,7 @@ class NonFinite(Exception):
 def rule_for(value: float | None) -> str:
     """What the environment must do that gave such a number; None: one that is not finite."""
     if value is not None and math.isfinite(value):
-        return f"scale rewards to at most {MOST_REWARD:g}, so that returns are finite"
+        return TOO_LARGE
     return "the environment must give finite numbers"
 
 

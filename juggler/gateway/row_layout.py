@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
 from juggler.gateway.sessions import Code, Session, SessionError
 from juggler.runtime.connectors.leaves import at, observed_leaves
-from juggler.runtime.episodes.finiteness import MOST_REWARD
+from juggler.runtime.episodes.finiteness import MOST_REWARD, TOO_LARGE
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.choices import choices_of, find_outside
 from juggler.runtime.wire.dtypes import dtype_to_number
@@ -150,7 +150,7 @@ class ValueChecks:
 
 
 def check_rewards(rewards: Sequence[float], whose: Callable[[int], str]) -> None:
-    """Check that the sum of an episode's rewards has a place in the messages to the driver.
+    """Check that a learner can square the sum of an episode's rewards.
 
     Args:
         rewards: from the network.
@@ -165,7 +165,7 @@ def check_rewards(rewards: Sequence[float], whose: Callable[[int], str]) -> None
         if not abs(each) <= MOST_REWARD:
             rule = "rewards must be finite numbers"
             if math.isfinite(each):
-                rule = f"scale rewards to at most {MOST_REWARD:g}, so that returns are finite"
+                rule = TOO_LARGE
             raise SessionError(
                 Code.NOT_FINITE, f"the reward of {whose(at_place)} is {each:g}: {rule}"
             )

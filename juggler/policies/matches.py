@@ -15,7 +15,7 @@ from juggler.envrunner.multi_agent.turns import GroupTurn, MultiAgentEnvs
 from juggler.envrunner.paced.places import put, take
 from juggler.envrunner.paced.random_policy import RandomActions
 from juggler.policies.policy import Policy, PolicyState
-from juggler.policies.wilson import wilson
+from juggler.policies.wilson import outcome, wilson
 from juggler.runtime.wire.structures import from_tree, to_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
@@ -129,10 +129,8 @@ def play_matches(
     table = _Table(envs, episodes)
     turn, steps = envs.reset(seed), 0
     while True:
-        for group in turn.groups:
-            table.count(group)
-        for env in turn.over.tolist():
-            table.over(env)
+        for env, returns in zip(turn.over.tolist(), turn.agent_returns.tolist(), strict=True):
+            table.over(env, returns)
         for env in turn.began.tolist():
             table.begin(env)
         watch(table.done, steps)
@@ -151,7 +149,6 @@ class _Table:
     def __init__(self, envs: MultiAgentEnvs, episodes: int) -> None:
         self._agents, self._episodes = envs.agents, episodes
         slots = envs.num_envs * len(envs.agents)
-        self._returns = np.zeros(slots)
         self._steps = np.zeros(slots, np.intp)
         self._begun = 0
         self._numbers: dict[int, int] = {}  # by environment, of the episode that it plays
@@ -164,31 +161,24 @@ class _Table:
     def matches(self) -> list[Match]:
         return [self._over[number] for number in sorted(self._over)]
 
-    def count(self, group: GroupTurn) -> None:
-        """Add what the last actions brought."""
-        self._returns[group.acting] += group.rewards
-        self._returns[group.ended] += group.last_rewards
-
     def act(self, group: GroupTurn) -> None:
         self._steps[group.acting] += 1
 
-    def over(self, env: int) -> None:
-        number = self._numbers.pop(env)
-        slots = range(env * len(self._agents), (env + 1) * len(self._agents))
-        took_part = [
-            (agent, slot)
-            for agent, slot in zip(self._agents, slots, strict=True)
-            if self._steps[slot]
-        ]
+    def over(self, env: int, returns: Sequence[float]) -> None:
+        number, first = self._numbers.pop(env), env * len(self._agents)
+        steps = self._steps[first : first + len(self._agents)].tolist()  # [A]
         if number < self._episodes:
             self._over[number] = Match(
-                {agent: float(self._returns[slot]) for agent, slot in took_part},
-                {agent: int(self._steps[slot]) for agent, slot in took_part},
+                {
+                    agent: got
+                    for agent, got, n in zip(self._agents, returns, steps, strict=True)
+                    if n
+                },
+                {agent: n for agent, n in zip(self._agents, steps, strict=True) if n},
             )
 
     def begin(self, env: int) -> None:
         first = env * len(self._agents)
-        self._returns[first : first + len(self._agents)] = 0
         self._steps[first : first + len(self._agents)] = 0
         self._numbers[env] = self._begun
         self._begun += 1
@@ -217,8 +207,8 @@ class Record:
     Attributes:
         mean: of its returns.
         error: the standard error of that mean; NaN for one match.
-        wins: matches in which nobody else got as much.
-        draws: matches in which somebody else got as much, and nobody more.
+        wins: matches in which its side lost to no other side, and won against at least one.
+        draws: matches in which all sides got as much.
         losses: all others.
     """
 
@@ -239,23 +229,38 @@ class Record:
         return wilson(self.wins + self.draws / 2, count)
 
 
-def records(matches: Sequence[Match]) -> dict[str, Record]:
-    """By agent, what it got in the matches in which it took part."""
-    found: dict[str, list[tuple[float, float]]] = {}  # its return, and the best of the others
+def records(
+    matches: Sequence[Match], teams: Sequence[Sequence[str]] = (), margin: float = 0.0
+) -> dict[str, Record]:
+    """By agent, what it got in the matches in which it took part.
+
+    Args:
+        matches: the matches.
+        teams: agents that win together, by the sum of their returns. Any other agent is a side by
+            itself. Several sides with the largest return all win.
+        margin: two sides draw if their returns differ by this or less.
+    """
+    side_of: dict[str, str | int] = {agent: at for at, team in enumerate(teams) for agent in team}
+    found: dict[str, list[tuple[float, int]]] = {}  # by agent, its return and its outcome
     for match in matches:
+        sides: dict[str | int, float] = {}
         for agent, got in match.returns.items():
-            others = [other for name, other in match.returns.items() if name != agent]
-            found.setdefault(agent, []).append((got, max(others, default=-math.inf)))
+            side = side_of.setdefault(agent, agent)
+            sides[side] = sides.get(side, 0.0) + got
+        for agent, got in match.returns.items():
+            mine = side_of[agent]
+            against = [outcome(sides[mine], sides[side], margin) for side in sides if side != mine]
+            found.setdefault(agent, []).append((got, min(against, default=1) or max(against)))
     return {agent: _record(np.array(pairs)) for agent, pairs in sorted(found.items())}
 
 
 def _record(pairs: NDArray[np.float64]) -> Record:
-    got, others = pairs[:, 0], pairs[:, 1]  # [M] both
+    got, outcomes = pairs[:, 0], pairs[:, 1]  # [M] both
     error = float(got.std(ddof=1) / math.sqrt(len(got))) if len(got) > 1 else math.nan
     return Record(
         float(got.mean()),
         error,
-        int((got > others).sum()),
-        int((got == others).sum()),
-        int((got < others).sum()),
+        int((outcomes > 0).sum()),
+        int((outcomes == 0).sum()),
+        int((outcomes < 0).sum()),
     )

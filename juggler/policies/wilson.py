@@ -1,10 +1,23 @@
-"""How sure a rate is that was seen in a number of games."""
+"""Who wins a game, and how sure a rate is that was seen in a number of games."""
 
 from __future__ import annotations
 
 import math
 
 _Z = 1.959964  # for 95 %
+
+
+def outcome(score: float, other: float, margin: float = 0.0) -> int:
+    """Decide a game between two sides: 1, the first has won; 0, a draw; -1, it has lost.
+
+    Args:
+        score: the return of the first side.
+        other: the return of the other side.
+        margin: a game is a draw if they differ by this or less.
+    """
+    if abs(score - other) <= margin:
+        return 0
+    return 1 if score > other else -1
 
 
 def wilson(wins: float, games: float) -> tuple[float, float]:

@@ -91,19 +91,20 @@ class InTurns(AtOnce):
     def reset(self, seed: int | None = None) -> None:
         super().reset()
         self.infos = {"a": {"action_mask": MASKS["a"]}, "b": {}}
-
-    def agent_iter(self) -> Any:
-        for self.on_turn in ("a", "b", "a", "b"):
-            yield self.on_turn
-            self.t += 1
+        self.agent_selection = "a"
 
     def last(self) -> Any:
-        over = self.t >= 2
-        info = {} if over else {"action_mask": MASKS[self.on_turn]}
-        return self._shown()[self.on_turn], 0.5, over, False, info
+        agent, over = self.agent_selection, self.t >= 2
+        info = {} if over else {"action_mask": MASKS[agent]}
+        return self._shown()[agent], 0.5, over, False, info
 
     def step(self, action: Any) -> None:
-        assert action == (None if self.t >= 2 else {"a": 0, "b": 1}[self.on_turn])
+        agent = self.agent_selection
+        assert action == (None if self.t >= 2 else {"a": 0, "b": 1}[agent])
+        if action is None:
+            self.agents.remove(agent)
+        self.t += 1
+        self.agent_selection = "b" if agent == "a" else "a"
 
 
 @pytest.fixture
@@ -162,3 +163,32 @@ def test_infos_may_be_empty(sessions: list[Recorder]) -> None:
     assert play_agents(Plain(), "nowhere", episodes=1) == [{"a": 2.0, "b": 2.0}]
     (session,) = sessions
     assert all(isinstance(shown, np.ndarray) for name, shown in session.shown if name == "a")
+
+
+class Numbered(AtOnce):
+    """Agents are numbers, and dicts have keys of no agent."""
+
+    possible_agents = (0, 1)  # type: ignore[assignment]
+
+    def observation_space(self, agent: Any) -> Any:
+        return Box(-1, 1, (2,))
+
+    def reset(self, seed: int | None = None) -> Any:
+        self.agents, self.t = [0, 1], 0
+        return self._seen(), {0: {}, "common": {"action_mask": [1]}}
+
+    def step(self, actions: Any) -> Any:
+        assert actions == {0: 0, 1: 0}
+        self.t += 1
+        self.agents = [] if self.t == 2 else self.agents
+        over = dict.fromkeys((*self.possible_agents, "__all__"), self.t == 2)
+        return self._seen(), {0: 1.0, 1: 2.0, "common": 3.0}, over, over, {}
+
+    def _seen(self) -> Any:
+        return {agent: np.zeros(2, np.float32) for agent in self.possible_agents}
+
+
+def test_agents_may_be_numbers_and_extra_keys_are_ignored(sessions: list[Recorder]) -> None:
+    assert play_agents(Numbered(), "nowhere", episodes=2) == [{"0": 2.0, "1": 4.0}] * 2
+    (session,) = sessions
+    assert {name for name, _ in session.shown} == {"0", "1"}

@@ -13,6 +13,7 @@ from support.gateway_world import GatewayWorld, eventually
 from juggler.driver.workers.replies import read_receipt
 from juggler.gateway import shared_episodes
 from juggler.gateway.shared_episodes import MOST_UNTOLD
+from juggler.runtime.episodes.finiteness import MOST_REWARD
 from juggler.runtime.wire.v1 import training_pb2
 
 MANY = 8192  # environments
@@ -69,8 +70,8 @@ def test_returns_fit_the_receipt_whatever_finite_rewards_a_simulator_gives() -> 
     with GatewayWorld(rows=1, steps=4) as world, world.connect() as session:
         world.ask(100)
         for _ in range(4):
-            session.step(np.zeros(3), 1e26)
-        session.step(np.zeros(3), 1e26, True)
+            session.step(np.zeros(3), MOST_REWARD)
+        session.step(np.zeros(3), MOST_REWARD, True)
         session.step(np.zeros(3))
         world.wait_for(1)
-    assert taken(world.batches[0][1]).episode_returns[0] == pytest.approx(4e26, rel=1e-6)
+    assert taken(world.batches[0][1]).episode_returns[0] == pytest.approx(4 * MOST_REWARD, rel=1e-6)

@@ -90,8 +90,8 @@ def test_an_array_without_bytes_cannot_be_sent_twice() -> None:
 @pytest.mark.parametrize(
     ("reward", "said"),
     [
-        (3e38, "the reward of environment 1 is 3e+38: scale rewards to at most 1e+26"),
-        (-1.1e26, "the reward of environment 1 is -1.1e+26: scale rewards"),
+        (3e38, "the reward of environment 1 is 3e+38: scale rewards to at most 1e+12"),
+        (-1.1e12, "the reward of environment 1 is -1.1e+12: scale rewards"),
         (np.nan, "the reward of environment 1 is nan: rewards must be finite numbers"),
         (-np.inf, "the reward of environment 1 is -inf: rewards must be finite numbers"),
     ],

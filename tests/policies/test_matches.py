@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.spaces import MultiDiscrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from numpy.typing import NDArray
 
 from juggler.driver.line_ups import PlayedMatches
@@ -18,6 +18,7 @@ from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.policies.matches import Match, RandomPlayer, Record, play_matches, records
 from juggler.runtime.wire.trees import Tree
 
+BOX, MOVES = Box(0, 1, (1,), np.float32), Discrete(2)
 MATRIX = "juggler.envrunner.multi_agent.matrix_game:MatrixGame"
 
 
@@ -107,3 +108,55 @@ def test_one_match_says_nothing_of_how_much_returns_vary() -> None:
 def test_an_agent_without_a_player_is_named() -> None:
     with pytest.raises(ValueError, match="nobody plays column: name a player for each agent"):
         play_matches(_envs(MATRIX), {"row": Always(0)}, 1, seed=0)
+
+
+class Gift:
+    """Each of two players moves once; the first move gives the second player 2, then 1 back."""
+
+    possible_agents = ("p0", "p1")
+
+    def observation_space(self, agent: str) -> Box:
+        return BOX
+
+    def action_space(self, agent: str) -> Discrete:
+        return MOVES
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.agents, self.agent_selection = ["p0", "p1"], "p0"
+        self.sums, self.over = {"p0": 0.0, "p1": 0.0}, False
+
+    def last(self) -> Any:
+        return np.zeros(1, np.float32), self.sums[self.agent_selection], self.over, False, {}
+
+    def step(self, action: Any) -> None:
+        agent = self.agent_selection
+        if action is None:
+            self.agents.remove(agent)
+        elif agent == "p0":
+            self.sums["p0"], self.sums["p1"] = 0.0, 2.0
+        else:
+            self.sums["p1"], self.sums["p0"], self.over = 0.0, self.sums["p0"] + 1.0, True
+        self.agent_selection = next((each for each in self.agents if each != agent), agent)
+
+
+def test_rewards_before_an_agents_first_action_count_in_its_matches() -> None:
+    envs = make_multi_agent_envs(EnvRunnerConfig(envs_per_runner=2), Gift)
+    matches = play_matches(envs, {"p0": Always(0), "p1": Always(0)}, 4, seed=0)
+    assert matches == [Match({"p0": 1.0, "p1": 2.0}, {"p0": 1, "p1": 1})] * 4
+    assert records(matches)["p1"].wins == 4
+
+
+def test_members_of_a_team_win_together() -> None:
+    def results(returns: dict[str, float], **rule: Any) -> dict[str, tuple[int, int, int]]:
+        found = records([Match(returns, dict.fromkeys(returns, 1))], **rule)
+        return {agent: (each.wins, each.draws, each.losses) for agent, each in found.items()}
+
+    won, drawn, lost = (1, 0, 0), (0, 1, 0), (0, 0, 1)
+    shared = {"a": 1.0, "b": 1.0, "c": -1.0, "d": -1.0}
+    expected = {"a": won, "b": won, "c": lost, "d": lost}
+    assert results(shared) == expected
+    teams = [["a", "b"], ["c", "d"]]
+    assert results(shared, teams=teams) == expected
+    assert results({"a": 3.0, "b": -2.0, "c": 0.0, "d": 0.0}, teams=teams) == expected
+    assert results({"a": 2.0, "c": 1.0, "d": 1.0}, teams=teams) == dict.fromkeys("acd", drawn)
+    assert results({"a": 2.0, "c": 1.0}, margin=1.0) == dict.fromkeys("ac", drawn)

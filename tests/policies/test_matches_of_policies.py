@@ -90,3 +90,13 @@ def test_policies_play_as_the_modules_do_that_they_were_loaded_from(checkpoint: 
     given = {"row": loaded(checkpoint)["row"], "column": "random"}
     named = {"row": "default", "column": "random"}
     assert results(checkpoint, given) == results(checkpoint, named)
+
+
+def test_the_rule_of_a_runs_league_decides_who_wins(checkpoint: Path) -> None:
+    saved = read(checkpoint)
+    league = {"builder": "none", "draw_margin": 2.0}
+    write(checkpoint.parent, replace(saved, config={**saved.config, "league": league}))
+    players = {"row": "random", "column": "random"}
+    played = juggler.play_matches(checkpoint, players, 20)
+    assert {match.returns["row"] for match in played.matches} > {0.0}
+    assert played.records["row"].draws == 20

@@ -48,6 +48,7 @@ class LoggedEpisode:
         actions: what came.
         given: environment step and reward, for every reward.
         end: "terminated", "truncated", "both"; "": still running.
+        before: rewards before the first action.
     """
 
     observations: list[np.ndarray] = field(default_factory=list)
@@ -55,6 +56,7 @@ class LoggedEpisode:
     actions: list[Any] = field(default_factory=list)
     given: list[tuple[int, float]] = field(default_factory=list)
     end: str = ""
+    before: float = 0.0
 
     def rewards(self) -> list[float]:
         """Of each action: all that came after it and up to the next one."""
@@ -99,7 +101,8 @@ class ScriptedAgents:
         self._running: dict[int, LoggedEpisode] = {}
         self._pending: dict[int, float] = defaultdict(float)  # rewards since the last action
         self._returns = [0.0] * self.num_envs
-        self._agent_returns: dict[int, float] = {}  # by slot that has acted
+        self._agent_returns: dict[int, float] = defaultdict(float)  # by slot
+        self._acted: set[int] = set()
         books = _Books()
         for env in range(self.num_envs):
             self._acting.append(self._script(env, 0, 0).acts)
@@ -120,10 +123,10 @@ class ScriptedAgents:
             for agent, reward in happens.rewards.items():
                 slot = self._slot(env, agent)
                 self._returns[env] += reward
+                self._agent_returns[slot] += reward
                 if slot in self._running:
                     self._running[slot].given.append((self._now[env], reward))
                     self._pending[slot] += reward
-                    self._agent_returns[slot] += reward
             for agent, end in happens.ends.items():
                 self._end(self._slot(env, agent), end, books)
             self._acting[env] = happens.acts
@@ -133,7 +136,12 @@ class ScriptedAgents:
                 returns.append(self._returns[env])
                 lengths.append(self._step[env])
                 slots = [self._slot(env, agent) for agent in self.agents]
-                agent_returns.append([self._agent_returns.pop(s, math.nan) for s in slots])
+                got = [self._agent_returns.pop(slot, 0.0) for slot in slots]
+                acted = [slot in self._acted for slot in slots]
+                agent_returns.append(
+                    [each if a else math.nan for each, a in zip(got, acted, strict=True)]
+                )
+                self._acted.difference_update(slots)
                 self._episode[env] += 1
                 self._step[env], self._returns[env] = 0, 0.0
                 began.append(env)
@@ -173,9 +181,9 @@ class ScriptedAgents:
             slot = self._slot(env, agent)
             first = slot not in self._running
             if first:
-                self._running[slot] = LoggedEpisode()
+                self._running[slot] = LoggedEpisode(before=self._agent_returns[slot])
                 self.log[slot].append(self._running[slot])
-                self._agent_returns[slot] = 0.0
+                self._acted.add(slot)
             episode = self._running[slot]
             seen = self.observation(slot, len(self.log[slot]) - 1, len(episode.at))
             episode.observations.append(seen)

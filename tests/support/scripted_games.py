@@ -247,11 +247,13 @@ class Played:
         seen: at each of its actions, and at the end.
         rewards: of each of its actions.
         terminated: None while the episode goes on.
+        before: rewards before its first action.
     """
 
     seen: list[list[float]]
     rewards: list[float]
     terminated: bool | None = None
+    before: float = 0.0
 
 
 def expected(episodes: Sequence[Episode], agent: str, count: int) -> list[Played]:
@@ -266,6 +268,8 @@ def expected(episodes: Sequence[Episode], agent: str, count: int) -> list[Played
                 mine.rewards.append(0.0)
             if mine.rewards:
                 mine.rewards[-1] += step.rewards.get(agent, 0.0)
+            else:
+                mine.before += step.rewards.get(agent, 0.0)
             if agent in step.terminated | step.truncated:
                 mine.seen.append(shown(number, at + 1, agent).tolist())
                 mine.terminated = agent in step.terminated

@@ -130,12 +130,6 @@ class LeagueConfig:
         """
         return make_builder(self.builder, self.options)
 
-    def result(self, score: float, other: float) -> int:
-        """Of a game between two sides: 1, the first has won; 0, a draw; -1, it has lost."""
-        if abs(score - other) <= self.draw_margin:
-            return 0
-        return 1 if score > other else -1
-
     def sides(self, agents: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
         """The agents of each side of a match: the teams, then everybody else alone.
 

@@ -13,6 +13,7 @@ from juggler.driver.league.events import AssignLineUp, MatchFinished
 from juggler.driver.league.payoffs import Payoffs
 from juggler.driver.league.results import LeagueResults
 from juggler.driver.league.roster import Player, Roster
+from juggler.policies.wilson import outcome
 from juggler.runtime.own_frames import place_of_readers
 
 _TRIES = 10  # for a pairing that somebody can play
@@ -123,7 +124,7 @@ class Matches:
                 rival = self._of(match)[other]
                 if rival is player or not (counts[side] and counts[other]):
                     continue
-                result = self._config.result(returns[side], returns[other])
+                result = outcome(returns[side], returns[other], self._config.draw_margin)
                 self._payoffs.book(player.player_id, rival.player_id, result)
                 player.phase_games += 1
                 rival.phase_games += 1

@@ -322,7 +322,10 @@ class TurnBasedGame(Game):
             ends.critics_at_end[kind][self.index] = copy.deepcopy(seen)
 
     def _truncate(self, ends: Reports) -> None:
-        """Report the end of every agent that is there, with what `last` would tell it."""
+        """Report the end of every agent that is there, with what `last` would tell it.
+
+        An agent that has died, and has not had its turn since, is terminated.
+        """
         rewards, infos = getattr(self.env, "_cumulative_rewards", None), self.env.infos
         if rewards is None:
             reason = (
@@ -330,7 +333,9 @@ class TurnBasedGame(Game):
                 "_cumulative_rewards, as PettingZoo's AECEnv has them"
             )
             raise BrokenRule(self.index, reason)
+        terminations = getattr(self.env, "terminations", {})
         for agent in self._agents():
+            terminated = self._as_flag(agent, "terminated", terminations.get(agent, False))
             self._rewarded(agent, rewards[agent], ends)
             ends.keep(self._slots[self._place(agent)], infos.get(agent))
-            self._ends(agent, self.env.observe(agent), infos.get(agent), False, ends)
+            self._ends(agent, self.env.observe(agent), infos.get(agent), terminated, ends)

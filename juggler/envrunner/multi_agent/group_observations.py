@@ -115,16 +115,23 @@ class GroupObservations:
                 raise Misfit(row, "its info had an action mask before, and here it has none")
             try:
                 each = _everything(space) if mask is None else flat_mask(self._actions, mask)
+                # Floats of 0.0 and 1.0 are a mask, too.
+                why = misfit(space, tree_map(_as_int8, each), ACTION_MASK)
             except (ValueError, TypeError, LookupError, AttributeError) as error:
                 raise Misfit(row, f"the action mask in its info is not one: {error}") from None
-            if why := misfit(space, each):
+            if why:
                 raise Misfit(row, f"the action mask in its info does not fit: {why}")
             flat.append(each)
-        masks: Tree = tree_map(lambda *each: np.stack(each).astype(np.int8), *flat)  # [B, n] each
+        masks: Tree = tree_map(lambda *each: np.stack(each), *flat)  # [B, n] each
         if found := find_non_binary(masks):
             (row, *_), what = found
             raise Misfit(row, what)
-        return masks
+        binary: Tree = tree_map(_as_int8, masks)  # [B, n] each
+        return binary
+
+
+def _as_int8(mask: NDArray[Any]) -> NDArray[np.int8]:
+    return mask.astype(np.int8, copy=False)
 
 
 def stacked(

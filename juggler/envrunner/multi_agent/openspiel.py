@@ -17,6 +17,7 @@ from juggler.runtime.nearest import nearest
 
 #: The prefix of their names in `env`.
 SCHEME: Final = "open_spiel:"
+_SEED: Final = "rng_seed"
 
 
 def find_game(name: str) -> Callable[..., OpenSpielGame]:
@@ -42,27 +43,34 @@ class OpenSpielGame:
     Players are the agents "player_0", "player_1" and so on. The one on turn sees
     {"observation": float32 [D], "action_mask": int8 [A]}: its information state where the game has
     one as a tensor, else its observation, as a flat vector. Chance is drawn from the seed of
-    `reset`. In a game of simultaneous moves, players choose one after the other and do not see what
-    the others have chosen. Rewards are differences of OpenSpiel's returns; the end of a game is a
-    termination.
+    `reset`, unless `parameters` has the game's own `rng_seed`. In a game of simultaneous moves,
+    players choose one after the other and do not see what the others have chosen. Rewards are
+    differences of OpenSpiel's returns; the end of a game is a termination.
 
     Args:
         name: of the game, such as "kuhn_poker"; see `pyspiel.registered_names`.
         parameters: of the game, such as players=3.
 
     Raises:
-        ValueError: OpenSpiel cannot load the game, or it has no tensor that players could see.
+        ValueError: OpenSpiel cannot load the game, it is a mean-field game, or it has no tensor
+            that players could see.
     """
 
     def __init__(self, name: str, **parameters: Any) -> None:
         self._pyspiel: Any = importlib.import_module("pyspiel")
+        self._name, self._parameters = name, parameters
         try:
-            game = self._pyspiel.load_game(name, parameters)
+            game = self._load()
         except self._pyspiel.SpielError as error:
             raise ValueError(f"OpenSpiel cannot load the game {name!r}: {error}") from None
-        if game.get_type().dynamics == self._pyspiel.GameType.Dynamics.SIMULTANEOUS:
-            game = self._pyspiel.convert_to_turn_based(game)
         kind = game.get_type()
+        if kind.dynamics == self._pyspiel.GameType.Dynamics.MEAN_FIELD:
+            raise ValueError(f"OpenSpiel's game {name!r} is a mean-field game: choose another kind")
+        # A game that draws its chance itself is seeded when it is loaded, and in no other way.
+        self._draws_itself = (
+            kind.chance_mode == self._pyspiel.GameType.ChanceMode.SAMPLED_STOCHASTIC
+            and _SEED in kind.parameter_specification.keys() - parameters.keys()
+        )
         self._informed = kind.provides_information_state_tensor
         if not self._informed and not kind.provides_observation_tensor:
             raise ValueError(f"OpenSpiel's game {name!r} has no tensor that players could see")
@@ -93,6 +101,8 @@ class OpenSpielGame:
         """Begin a game."""
         if seed is not None:
             self._random.seed(seed)
+            if self._draws_itself:
+                self.game = self._load(**{_SEED: seed % 2**31})
         self.agents = list(self.possible_agents)
         self.rewards = dict.fromkeys(self.agents, 0.0)
         self.terminations = dict.fromkeys(self.agents, False)
@@ -148,6 +158,12 @@ class OpenSpielGame:
 
     def close(self) -> None:
         """Nothing to close."""
+
+    def _load(self, **more: Any) -> Any:
+        game = self._pyspiel.load_game(self._name, {**self._parameters, **more})
+        if game.get_type().dynamics == self._pyspiel.GameType.Dynamics.SIMULTANEOUS:
+            game = self._pyspiel.convert_to_turn_based(game)
+        return game
 
     def _go_on(self) -> None:
         """Draw what chance decides, reward everybody, and find who is on turn."""

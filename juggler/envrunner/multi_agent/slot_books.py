@@ -39,8 +39,7 @@ class Booked(NamedTuple):
         rewards: [B] float64 of the last actions of the agents that act next; 0 where `first`.
         env_returns: [L] float64 of the episodes that are over.
         env_lengths: [L] their environment steps.
-        agent_returns: [L, A] float64 in them, from each agent's first action on; NaN where it has
-            not acted.
+        agent_returns: [L, A] float64 in them; NaN where an agent has not acted.
     """
 
     last: NDArray[np.bool_]
@@ -135,7 +134,7 @@ class SlotBooks:
         self._forbid_late(rewards)
         self._rewards += rewards
         self._returns += np.add.reduce(rewards.reshape(-1, len(self._agents)), 1)
-        self._agent_returns += rewards * self._acted
+        self._agent_returns += rewards
         if len(ended):
             already = ended[self.ended[ended]]
             self._forbid(already, "ended, and it had ended already in this episode")
@@ -163,7 +162,9 @@ class SlotBooks:
         if np.count_nonzero(self.ended):
             back = acting[self.ended[acting]]
             self._forbid(
-                back, "came back after its episode ended: it must not act again in the episode"
+                back,
+                "came back after its episode ended: remove it from `agents` when it ends, and do "
+                "not let it act again in the episode",
             )
         return self._booked(acting, last, last_rewards, env_returns, env_lengths, agent_returns)
 
@@ -194,9 +195,7 @@ class SlotBooks:
         self._quiet.clear()
         of_envs = np.add.reduce(steps.reshape(len(steps), -1, len(self._agents)), 2)  # [T, N]
         self._returns = _added(self._returns, of_envs)
-        self._agent_returns = np.where(
-            self._acted, _added(self._agent_returns, steps), self._agent_returns
-        )
+        self._agent_returns = _added(self._agent_returns, steps)
         self._rewards = _added(self._rewards, steps)
         self._rewards[self._acting] = 0
         self._acted_at[self._acting] = self._steps + 1

@@ -94,8 +94,8 @@ class Turn:
         over: [L] the environments whose episode is over with this turn, in ascending order.
         env_returns: [L] float64, the sum over all agents of their rewards in that episode.
         env_lengths: [L] its number of environment steps.
-        agent_returns: [L, A] float64, the sum of each agent's rewards in that episode from its
-            first action on; NaN for an agent that did not act in it.
+        agent_returns: [L, A] float64, the sum of each agent's rewards in that episode; NaN for an
+            agent that did not act in it.
         critics: by the keys of `MultiAgentEnvs.critic_spaces`.
         stepped: [M] the environments that made a step; None: all of them.
         infos: what the step put into infos, [N * A] by name, as `InfoWatch` takes it. It means

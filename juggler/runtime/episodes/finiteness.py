@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.trees import Tree, flatten
 
-#: The largest reward: the return of 64 agents after 2^31 steps of it fits a float32, in which
-#: returns go to the driver.
-MOST_REWARD: Final = float(np.float32(1e26))
+#: The largest reward. Learners square returns and gradients in float32: at a discount of 0.9999 the
+#: return of such rewards is 1e16, the square of which leaves room for a sum over a million numbers.
+MOST_REWARD: Final = float(np.float32(1e12))
+TOO_LARGE: Final = f"scale rewards to at most {MOST_REWARD:g}, so that squared returns are finite"
 
 _STEP_COLUMNS = ("observations", "critic_observations", "action_logp", "rewards")
 _FINAL_COLUMNS = ("final_observations", "final_critic_observations")

@@ -152,7 +152,7 @@ class Returning(ScriptedParallel):
 @pytest.mark.parametrize(
     ("comes_back", "said"),
     [
-        (True, "came back after its episode ended"),
+        (True, "came back after its episode ended: remove it from `agents`"),
         (False, "got a reward after its episode ended"),
     ],
 )

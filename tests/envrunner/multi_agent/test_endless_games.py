@@ -129,7 +129,19 @@ def test_a_limit_gives_agents_that_are_not_on_turn_what_they_have_yet_to_hear(li
     assert group.last_rewards.tolist() == ([2.0, 1.0] if limit % 2 == 0 else [1.0, 2.0])
     assert turns[limit].over.tolist() == [0]
     assert turns[limit].env_lengths.tolist() == [limit]
-    assert turns[limit].agent_returns.tolist() == [[float(limit), limit - 1.0]]
+    assert turns[limit].agent_returns.tolist() == [[limit, limit]], "the first move pays both, too"
+
+
+def test_a_limit_leaves_an_agent_terminated_that_died_and_was_not_on_turn_since() -> None:
+    class Deadly(EndlessTurns):
+        @property
+        def terminations(self) -> dict[str, bool]:
+            return {"ann": False, "bob": self.at == 4}
+
+    envs = GamesInTurn([TurnBasedGame(Deadly(), 0, 4)], "Deadly")
+    (group,) = play(envs, 4)[4].groups
+    assert group.ended.tolist() == [0, 1]
+    assert group.terminated.tolist() == [False, True]
 
 
 def test_a_limit_needs_to_know_what_agents_have_yet_to_hear() -> None:

@@ -75,6 +75,30 @@ def test_moves_that_are_simultaneous_are_hidden_from_the_other_player() -> None:
     assert _played(game, 0, [0, 1]) == {"player_0": [0.0, -1.0], "player_1": [0.0, 1.0]}
 
 
+def test_a_game_that_draws_its_own_chance_is_dealt_by_the_seed() -> None:
+    def deals(seeds: range) -> set[bytes]:
+        found = set()
+        for game, seed in zip(games, seeds, strict=True):
+            game.reset(seed=seed)
+            seen, *_ = game.last()
+            assert seen is not None
+            found.add(seen["observation"].tobytes())
+        return found
+
+    games = [OpenSpielGame("negotiation") for _ in range(8)]
+    first = deals(range(8))
+    assert len(first) > 6
+    assert deals(range(100, 108)) != first
+    assert deals(range(8)) == first, "the same seeds, once more"
+    games = [OpenSpielGame("negotiation", rng_seed=1) for _ in range(8)]
+    assert len(deals(range(8))) == 1, "a seed in the parameters counts"
+
+
+def test_a_mean_field_game_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match="'mfg_crowd_modelling' is a mean-field game"):
+        OpenSpielGame("mfg_crowd_modelling")
+
+
 def test_a_game_that_openspiel_lacks_is_told() -> None:
     with pytest.raises(ValueError, match="OpenSpiel cannot load the game 'kuhn_pocker'"):
         OpenSpielGame("kuhn_pocker")

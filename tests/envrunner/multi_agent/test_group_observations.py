@@ -58,6 +58,17 @@ def test_last_observations_without_a_mask_allow_everything() -> None:
     assert batch["action_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
 
 
+def test_a_mask_of_floats_is_one_and_must_be_binary() -> None:
+    group = AgentGroup(("a",), PLAIN["Box"], spaces.Discrete(3))
+    made = GroupObservations(group, np.array([0.0, 1.0, 1.0]))
+    batch = made.batch([np.zeros((2, 3))], [np.array([0.0, 0.0, 1.0])])
+    assert isinstance(batch, dict)
+    assert made.group.observation_space.contains(tree_map(lambda array: array[0], batch))
+    assert batch["action_mask"].tolist() == [[0, 0, 1]]
+    with pytest.raises(Misfit, match=r"other numbers than 0 and 1: 0\.5"):
+        made.batch([np.zeros((2, 3))], [np.array([0.0, 0.5, 1.0])])
+
+
 def test_a_mask_that_was_not_there_at_first_is_an_error() -> None:
     made = GroupObservations(AgentGroup(("a",), PLAIN["Box"], spaces.Discrete(3)), None)
     with pytest.raises(Misfit, match="had none in the first reset") as wrong:

@@ -64,7 +64,7 @@ def test_every_round_brings_each_learner_its_own_steps(
     for place, agent in enumerate(envs.agents):
         (got,) = [told for (name, _), told in by_agent.items() if name == agent]
         logged = [e for env in range(2) for e in envs.log[3 * env + place] if e.end]
-        untold = Counter(sum(e.rewards()) for e in logged)
+        untold = Counter(e.before + sum(e.rewards()) for e in logged)
         untold.subtract(got)  # quarters are exact
         assert set(untold.values()) <= {0, 1, 2}
         assert untold.total() <= 2, "their environments' episodes go on"

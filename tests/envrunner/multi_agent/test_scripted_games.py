@@ -85,7 +85,7 @@ def test_an_agents_actions_rewards_and_endings_are_those_added_up_by_hand(
             assert seen.tolist() == want.seen
             np.testing.assert_allclose(got.rewards, want.rewards, rtol=1e-13, atol=1e-15)
             assert got.terminated == want.terminated
-        ended = [sum(each.rewards) for each in mine if each.terminated is not None]
+        ended = [e.before + sum(e.rewards) for e in wanted if e.terminated is not None]
         np.testing.assert_allclose(told[slot], ended[: len(told[slot])], atol=1e-12)
         assert len(told[slot]) >= len(ended) - 1, "its environment's episode may go on"
         assert len(wanted) - 1 <= len(mine) <= len(wanted)

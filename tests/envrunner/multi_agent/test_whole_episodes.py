@@ -33,10 +33,10 @@ def test_returns_are_sums_over_all_agents_of_each_environments_share() -> None:
     # Environment 0 plays three episodes of 4 steps, environment 1 two of 5.
     assert lengths == [4, 4, 4, 5, 5]
     assert returns == [3.0, 3.0, 3.0, 5.0, 5.0]
-    # Green makes the last of 4 moves, red that of 5; 0.25 for each before green's first is its own.
+    # Green makes the last of 4 moves, red that of 5; its 0.25 before its first move count as well.
     red, green = agent_returns["red", "red"], agent_returns["green", "green"]
     assert sorted(red) == [0.5, 0.5, 0.5, 3.5, 3.5]
-    assert sorted(green) == [1.25, 1.25, 2.25, 2.25, 2.25]
+    assert sorted(green) == [1.5, 1.5, 2.5, 2.5, 2.5]
 
 
 def test_every_agent_has_the_returns_of_the_episodes_in_which_it_acted() -> None:
@@ -45,7 +45,7 @@ def test_every_agent_has_the_returns_of_the_episodes_in_which_it_acted() -> None
     for place, agent in enumerate(AGENTS):
         of_env = [envs.log[env * len(AGENTS) + place] for env in range(3)]
         told = played.agent_returns[agent, agent]
-        finished = [sum(e.rewards()) for log in of_env for e in log if e.end]
+        finished = [e.before + sum(e.rewards()) for log in of_env for e in log if e.end]
         assert 0 < len(told) <= len(finished)
         assert set(np.round(told, 9)) <= set(np.round(finished, 9))
 

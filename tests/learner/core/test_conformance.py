@@ -30,6 +30,7 @@ from juggler.learner.core.learner_core import (
     Sample,
     StepOutput,
 )
+from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.population import Population
 from juggler.learner.core.recordings import Recordings
 from juggler.learner.core.state import arrays_like, tensors_like
@@ -37,6 +38,7 @@ from juggler.learner.data.collate import collate
 from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.finiteness import MOST_REWARD
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
@@ -260,6 +262,21 @@ def test_a_core_conforms(make_batch: MakeBatch, name: str) -> None:
 def test_a_learner_conforms(make_batch: MakeBatch, name: str) -> None:
     modules = ("default",) if LEARNERS[name] is make_external else MODULES
     check_learner(LEARNERS[name], [sample_of(make_batch, modules, seed) for seed in range(2)])
+
+
+@pytest.mark.parametrize("name", ["ppo", "impala with a memory", "sac", "r2d2 with a memory"])
+def test_the_largest_rewards_leave_losses_and_gradients_finite(
+    make_batch: MakeBatch, name: str
+) -> None:
+    learner = LEARNERS[name](0)
+    for seed in range(2):
+        sample = sample_of(make_batch, MODULES, seed)
+        for columns in sample.values():
+            rewards = torch.as_tensor(columns["rewards"])  # [N, T]
+            columns["rewards"] = torch.full_like(rewards, MOST_REWARD)  # [N, T]
+        for metrics in fetch_metrics(learner.step(sample)).values():
+            assert all(map(math.isfinite, metrics.values()))
+            assert not metrics.get("skipped")
 
 
 def test_an_algorithm_of_ones_own_conforms_on_what_its_module_samples() -> None:
