@@ -149,7 +149,8 @@ def _at_once(env: Any, session: AgentsSession, masks: _Masks, seed: int | None) 
             if agent in env.agents or name in ended
         }
         numbers = {name: infos.get(ids[name]) or {} for name in shown}
-        actions = session.step(shown, rewards, terminated, truncated, numbers)
+        others = bool(env.agents)
+        actions = session.step(shown, rewards, terminated, truncated, numbers, continues=others)
     return returns
 
 
@@ -166,6 +167,7 @@ def _in_turns(
         returns[name] += float(reward)
         shown = {name: masks.shown(agent, observation, info, terminated or truncated)}
         over = {name: terminated}, {name: truncated}
-        actions = session.step(shown, {name: reward}, *over, {name: info or {}})
+        others = len(env.agents) > (terminated or truncated)
+        actions = session.step(shown, {name: reward}, *over, {name: info or {}}, continues=others)
         env.step(actions.get(name))
     return returns

@@ -163,7 +163,7 @@ def pack(
         named = {"env": factories[0], "module": factories[1], **brought}
         for key, value in named.items():
             if why := _why_unsent(value):
-                used, name = _unsent_within(value), getattr(value, "__qualname__", value)
+                used, name = _unsent_within(value), getattr(value, "__qualname__", str(value))
                 raise ConfigError(
                     f"{key} = {name} cannot be sent to the processes of the run ({why})"
                     + (f", because it uses {used}" if used else "")

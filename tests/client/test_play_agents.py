@@ -38,8 +38,10 @@ class Recorder:
         terminated: Any = None,
         truncated: Any = None,
         infos: Any = None,
+        continues: bool = False,
     ) -> dict[str, Any]:
         self.infos.append(infos)
+        self.continues = continues
         for name, each in shown.items():
             self.values[name].arrays(as_first(each))  # it fits its space
             self.shown.append((name, each))
@@ -192,3 +194,18 @@ def test_agents_may_be_numbers_and_extra_keys_are_ignored(sessions: list[Recorde
     assert play_agents(Numbered(), "nowhere", episodes=2) == [{"0": 2.0, "1": 4.0}] * 2
     (session,) = sessions
     assert {name for name, _ in session.shown} == {"0", "1"}
+
+
+def test_an_episode_continues_while_agents_are_left(sessions: list[Recorder]) -> None:
+    class Relay(AtOnce):
+        def step(self, actions: Any) -> Any:
+            assert not self.t or sessions[0].continues
+            self.t += 1
+            self.agents = ["b"] if self.t == 1 else []
+            seen = {"a": self._shown()["a"], "b": self._shown()["b"]}
+            ends = {"a": True, "b": self.t == 2}
+            infos = {"b": {"action_mask": MASKS["b"]}}
+            return seen, dict.fromkeys(actions, 1.0), ends, dict.fromkeys(ends, False), infos
+
+    play_agents(Relay(), "nowhere", episodes=1)
+    assert not sessions[0].continues
