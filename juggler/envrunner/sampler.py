@@ -107,6 +107,7 @@ class Sampler:
             self._contexts.restart()
         self._resetting = np.zeros(self._rows, np.bool_)  # [N] the next step only resets
         self._first = np.ones(self._rows, np.bool_)  # [N] the next step is an episode's first
+        self._step = 0  # of the fragment
         self._observation: Any = reset_environments(self._env, seed)  # [N, ...]
 
     def sample(self, version: tuple[int, int]) -> Fragment:
@@ -127,9 +128,14 @@ class Sampler:
         seconds = {"frames": time.perf_counter() - started}
         try:
             finals = self._step_through(seconds)
-        finally:  # a module may have failed because of what is found here
-            observation, self._observation = self._observation, None  # until all is checked
-            self._choices.require(self._observations, lambda row, step, *_: (row, step))
+        except EnvironmentFailed:
+            raise
+        except Exception:  # a module may have failed because of what it saw
+            seen = tree_map(lambda column: column[:, : self._step + 1], self._observations)
+            self._choices.require(seen, lambda row, step, *_: (row, step))
+            raise
+        observation, self._observation = self._observation, None  # until all is checked
+        self._choices.require(self._observations, lambda row, step, *_: (row, step))
         self._choices.require(self._last_observations, lambda row, *_: (row, self._steps))
         live = self._set_live()
         rows, steps, final_observations = self._final_observations(finals)
@@ -206,6 +212,7 @@ class Sampler:
         policy.begin()
         inference = clock() - before
         for t in range(self._steps):
+            self._step = t
             if self._plain:
                 self._seen[t][...] = observation
             else:

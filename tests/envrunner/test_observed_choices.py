@@ -87,6 +87,34 @@ def test_a_late_value_is_an_error_of_the_environment_with_its_step(
         sampler.sample((0, 0))
 
 
+@pytest.mark.parametrize("fails", ["environment", "module"])
+def test_what_fails_in_a_fragment_is_not_blamed_on_steps_that_it_does_not_have(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Breaks(Late):
+        def step(self, action: Any) -> Any:
+            if fails == "environment" and self.step_of_episode == 2:
+                raise ValueError("its own mistake")
+            return super().step(action)
+
+    space = spaces.Discrete(3, start=5)  # 0, with which columns begin, is not in it
+    env = EnvironmentsInTurn([lambda: Breaks(space)], AutoresetMode.SAME_STEP, "Breaks")
+    to_module, to_env = build_runner_pipelines(ConnectorsConfig.parse({}), space, ACTIONS)
+    module = ActorCritic(to_module.module_observation_space, ACTIONS, {})
+    policy = BehaviourPolicy(module, 1, STEPS, 0, to_env)
+    if fails == "module":
+        act = policy.act
+
+        def fail(seen: Any, step: int, first: Any) -> Any:
+            if step == 2:
+                raise ValueError("its own mistake")
+            return act(seen, step, first)
+
+        monkeypatch.setattr(policy, "act", fail)
+    with pytest.raises((EnvironmentFailed, ValueError), match="its own mistake"):
+        Sampler(env, policy, STEPS, 0, to_module).sample((0, 0))
+
+
 @pytest.mark.parametrize("connectors", [{}, FLATTEN], ids=["plain", "flatten"])
 @pytest.mark.parametrize("kind", WRONG)
 def test_evaluations_find_it_too(kind: str, connectors: dict[str, Any]) -> None:
