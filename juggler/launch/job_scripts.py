@@ -22,6 +22,9 @@ run() {{
     # A signal ends the wait, and not the child.
     [ "$status" -gt 128 ] && kill -0 "$child" 2> /dev/null || break
   done
+  # The child may have ended just after a signal had ended the wait.
+  wait "$child"
+  status=$?
   child=
 }}
 queue_again() {{

@@ -121,7 +121,7 @@ def test_a_group_that_cannot_start_leaves_no_process_and_another_one_alone(
         ({"lerner": {}}, "'new': unknown key 'lerner': did you mean 'learner'"),
         ({"model": 3}, "'new': model = 3: expected a table"),
         ({"model": {"hidden_sizes": {8}}}, "'new': model.hidden_sizes must be a list"),
-        ({"observation_space": None}, "'new': a space of class builtins.NoneType"),
+        ({"observation_space": None}, "'new': there is no encoding for the space None"),
         ({"seed": -1}, "'new': "),
         ({"connectors": {"lerner": []}}, "connectors has no key 'lerner': did you mean 'learner'"),
     ],

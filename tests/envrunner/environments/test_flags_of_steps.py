@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import gymnasium
@@ -31,10 +32,8 @@ class Says(gymnasium.Env[Any, Any]):
 
 
 def vector(vectorize: str, **env_kwargs: Any) -> VectorEnv[Any, Any, Any]:
-    config = EnvRunnerConfig(
-        env="mine", envs_per_runner=2, vectorize=vectorize, env_kwargs=env_kwargs
-    )
-    return make_vector_env(config, Says)
+    config = EnvRunnerConfig(env="mine", envs_per_runner=2, vectorize=vectorize)
+    return make_vector_env(config, functools.partial(Says, **env_kwargs))
 
 
 @pytest.mark.parametrize(
