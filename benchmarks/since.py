@@ -1,4 +1,4 @@
-"""Speed, memory and time to solved of the working tree, as ratios to an earlier commit.
+"""Compare speed, memory and time to solved with an earlier commit.
 
     python benchmarks/since.py COMMIT [TABLE ...] [--pairs 3]
 
@@ -27,7 +27,7 @@ _AGENTS = """[statistics.median(rate for rate, *_ in each) for name, each in com
 _GATEWAY = """commands.written('gateway.py', '--idle', 0, '--rounds', 2, '--shapes', {0!r})[{0!r}][
     'gateway']['steps_per_second']"""
 
-#: By table and row, a Python expression that is evaluated in benchmarks/ of either tree.
+#: Python expressions by table and row. Each is evaluated in benchmarks/ of both trees.
 FIGURES: dict[str, dict[str, str]] = {
     "throughput": {
         "1 × 64, steps/s": "run.trained_rate(64)",
@@ -56,7 +56,7 @@ FIGURES: dict[str, dict[str, str]] = {
     },
 }
 
-#: Runs in benchmarks/ of a tree, also of one whose `commands` cannot read what a script writes.
+#: Runs in benchmarks/ of a tree. An older tree's `commands` may lack `written`, so this defines it.
 _PROGRAM = """
 import json, statistics, sys, tempfile
 from pathlib import Path
@@ -78,10 +78,10 @@ print(json.dumps(eval(sys.argv[1])))
 
 
 def figure(tree: Path, expression: str) -> float:
-    """Evaluates the expression in a tree.
+    """Evaluate an expression in a tree.
 
     Raises:
-        RuntimeError: it failed there.
+        RuntimeError: the expression failed.
     """
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, expression],
@@ -97,7 +97,7 @@ def figure(tree: Path, expression: str) -> float:
 
 @contextmanager
 def tree_of(commit: str) -> Iterator[Path]:
-    """A checkout of a commit, removed at the end."""
+    """Check out a commit, and remove the checkout at the end."""
     git = ["git", "-C", str(HERE)]
     with tempfile.TemporaryDirectory(prefix="jb-") as directory:
         tree = Path(directory, "tree")

@@ -84,8 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _take_nothing_over() -> None:
-    """Undo what a parent may have left: closed streams, signals blocked or ignored."""
-    # What is opened next would be taken for a stream.
+    """Reopen closed standard streams, and reset blocked or ignored signals."""
+    # Otherwise the next file that is opened would become a standard stream.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -94,7 +94,7 @@ def _take_nothing_over() -> None:
     if sys.platform == "linux":
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        if os.getpid() == 1:  # of a container: the kernel drops signals that it has no handler for
+        if os.getpid() == 1:  # in a container, PID 1 gets only signals with a handler
             from juggler.runtime.actors.stop_signals import OfThisProcess
 
             signal.signal(signal.SIGTERM, OfThisProcess(_terminate))

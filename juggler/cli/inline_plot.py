@@ -51,12 +51,12 @@ def plot(
             several; else those of the run.
         together: draw the interquartile mean of all runs, with its 95 % interval.
         metrics: draw these instead, such as "policy_loss" or "info/score/mean".
-        smooth: draw the mean of this many lines of metrics up to each.
+        smooth: number of metrics lines to average over: each line and the lines before it.
         log: draw on logarithmic axes.
 
     Raises:
-        PlotError: a run has no metrics, none of modules or agents where `by` asks for them,
-            or no numbers of one of `metrics`.
+        PlotError: a run has no metrics, no metrics by module or agent although `by` asks for
+            them, or no numbers of one of `metrics`.
     """
     given = [run.run_dir if isinstance(run, Result | StartedRun) else Path(run) for run in runs]
     return Picture(draw(given, by, together=together, metrics=metrics, smooth=smooth, log=log))

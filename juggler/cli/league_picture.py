@@ -12,7 +12,7 @@ from juggler.driver.league.roster import Player
 from juggler.driver.record.metrics_file import metrics_table, number
 from juggler.driver.record.run_directory import METRICS_FILE
 
-_BEFORE, _BEHIND = "league/learning/", "/elo"  # around a player in a key of metrics
+_BEFORE, _BEHIND = "league/learning/", "/elo"  # before and after a player's name in a key
 
 
 def draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Path) -> Path:

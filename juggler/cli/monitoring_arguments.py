@@ -29,16 +29,16 @@ class MonitoringArguments:
     def monitoring(
         self, insecure: bool, token: str | None = None, tls: Tls | None = None
     ) -> MonitoringOptions:
-        """The driver's options, given the token and TLS files of the run.
+        """Make the driver's options from the run's token and TLS files.
 
         Args:
-            insecure: serve metrics without both.
-            token: of the run; None: it listens to no other host, and metrics have the token of the
-                environment.
-            tls: likewise.
+            insecure: serve metrics without token and TLS.
+            token: the run's token. None: the run serves this host only, and metrics use the token
+                from the environment variables.
+            tls: the run's TLS files.
 
         Raises:
-            ValueError: the environment's token cannot be used.
+            ValueError: the token in the environment variables is not valid.
         """
         if insecure:  # for scrapers that can only be given an address
             token, tls = "", None

@@ -1,4 +1,4 @@
-"""Plots of runs: return, throughput and staleness, or other metrics, over steps and over time."""
+"""Draw return, throughput and staleness, or other metrics, over steps and time."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def plot(
         by: whose returns are drawn. "auto": of one run, those of each module if there are several,
             else those of each agent if there are several; else those of the run.
         together: draw all runs so.
-        metrics: draw these instead, by their names in flat lines, or the ends of such names.
-        smooth: draw the mean of so many lines up to each.
+        metrics: draw these instead. Each is a key of a flat line, or the end of a key.
+        smooth: number of lines to average over: each line and the lines before it.
         log: draw on logarithmic axes.
 
     Returns:
@@ -142,7 +142,7 @@ def _figure(runs: list[Run], metrics: Sequence[str] = (), *, log: bool = False) 
             dress(axes, x_label, y_label)
     if len(runs) == 1:
         figure.suptitle(runs[0].name, fontweight="bold")
-    # One entry for each look: panels share them.
+    # Panels share their colours and styles, so one legend entry is enough for each.
     looks = {
         each.name: each for _, curves, _ in (panels if metrics else panels[:1]) for each in curves
     }
@@ -158,7 +158,7 @@ def _figure(runs: list[Run], metrics: Sequence[str] = (), *, log: bool = False) 
 def _set_range(axes: Axes, y_label: str, *, log: bool, from_zero: bool) -> None:
     """
     Raises:
-        PlotError: nothing can be drawn on a logarithmic axis.
+        PlotError: `log` is set, and no number is above 0.
     """
     if log:
         drawn = [np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.get_lines()]
@@ -178,7 +178,7 @@ class _Curve:
     columns: Columns
     colour: str
     style: str
-    # The runs and columns whose mean it is; (): it is of one.
+    # The runs and columns to average; (): the curve shows one run.
     together: Sequence[tuple[Run, Column]] = ()
 
 
@@ -250,12 +250,12 @@ def _draw_metric(axes: Axes, curve: _Curve, key: str, scale: float) -> None:
     if curve.together:
         return _draw_mean(axes, curve, key, scale)
     (y,) = curve.columns.values()
-    known = np.isfinite(y)  # [lines]; a learner sends numbers less often than lines are written
+    known = np.isfinite(y)  # [lines]; not every line has a number from the learner
     x = curve.run.columns[key][known] / scale
     axes.plot(x, y[known], curve.style, color=curve.colour, linewidth=1.5)
 
 
-#: What a panel is named, its curves, and what draws one of them.
+#: A panel's name, its curves, and the function that draws a curve.
 _Panel: TypeAlias = tuple[str, list[_Curve], Callable[..., None]]
 
 
@@ -271,7 +271,7 @@ def _usual_panels(runs: list[Run]) -> list[_Panel]:
 def _panels_of(runs: list[Run], metrics: Sequence[str]) -> list[_Panel]:
     """
     Raises:
-        PlotError: no run has numbers of one of these metrics.
+        PlotError: for one of these metrics, no run has numbers.
     """
     looks = ((colour, style) for style in itertools.cycle(_STYLES) for colour in COLOURS)
     known: dict[str, tuple[str, str]] = {}  # by the name of a curve
@@ -293,7 +293,7 @@ def _panels_of(runs: list[Run], metrics: Sequence[str]) -> list[_Panel]:
 
 
 def _curves_of(runs: list[Run], metric: str) -> Iterator[tuple[str, str, list[Run]]]:
-    """Of each curve of a metric its name, the whole name of the metric, and its runs."""
+    """List a metric's curves: name of the curve, full key, runs."""
     owners = dict.fromkeys(run.group or run.name for run in runs)
     for owner in owners:
         of = [run for run in runs if owner == (run.group or run.name)]

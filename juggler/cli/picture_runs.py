@@ -1,4 +1,4 @@
-"""Reads of runs what pictures show."""
+"""Read the metrics of runs for pictures."""
 
 from __future__ import annotations
 
@@ -32,37 +32,38 @@ By: TypeAlias = Literal["auto", "run", "module", "agent"]
 
 
 class PlotError(Exception):
-    """A run cannot be drawn; the message says which one and why."""
+    """A run cannot be drawn; the message names it and says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run's metrics by key, with NaN where a line has no number."""
+    """A run's metrics by key; NaN if a line has no number."""
 
     name: str
     columns: Columns
     broken: int  # lines that could not be read
-    named: dict[str, Columns]  # the returns of each module or agent; {}: those of the run alone
-    # By name as it was asked for, its columns by their whole names.
+    named: dict[str, Columns]  # returns by module or agent; {}: the run's returns only
+    # Columns by full key, by the metric name that was asked for.
     metrics: dict[str, Columns] = field(default_factory=dict)
-    group: str = ""  # of runs whose returns are drawn as one curve; "": it is drawn by itself
+    group: str = ""  # runs of a group are drawn as one curve; "": this run has its own curve
 
 
 def read_run(
     path: Path, name: str, by: By = "run", metrics: Sequence[str] = (), smooth: int = 1
 ) -> Run:
-    """The metrics of a run. Steps that a resumed run made again count once.
+    """Read the metrics of a run. Steps that a resumed run repeats count once.
 
     Args:
-        path: of the run.
-        name: for people.
+        path: directory of the run.
+        name: name of the run in the picture.
         by: as for `plot`.
-        metrics: to read beside, by names that `columns_of` takes.
-        smooth: each number is the mean of so many lines, up to its own.
+        metrics: further metrics to read, by names as in `columns_of`.
+        smooth: number of lines to average over: each line and the lines before it.
 
     Raises:
-        PlotError: there are no metrics, or none of what `by` asks for.
-        RunDirectoryError: they cannot be read.
+        PlotError: the run has no metrics, or no metrics by module or agent although `by` asks for
+            them.
+        RunDirectoryError: the metrics cannot be read.
     """
     file = path / METRICS_FILE
     if not file.exists():
@@ -96,12 +97,12 @@ def read_run(
 
 
 def columns_of(lines: Sequence[Mapping[str, Any]], name: str) -> Columns:
-    """Those of a metric, by whole names.
+    """Return the columns of a metric, by full key.
 
     Args:
-        lines: flat.
-        name: whole, or the end of the names of several, as "policy_loss" is that of
-            "modules/default/policy_loss".
+        lines: flat lines of metrics.
+        name: a full key, or the end of several keys. For example, "modules/default/policy_loss"
+            ends in "policy_loss".
     """
     whole = dict.fromkeys(key for line in lines for key in line)
     keys = [name] if name in whole else [key for key in whole if key.endswith(f"/{name}")]
@@ -111,7 +112,7 @@ def columns_of(lines: Sequence[Mapping[str, Any]], name: str) -> Columns:
 
 
 def smoothed(column: Column, lines: int) -> Column:
-    """The mean of the numbers in so many lines up to each; NaN where there was none."""
+    """Average a column over a number of lines; NaN stays NaN."""
     known = np.isfinite(column)  # [lines]
     sums = np.cumsum(np.where(known, column, 0.0))  # [lines]
     counts = np.cumsum(known).astype(np.float64)  # [lines]
@@ -123,7 +124,7 @@ def smoothed(column: Column, lines: int) -> Column:
 
 
 def _names(lines: list[dict[str, Any]], by: By) -> tuple[list[str], str]:
-    """The modules or agents whose returns are drawn, and the key of lines that has them."""
+    """Return the modules or agents to draw, and their metrics' key."""
     kinds: Sequence[str] = ("module", "agent") if by == "auto" else (by,)
     for kind in kinds:
         key = f"by_{kind}"
@@ -134,6 +135,6 @@ def _names(lines: list[dict[str, Any]], by: By) -> tuple[list[str], str]:
 
 
 def _of(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A table within a line; {} where there is none."""
+    """Return a table within a line; {} if there is none."""
     found = values.get(key)
     return found if isinstance(found, dict) else {}

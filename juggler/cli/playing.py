@@ -57,7 +57,7 @@ def warnings_told(command: str) -> Iterator[None]:
 
 @contextmanager
 def stdout_kept(for_json: bool) -> Iterator[None]:
-    """Send to stderr what is printed meanwhile, also by C code, if stdout is for JSON alone."""
+    """Redirect prints, also of C code, to stderr: stdout has only JSON."""
     if not for_json:
         yield
         return
@@ -68,7 +68,7 @@ def stdout_kept(for_json: bool) -> Iterator[None]:
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        ctypes.CDLL(None).fflush(None)  # what C code has printed
+        ctypes.CDLL(None).fflush(None)  # the buffer of C code
         os.dup2(kept, 1)
         os.close(kept)
 

@@ -131,7 +131,7 @@ def _show_checkpoints(run_dir: Path, console: Console) -> None:
             returns, steps = counters.get("returns"), quantity(counters["trained"])
             told = number(fmean(returns) if returns else None), steps
             written = _ago(path.stat().st_mtime)
-        except Exception:  # whatever it holds
+        except Exception:  # the directory may hold anything
             told, written = ("", ""), "damaged"
         table.add_row(Text(text_of(path)), *told, written)
     if table.row_count:

@@ -121,7 +121,7 @@ class AgentsSession(AnySession):
             infos: by agent, numbers of its last action, by those `info_names` that have one. Other
                 names are passed over. Of calls between two of its actions, the last number counts.
             continues: the episode continues with the agents that act next, even if all agents that
-                acted in it end now. Otherwise these agents begin the next episode.
+                acted in it end now. If false, these agents begin the next episode.
 
         Returns:
             By agent, the action of everyone who acts next.

@@ -38,7 +38,7 @@ def play_agents(
             run's metrics if `info_names` has their names.
 
     Returns:
-        The undiscounted return of each agent by its id as a text, in each episode.
+        For each episode, the undiscounted return of each agent, by the agent's id as a string.
 
     Raises:
         GatewayError: the session failed. The end of the run is not an error.

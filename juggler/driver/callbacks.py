@@ -102,16 +102,18 @@ class Run:
         self._progress.message(text, level)
 
     def record(self, name: str, value: float) -> None:
-        """Record a number of your own: each line of metrics from the next one on has the newest
-        value as `custom/NAME`. A resumed run begins without it. Only callbacks call this.
+        """Record a number of your own as `custom/NAME` in the metrics.
+
+        All following lines of metrics have its newest value. A resumed run begins without it. Only
+        callbacks can call this.
 
         Args:
-            name: letters, digits, "_", "." and "-", in up to four parts that "/" joins; the part
-                "custom/" may be left out.
+            name: letters, digits, "_", "." and "-", in up to four parts joined by "/". You can omit
+                the part "custom/".
             value: NaN and infinity become null, as in all lines of metrics.
 
         Raises:
-            ValueError: the name has other signs, or is too long.
+            ValueError: the name has other characters, or is too long.
             TypeError: the value is not a number.
         """
         if not isinstance(name, str) or not _NAME.fullmatch(short := name.removeprefix("custom/")):
@@ -119,7 +121,7 @@ class Run:
                 f"record({name!r}): name it with letters, digits, '_', '.' and '-', and '/' "
                 "between up to four parts of at most 64 letters"
             )
-        if not hasattr(value, "__float__"):  # which text lacks
+        if not hasattr(value, "__float__"):  # strings do not have it
             kind = type(value).__name__
             raise TypeError(f"record({name!r}): give a number, not a value of type {kind}")
         self._gathered.custom[short] = float(value)
@@ -165,21 +167,23 @@ class Callback:
 
     They are called in the driver's process, by the thread that drives the run, in the order in
     which things happened. Workers go on meanwhile, but get no new work, so a callback should be
-    quick: one that takes over a second is named in a warning. An exception, `sys.exit()` and
-    `KeyboardInterrupt` too, ends the run in order, with a last checkpoint, and then comes out of
-    `juggler.train`.
+    quick: a warning names a callback that takes over a second. An exception ends the run in order,
+    with a last checkpoint, and `juggler.train` then raises it. `sys.exit()` and `KeyboardInterrupt`
+    count as exceptions here.
     """
 
     def on_start(self, run: Run) -> None:
         """The run has its directory, and starts its workers."""
 
     def on_metrics(self, run: Run, metrics: MetricsLine) -> None:
-        """There is a new line of metrics, each second, at marks of `metrics_steps`, and at the end.
+        """Handle a new line of metrics.
+
+        Lines are written each second, every `metrics_steps` steps, and at the end.
 
         Args:
             run: the run.
-            metrics: flat: "episode_return_mean", "modules/default/policy_loss". A number that is
-                not there yet is None.
+            metrics: a flat dict, such as of "episode_return_mean" and
+                "modules/default/policy_loss". A number that does not exist yet is None.
         """
 
     def on_update(self, run: Run, module_id: str, metrics: Mapping[str, float]) -> None:

@@ -12,7 +12,7 @@ def callbacks_of(config: DriverConfig) -> tuple[Callback, ...]:
     """Those of the keys `track` and `web`.
 
     Raises:
-        ConfigError: a tracker cannot be used.
+        ConfigError: a tracker is not usable.
     """
     page = (PageBeside(),) if config.web else ()
     return (*tracking(config.track), *page)

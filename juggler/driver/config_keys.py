@@ -45,8 +45,7 @@ _EXAMPLES: Final = {
     "optimizers": '{value = {parameters = ["value_*"]}}',
     "shared": '{"encoder.*" = ["first", "second"]}',
 }
-#: Keys that runs of earlier versions have in their files: the default they had, and what to do
-#: instead.
+#: Keys of earlier versions that files may still have: their old default, and what to do instead.
 _RETIRED: Final[Mapping[str, tuple[Any, str]]] = {
     "trace": ("", "remove it: runs write no traces, and callbacks can follow a run's updates"),
 }
@@ -137,7 +136,7 @@ def said_of(where: str, error: ConfigError) -> ConfigError:
 
 
 def without_retired(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values without retired keys that have the default they had."""
+    """Remove retired keys that have their old default."""
     return {
         key: value
         for key, value in values.items()
@@ -177,7 +176,7 @@ def instead_of(key: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Convert NumPy numbers and paths to the types that files have."""
+    """Convert NumPy numbers and paths to types of configuration files."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, os.PathLike):

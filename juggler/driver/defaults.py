@@ -113,7 +113,7 @@ _UNKNOWN = (
 )
 #: Keys of these tables that all modules of a run share.
 _SHARED = ("envs_per_runner", "fragment_steps")
-#: Their modules squash actions to the bounds.
+#: Algorithms whose modules squash actions to the bounds.
 _SQUASHING = ("sac", "td3")
 _FLOATS = (DType.DTYPE_FLOAT16, DType.DTYPE_FLOAT32, DType.DTYPE_FLOAT64)
 
@@ -171,7 +171,7 @@ def settled(
         config: has the general defaults for those keys; `with_agents` has made it.
         given: keys that somebody gave a value to, even if it is the default.
         groups: the agents of the environment and their spaces; (): nobody here knows them.
-        rescaled: for each module with weights of another run, whether rescale_actions was there.
+        rescaled: for each module with weights of another run, whether that run had rescale_actions.
     """
     if groups and groups[0].agents:
         return _settled_by_module(config, given, groups, rescaled)
@@ -249,10 +249,10 @@ def _chosen(
         action: space of what they do.
         learners: how many processes train it together.
         agents: how many of an environment's agents it plays.
-        rescaled: whether the weights it begins with had rescale_actions; None: it has new ones.
+        rescaled: whether the run that its weights come from had rescale_actions; None: new weights.
     """
     actions = _action_connectors(config, action, rescaled)
-    if config.learner.algorithm not in CHOSEN:  # one of somebody's own, whose keys are its own
+    if config.learner.algorithm not in CHOSEN:  # your own algorithm, with its own keys
         return {"connectors": actions} if actions and "connectors" not in given else {}
     chosen: dict[str, Any] = {}
 
@@ -289,23 +289,23 @@ def _chosen(
 def _action_connectors(
     config: RunConfig, action: spaces_pb2.Space | None, rescaled: bool | None
 ) -> dict[str, Any]:
-    """What is chosen of the connectors of actions.
+    """Choose the connectors of actions.
 
     Args:
         config: of a module.
-        action: space of its actions; None: unknown, and rescale_actions may have nothing to do.
+        action: space of its actions; None: unknown, so rescale_actions may change nothing.
         rescaled: as in `_chosen`.
     """
     if rescaled is None:
         squashes = config.learner.algorithm in _SQUASHING or config.module.model.get("squash")
-        # Demonstrations have actions as the environment got them.
+        # The actions of demonstrations already have the environment's bounds.
         rescaled = not squashes and not config.learner.imitation
     suits = action is None or _has_other_bounds(action)
     return {"module_to_env": ["rescale_actions"]} if rescaled and suits else {}
 
 
 def _has_other_bounds(action: spaces_pb2.Space) -> bool:
-    """Whether a float Box within an action space has two finite bounds that are not -1 and 1."""
+    """Whether a float Box has finite bounds other than -1 and 1."""
     return any(
         (leaf.bounded_below & leaf.bounded_above & ((leaf.low != -1) | (leaf.high != 1))).any()
         for _, leaf in space_leaves(space_from_message(action))
@@ -331,7 +331,7 @@ def _has_image(space: spaces_pb2.Space) -> bool:
 def _connectors(
     config: RunConfig, given: Collection[str], observed: str, gamma: float
 ) -> dict[str, Any]:
-    """What is chosen of the connectors of observations and rewards.
+    """Choose the connectors of observations and rewards.
 
     Args:
         config: of a module.
@@ -339,8 +339,8 @@ def _connectors(
         observed: a key of CHOSEN_FOR, or "".
         gamma: the discount of rewards.
     """
-    # Kept rewards stay as they come. Demonstrations have observations as they are, and rewards of
-    # the discriminator have a scale.
+    # A replay keeps rewards as they are. Demonstrations have unfiltered observations. A
+    # discriminator's rewards are scaled already.
     keeps = isinstance(config.learner, OffPolicyConfig)
     if "reward_scale" in given or keeps or config.learner.imitation:
         return {}

@@ -168,7 +168,7 @@ def evaluate(
 
 
 def warns_of_endless(watch: Callable[[int, int], None] | None) -> Callable[[int, int], None]:
-    """Call `watch`, and warn once if no episode ends in many steps of each environment."""
+    """Call `watch`, and warn once if no episode ends after many steps."""
     last, since, told = 0, 0, False
 
     def see(ended: int, steps: int) -> None:

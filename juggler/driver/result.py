@@ -88,7 +88,7 @@ def must_be_ahead(checkpoint: Checkpoint, before: RunConfig, now: RunConfig) -> 
         now: that which it goes on with.
 
     Raises:
-        ConfigError: there are some, one in each line.
+        ConfigError: a condition is already reached; the message has one condition per line.
     """
     counters = checkpoint.counters
     reached = {

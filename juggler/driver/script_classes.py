@@ -82,7 +82,7 @@ def own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
 
 
 def _wrapper(piece: Any) -> Any:
-    """An entry of `env_wrappers` with a name in place of a class.
+    """Replace the class in an entry of `env_wrappers` by its name.
 
     Raises:
         ConfigError: no other process can import the class.
@@ -146,10 +146,10 @@ def pack(
     module: str | Callable[..., Any] | None,
     own: Mapping[str, type[Any]],
 ) -> bytes:
-    """What goes to local workers by itself, cloudpickled.
+    """Pickle a script's classes and functions for local workers.
 
     Raises:
-        ConfigError: something cannot be pickled.
+        ConfigError: a class or function cannot be pickled.
     """
     factories = [value if callable(value) else None for value in (env, module)]
     name = config.env_runner.env
@@ -175,7 +175,7 @@ def pack(
 
 
 def _why_unsent(value: object) -> str:
-    """Why something cannot be pickled; "": it can."""
+    """Return why a value cannot be pickled; "": it can be pickled."""
     try:
         cloudpickle.dumps(value)
     except Exception as error:
@@ -184,7 +184,7 @@ def _why_unsent(value: object) -> str:
 
 
 def _unsent_within(value: object) -> str:
-    """The first variable or attribute that a function or a class brings along, for people."""
+    """Name the first variable or attribute that makes a value unpicklable."""
     brought = dict(vars(value)) if isinstance(value, type) else {value.__class__.__name__: value}
     for each in list(brought.values()):
         if inspect.isfunction(each):

@@ -40,7 +40,7 @@ class Shipped:
     Attributes:
         name: its name for `juggler train`.
         config: the configuration.
-        seen: the table `seen` of its file, or a sentence with figures from a page of benchmarks/;
+        seen: the table `seen` of its file, or a sentence with figures from a page of benchmarks/.
             None: there were no full runs.
     """
 

@@ -23,7 +23,7 @@ REASONS = {
 
 
 class SecondSignal(BaseException):
-    """A second signal, which no callback has raised."""
+    """A second stop signal, as opposed to an exception of a callback."""
 
 
 class _Interrupted(KeyboardInterrupt, SecondSignal):
@@ -73,7 +73,7 @@ def ending_signals() -> tuple[signal.Signals, ...]:
 
 @contextmanager
 def signals_become(stop: Callable[[str], None]) -> Iterator[Caught]:
-    """The first signal calls `stop` with a reason; the second is raised as a `SecondSignal`.
+    """Call `stop` at the first signal, and raise `SecondSignal` at the second.
     Any more do nothing.
 
     `stop` is called in a thread of its own: a handler may interrupt the main thread while that

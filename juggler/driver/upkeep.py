@@ -83,7 +83,7 @@ class Upkeep:
         return self._parts.core.trained // self._steps if self._steps else 0
 
     def at_steps(self) -> None:
-        """Write a line if training has passed a mark of steps since the last one."""
+        """Write a line if training has passed another multiple of `metrics_steps`."""
         if (marks := self._marks_passed()) > self._marks:
             self._marks = marks
             self.write_line(step_mark=marks * self._steps)
@@ -151,7 +151,7 @@ class Upkeep:
         self._checkpoint_due = True
 
     def write_line(self, **more: int) -> dict[str, Any]:
-        """Append a line of metrics, with more numbers, and show people how the run is doing."""
+        """Append a line of metrics with additional numbers, and show the progress."""
         parts = self._parts
         line = {**metrics_line(parts), **more}
         parts.callbacks.metrics(line)

@@ -25,8 +25,8 @@ class EnvironmentFailed(Exception):
         call: the call that failed: "constructor", "reset" or "step".
         reason: one line.
         traceback: of the environment's exception, from its own process; empty if there is none.
-        lasting: it would do so again, because it broke a rule, or raised at a known time.
-        when: the time of the failure in the life of its EnvRunner, for people; "": unknown.
+        lasting: it would fail again, because it broke a rule or raised at a known time.
+        when: text that names the EnvRunner's round at the failure; "": unknown.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class EnvironmentFailed(Exception):
         return f"{self.environment} failed in {self.call}{self.when}: {self.reason}"
 
     def in_round(self, number: int) -> None:
-        """Name the round of a failure. An exception that comes again in the same one would last."""
+        """Set the round of a failure. An exception in `step` becomes lasting."""
         if self.call == "step":
             self.when = f" (in round {number} of its EnvRunner)"
             self.lasting = self.lasting or bool(self.traceback)

@@ -130,11 +130,11 @@ class Sampler:
             finals = self._step_through(seconds)
         except EnvironmentFailed:
             raise
-        except Exception:  # a module may have failed because of what it saw
+        except Exception:  # a bad observation may be the cause
             seen = tree_map(lambda column: column[:, : self._step + 1], self._observations)
             self._choices.require(seen, lambda row, step, *_: (row, step))
             raise
-        observation, self._observation = self._observation, None  # until all is checked
+        observation, self._observation = self._observation, None  # None until all is checked
         self._choices.require(self._observations, lambda row, step, *_: (row, step))
         self._choices.require(self._last_observations, lambda row, *_: (row, self._steps))
         live = self._set_live()

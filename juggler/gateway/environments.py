@@ -28,13 +28,13 @@ class Environments(PacedSlots):
         observation_space: of the observations in batches.
         policy: acts in them.
         steps: T, of a row.
-        row_age: see `PacedSlots`. A single step that took as long is not learned from.
+        row_age: as in `PacedSlots`. A single step that takes this long is not trained on.
     """
 
     def __init__(
         self, observation_space: Space[Any], policy: GatheredPolicy, steps: int, row_age: int
     ) -> None:
-        # A round of several modules leaves rows to the next one, in synchronous runs as well.
+        # With several modules, a round leaves rows for the next round, even in synchronous runs.
         super().__init__(observation_space, policy, steps, max(1, row_age))
         self._parked = 0  # rows that stand still at their first step
         # Places with a row whose agent waits for its next episode, and since when.
@@ -48,8 +48,10 @@ class Environments(PacedSlots):
         return self.rows.begun - self._parked
 
     def unseat(self, places: list[int]) -> None:
-        """Remove environments. Episodes that are running end as truncated at their last steps, and
-        are counted as cut: their return is not known."""
+        """Remove environments. Their running episodes end as truncated at the last step.
+
+        These episodes count as cut, because their return is unknown.
+        """
         for place in places:
             self.cut(place)
             self.counts["episodes_cut"] += int(self.of["length"][place] > 0)

@@ -1,4 +1,4 @@
-"""Writes the episodes of simulators beside a gateway's turns."""
+"""Write the episodes of simulators to disk in a separate thread."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Final
 from juggler.envrunner.datasets.sampled_episodes import SampledEpisodes
 from juggler.runtime.datasets.dataset import RecordedEpisode
 
-#: Of episodes that wait. A disk that is slower for so long holds up the gateway.
+#: Maximum size of episodes that wait. When it is reached, the gateway waits for the disk.
 _MOST_BYTES: Final = 256 << 20
 _LOOK_SECONDS: Final = 1.0
 
 
 class EpisodeWriter:
-    """Writes episodes in a thread of its own, so that no simulator waits for a file.
+    """Writes episodes in its own thread, so simulators need not wait.
 
     Args:
-        episodes: take them, in that thread alone.
+        episodes: the data set to write. Only that thread uses it.
     """
 
     def __init__(self, episodes: SampledEpisodes) -> None:
         self._episodes = episodes
         self._changed = threading.Condition()
         self._waiting: deque[RecordedEpisode] = deque()
-        self._bytes = 0  # of what waits, and of what is being written
+        self._bytes = 0  # of episodes that wait or are being written
         self._closing = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="recording", daemon=True)
         self._thread.start()
 
     def add(self, episode: RecordedEpisode) -> None:
-        """Take an episode. An error of the thread is raised by a later call, or by `close`."""
+        """Queue an episode. A later call or `close` raises errors of the thread."""
         with self._changed:
             self._changed.wait_for(lambda: self._bytes < _MOST_BYTES or self._error)
             if self._error is not None:
@@ -42,7 +42,7 @@ class EpisodeWriter:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Write what waits, and complete the data set."""
+        """Write the remaining episodes, and complete the data set."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -61,7 +61,7 @@ class EpisodeWriter:
                 self._changed.notify_all()
 
     def _write_next(self) -> bool:
-        """Write what waits, or wait a moment for more -> whether more may come."""
+        """Write the next episode, or wait -> whether more may come."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing, _LOOK_SECONDS)
             if not self._waiting:

@@ -59,7 +59,7 @@ class Player:
         policy: acts.
         connectors: between the simulators and the policy.
         steps: T.
-        row_age: the most updates by which the weights of a row's first step may be behind.
+        row_age: maximum number of updates by which the weights of a row's first step may be old.
 
     Attributes:
         layout: of observations.

@@ -33,7 +33,7 @@ class Recorder:
     Args:
         environments: of the recordings, with the rows to fill.
         policy: keeps the state of each environment.
-        row_age: updates that weights may be behind the newest when their steps become a row.
+        row_age: maximum number of updates by which a recording's weights may be behind the newest.
         see: turns observations of simulators [B, ...] into those of batches; the second argument
             returns which are new [B].
 

@@ -150,7 +150,7 @@ class ValueChecks:
 
 
 def check_rewards(rewards: Sequence[float], whose: Callable[[int], str]) -> None:
-    """Check that a learner can square the sum of an episode's rewards.
+    """Check that rewards are small enough for a learner to square returns.
 
     Args:
         rewards: from the network.

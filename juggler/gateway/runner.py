@@ -154,7 +154,7 @@ class GatewayRunner:
         return dict(zip(told.modules, seeds, strict=True))
 
     def _address(self) -> str:
-        """The address of this gateway: each one that a driver starts has its own port or path."""
+        """The gateway's address. Each local gateway has its own port or path."""
         address, number = self._gateway_address.address, self._index * self._contact.local
         if address.startswith("unix:"):
             return f"{address}-{number}" if number else address

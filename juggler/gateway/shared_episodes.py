@@ -77,8 +77,8 @@ class SharedEpisodes:
 
         Args:
             parts: of different agents.
-            continuing: environments whose episodes continue with the agents that act next, if all
-                that took part have ended.
+            continuing: environments whose episodes continue with the agents that act next, even if
+                all earlier agents have ended.
 
         Returns:
             The environments whose episodes are over with this batch; and the first agent and

@@ -190,7 +190,7 @@ def _read_rows(
 
 
 def _environments_of(session: Session, given: Sequence[int]) -> list[int]:
-    """Environments that a message names.
+    """Return the environments that a message names.
 
     Raises:
         SessionError: the session has no such environments, or one is named twice.

@@ -88,7 +88,7 @@ exit "$status"
 """
 )
 
-#: Fields: options, work, tls, command, driver (the name of its job).
+#: Fields: options, work, tls, command, driver (the name of the driver's job).
 WORKER_SCRIPT = (
     """\
 #!/bin/bash

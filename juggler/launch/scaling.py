@@ -67,7 +67,7 @@ class Wanted:
         try:
             with self._reader.open() as file:
                 return try_lock(file, shared=True) is True
-        except OSError:  # there is none, and the engine reads the files
+        except OSError:  # without a reader process, the engine reads the files
             return False
 
     @property
@@ -89,7 +89,7 @@ class Wanted:
         path.unlink(missing_ok=True)
         if scale:
             path.write_text(json.dumps(list(scale)))
-            path.chmod(0o644)  # whatever the umask: `change` runs it
+            path.chmod(0o644)  # even with a strict umask, because `change` runs it
         self._write(role, number)
 
     def _scale(self, role: str) -> Path:
@@ -127,7 +127,7 @@ class Wanted:
         return f"{role}: {number} are wanted now, in place of {before}"
 
     def _command(self, role: str) -> list[str]:
-        """Read the words of the command that scales a role; []: there is none."""
+        """Read the words of a role's scaling command; []: no command."""
         path = self._scale(role)
         try:
             with open_plain(path) as file:

@@ -203,7 +203,7 @@ class SlurmRun:
         sys.stdout.flush()
 
     def end(self) -> None:
-        """See `EngineRun`. Slurm sends TERM itself, when it preempts the job."""
+        """See `EngineRun`. When Slurm preempts the job, it sends SIGTERM itself."""
         _ask("scancel", "--me", "--batch", "--signal=USR2", f"--name={self._name('driver')}")
 
     def take_down(self) -> None:
@@ -242,10 +242,10 @@ class SlurmRun:
 
 
 def _one_line(option: str) -> str:
-    """Check an option, whose further lines would be commands of the script.
+    """Check that an option cannot add commands to the job script.
 
     Raises:
-        LaunchError: it has a line break, or another sign that cannot be printed.
+        LaunchError: the option has a line break or another unprintable character.
     """
     if not option.isprintable():
         raise LaunchError(

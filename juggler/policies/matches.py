@@ -208,7 +208,7 @@ class Record:
         mean: of its returns.
         error: the standard error of that mean; NaN for one match.
         wins: matches in which its side lost to no other side, and won against at least one.
-        draws: matches in which all sides got as much.
+        draws: matches in which its side drew with every other side.
         losses: all others.
     """
 
@@ -232,12 +232,12 @@ class Record:
 def records(
     matches: Sequence[Match], teams: Sequence[Sequence[str]] = (), margin: float = 0.0
 ) -> dict[str, Record]:
-    """By agent, what it got in the matches in which it took part.
+    """Compute returns, wins, draws and losses of each agent.
 
     Args:
         matches: the matches.
-        teams: agents that win together, by the sum of their returns. Any other agent is a side by
-            itself. Several sides with the largest return all win.
+        teams: agents that play together. A team's score is the sum of its returns. An agent without
+            a team is a side of its own. If several sides have the largest return, they all win.
         margin: two sides draw if their returns differ by this or less.
     """
     side_of: dict[str, str | int] = {agent: at for at, team in enumerate(teams) for agent in team}

@@ -1,4 +1,4 @@
-"""Who wins a game, and how sure a rate is that was seen in a number of games."""
+"""Decide games, and compute confidence intervals of win rates."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _Z = 1.959964  # for 95 %
 
 
 def outcome(score: float, other: float, margin: float = 0.0) -> int:
-    """Decide a game between two sides: 1, the first has won; 0, a draw; -1, it has lost.
+    """Decide a game -> 1: won by the first side, 0: draw, -1: lost.
 
     Args:
         score: the return of the first side.
         other: the return of the other side.
-        margin: a game is a draw if they differ by this or less.
+        margin: a game is a draw if the returns differ by this or less.
     """
     if abs(score - other) <= margin:
         return 0

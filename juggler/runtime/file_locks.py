@@ -1,4 +1,4 @@
-"""Locks of files (flock), and what their absence means."""
+"""Lock files with flock, if the file system has locks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import IO
 
 
 def try_lock(file: IO[bytes] | IO[str] | int, *, shared: bool = False) -> bool | None:
-    """Lock a file until it is closed, unless another process has locked it.
+    """Lock a file until it closes, unless another process has locked it.
 
     Returns:
-        False: another process has. None: this file system has no locks, so that nothing is known.
+        True: the file is locked. False: another process has locked it. None: unknown, because the
+        file system has no locks.
     """
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

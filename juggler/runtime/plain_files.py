@@ -1,4 +1,4 @@
-"""Reads files that somebody else may have put into a run's directory."""
+"""Read files in a run's directory that another user may have written."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ import tomllib
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-#: Bytes of a file of JSON, such as a summary: no run writes as many.
+#: Maximum bytes of a JSON file, such as a summary. Runs write far smaller files.
 MOST_JSON: Final = 1 << 22
 _MOST_TOML: Final = 1 << 19  # bytes of a configuration
 _MOST_DOTS: Final = 64  # in a line of TOML: the memory for a key grows with their square
 
 
 def open_plain(path: Path, *, dir_fd: int | None = None) -> BinaryIO:
-    """Open a plain file for reading. It never waits, as for a pipe, and follows no link.
+    """Open a plain file for reading; never wait or follow links.
 
     Raises:
-        OSError: it is something else, or cannot be read.
+        OSError: the path is not a plain file, or cannot be read.
     """
     if not stat.S_ISREG(
         os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode
-    ):  # to open a device may do something
+    ):  # opening a device may have an effect
         raise OSError(errno.EINVAL, "it is not a plain file")
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, dir_fd=dir_fd)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it was replaced at this moment
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it was replaced in the meantime
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a plain file")
     return os.fdopen(descriptor, "rb")
 
 
 def read_plain(path: Path, most: int) -> bytes:
-    """The content of a plain file of at most so many bytes.
+    """Read a plain file of at most `most` bytes.
 
     Raises:
-        OSError: it is larger or something else, or cannot be read.
+        OSError: the file is larger, is not a plain file, or cannot be read.
     """
     with open_plain(path) as file:
         content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else b""

@@ -72,11 +72,13 @@ def errors_of(config: Validated) -> list[ValueError]:
 
 
 def errors_in(table: Mapping[str, Any], check: Callable[[Any], object]) -> list[ValueError]:
-    """All that is wrong in a table: an entry at fault is taken out, and the rest checked again.
+    """List all errors in a table.
+
+    After each error, the entry at fault is removed, and the rest is checked again.
 
     Args:
-        table: of a configuration.
-        check: raises a ValueError of the first thing that is wrong in it.
+        table: a table of a configuration.
+        check: raises a ValueError for the first error in a table.
     """
     found: list[ValueError] = []
     error = _first_error(table, check)
@@ -84,7 +86,8 @@ def errors_in(table: Mapping[str, Any], check: Callable[[Any], object]) -> list[
         tried = ((*each, _first_error(each[0], check)) for each in _without_one(table))
         at_fault = (each for each in tried if str(each[2]) != str(error))
         rest, is_table, later = next(at_fault, (table, True, None))
-        # What only a whole table mends may follow from an entry that was taken out of it.
+        # An error that only the removal of a whole table mends may follow from an entry that was
+        # removed from that table.
         if not found or not is_table:
             found.append(error)
         table, error = rest, later
@@ -94,7 +97,7 @@ def errors_in(table: Mapping[str, Any], check: Callable[[Any], object]) -> list[
 def _must_be_right(config: Validated, key: str, value: Any) -> None:
     """
     Raises:
-        WrongValue: this value of the key is wrong by itself.
+        WrongValue: the value of this key is wrong by itself.
     """
     changed = copy.copy(config)
     setattr(changed, key, value)
@@ -104,7 +107,7 @@ def _must_be_right(config: Validated, key: str, value: Any) -> None:
         if error.key == key:
             raise
     except ValueError:
-        pass  # of values that do not go together
+        pass  # an error about several values together
 
 
 def _first_error(table: Mapping[str, Any], check: Callable[[Any], object]) -> ValueError | None:
@@ -116,8 +119,10 @@ def _first_error(table: Mapping[str, Any], check: Callable[[Any], object]) -> Va
 
 
 def _without_one(table: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], bool]]:
-    """A table without each of its entries, those of tables in it first, and whether that is a
-    table."""
+    """Yield the table without each entry; true if that was a table.
+
+    Entries of nested tables come first.
+    """
     for key, value in table.items():
         is_table = isinstance(value, Mapping)
         if is_table:

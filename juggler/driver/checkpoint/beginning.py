@@ -113,10 +113,13 @@ class OtherRun:
         )
 
     def source(self, module_id: str) -> str:
-        """The id in the other run of the module that a module of this run begins with.
+        """Find the other run's module whose weights a module begins with.
+
+        Returns:
+            The id of that module in the other run.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: the other run has no such module.
         """
         if len(self.weights) == 1:
             return next(iter(self.weights))
@@ -170,11 +173,14 @@ def beginning_of(config: RunConfig, other: OtherRun | None = None) -> Beginning 
 
 
 def rescaled_before(config: RunConfig, other: OtherRun | None) -> dict[str, bool]:
-    """For each module that begins with weights of another run, whether rescale_actions was there.
+    """Check for each reused module whether its old run had rescale_actions.
 
     Args:
-        config: of the run, whose modules are known.
-        other: what `other_run` has found.
+        config: of the run, with its module ids.
+        other: the result of `other_run`.
+
+    Returns:
+        By module id, for modules that begin with weights of another run.
 
     Raises:
         ConfigError: as `beginning_of`.
@@ -237,10 +243,10 @@ def _own_source(config: RunConfig, module_id: str) -> str:
 
 
 def _own_checkpoint(module_id: str, source: str) -> tuple[Checkpoint, str]:
-    """The checkpoint that one module begins with, and the module's id there.
+    """Read a module's first checkpoint, and find the module's id in it.
 
     Raises:
-        ConfigError: it is gone or damaged.
+        ConfigError: the checkpoint is missing or damaged.
     """
     try:
         return read_module(source)
@@ -302,7 +308,7 @@ def _learned(config: RunConfig, checkpoint: Checkpoint, source: str) -> State:
 
 
 def _changed(config: RunConfig, checkpoint: Checkpoint, source: str) -> list[Place]:
-    """The pipelines of EnvRunners that are not the same for a module as in another run."""
+    """List a module's EnvRunner pipelines that differ from the other run's."""
     own = config.connectors.parsed()
     places: tuple[Place, ...] = ("env_to_module", "module_to_env")
     return [
@@ -311,7 +317,7 @@ def _changed(config: RunConfig, checkpoint: Checkpoint, source: str) -> list[Pla
 
 
 def _pieces(checkpoint: Checkpoint, source: str, place: Place) -> list[Piece]:
-    """A pipeline of a module in another run."""
+    """Return a pipeline of a module in another run."""
     try:
         before = ConnectorsConfig.parse(checkpoint.config_of(source).get("connectors", {}))
         return list(before.pipeline(place))

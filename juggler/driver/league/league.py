@@ -304,7 +304,8 @@ class League:
 def _must_have_names(command: object) -> None:
     """
     Raises:
-        ValueError: a builder's command names a player, a role or a source by something else.
+        ValueError: a builder's command has something other than a name for a player, role or
+            source.
     """
     for field in fields(command) if is_dataclass(command) else ():
         value = getattr(command, field.name)

@@ -31,7 +31,7 @@ def lock(file: BinaryIO) -> bool:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Whether a process has locked a file, which may be missing; None: this cannot be known."""
+    """Whether a process has locked a file; None: unknown."""
     try:
         with open_plain(path) as file:
             free = try_lock(file, shared=True)

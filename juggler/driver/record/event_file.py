@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-#: Tables whose numbers TensorBoard shows beside the times.
+#: Prefixes of keys that TensorBoard shows in the section of times.
 _OF_TIME: Final = ("seconds/", "inference/", "learner_steps/", "env_steps_")
 
 
@@ -64,7 +64,7 @@ class EventFile:
 
 
 def tag_of(key: str) -> str:
-    """The tag of a number in TensorBoard, which has a section for each first part of tags."""
+    """Return a number's TensorBoard tag, whose first part is its section."""
     name = key.removeprefix("modules/")
     if name != key or name.startswith(("staleness_", "updates", "weights_")):
         return f"train/{name}"
@@ -75,7 +75,7 @@ def tag_of(key: str) -> str:
 
 
 def flat(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of metrics without tables in tables: keys are joined with "/"."""
+    """Flatten a line of metrics: join nested tables' keys with "/"."""
     found: dict[str, Any] = {}
     for key, value in line.items():
         if isinstance(value, Mapping):

@@ -33,8 +33,8 @@ class HttpServer(ThreadingMixIn, WSGIServer):
         tls: of this host; None: plain HTTP.
         mutual: whether clients need a certificate of its authority too.
         open_paths: what is served without the token.
-        any_host: whether it may be asked for by any name. Else a site on the Web could have a
-            browser read it, by giving its own name to this host.
+        any_host: whether requests may use any host name. If so, a Web site could
+            point its own name at this host and have a browser read the answers.
     """
 
     daemon_threads = True
@@ -112,7 +112,7 @@ class HttpServer(ThreadingMixIn, WSGIServer):
 
 
 def _is_here(host: str) -> bool:
-    """Whether a request names this host, with any port: it may come through a tunnel."""
+    """Whether a request names this host. A tunnel may change the port."""
     name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
     return is_loopback((name if port.isdigit() else host).strip("[]"))
 

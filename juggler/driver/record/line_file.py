@@ -57,10 +57,10 @@ class LineFile:
                 yield from part[:end].splitlines()
 
     def _next_part(self, file: BinaryIO) -> bytes:
-        """Read on behind a hole, which no run leaves: one of terabytes takes no room on a disk."""
+        """Read the next part. Skip holes: a sparse file may claim terabytes."""
         try:
             self._offset = os.lseek(file.fileno(), self._offset, os.SEEK_DATA)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing comes any more
+            if error.errno == errno.ENXIO:  # no data follows
                 return b""
         return os.pread(file.fileno(), _PART, self._offset)

@@ -30,7 +30,7 @@ class Metrics:
         episodes: how many have ended.
         infos: by name, numbers that environments put into their infos, of the newest episodes that
             gave them.
-        custom: by name, the newest numbers that callbacks recorded.
+        custom: by name, the newest number that callbacks recorded.
         rate: of steps trained on, as of the last line.
         by_module: what is told of each module beside, by module id.
         by_agent: what is told of each of several agents, by name, unless there are many.

@@ -13,7 +13,7 @@ from juggler.driver.record.line_file import LineFile
 from juggler.driver.record.run_directory import METRICS_FILE, RunDirectoryError
 
 STEPS: Final = "env_steps_sampled"
-#: Start-up takes other seconds in each run, so curves over time begin with training.
+#: Start-up times differ between runs, so curves over time begin with training.
 TIME: Final = "training_time"
 _WALL: Final = "wall_time"
 
@@ -25,7 +25,7 @@ class MetricsLines:
 
     Attributes:
         lines: as they were written, but for the time.
-        broken: how many whole lines of the file are not metrics.
+        broken: number of complete lines in the file that are not metrics.
     """
 
     lines: list[dict[str, Any]]
@@ -53,7 +53,7 @@ class MetricsCourse:
         clocks = {key: line[key] + each for key, each in self._offsets.items() if key in line}
         for key in clocks:
             before = self.lines[-1].get(key, 0.0) if self.lines else 0.0
-            if clocks[key] < before:  # the clock began anew
+            if clocks[key] < before:  # the clock started again
                 self._offsets[key], clocks[key] = before, line[key] + before
         self.lines.append({**line, **clocks})
 

@@ -61,8 +61,11 @@ def state_of(run_dir: Path, summary: dict[str, Any]) -> RunState:
 
 
 def is_running(run_dir: Path) -> bool:
-    """Whether a run without a summary goes on. Of one on another host, on a file system without
-    locks, or just beginning, its files tell: a run writes into them every second."""
+    """Whether a run without a summary is still running.
+
+    A run writes to its files every second. Their age decides if the run is on another host, on a
+    file system without locks, or just starting.
+    """
     try:
         address = find_driver(run_dir)
     except RunDirectoryError:
@@ -70,7 +73,7 @@ def is_running(run_dir: Path) -> bool:
     path = Path(address.removeprefix(_UNIX))
     if address.startswith(_UNIX) and path.exists():
         return _listens(path)
-    if driver_is_of_this_host(run_dir):  # perhaps in a container of this host's name
+    if driver_is_of_this_host(run_dir):  # or of a container with this host's name
         locked = is_locked(run_dir / METRICS_FILE)
         if locked is not None:
             return locked

@@ -30,7 +30,7 @@ class Tracker(Protocol):
         """Record a line of metrics.
 
         Args:
-            numbers: by the keys of a flat line.
+            numbers: the numbers, by keys of a flat line.
             env_steps: environment steps sampled.
         """
 

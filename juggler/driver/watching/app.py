@@ -86,7 +86,7 @@ class PageApplication:
         try:
             kind, size, content = self._answer(environ)
             status = HTTPStatus.OK
-        except Exception as error:  # what a directory holds does not end an answer in silence
+        except Exception as error:  # a damaged directory must still get an answer
             refused = error if isinstance(error, Refused) else _broken(error)
             content = [(json.dumps({"error": refused.why}) + "\n").encode()]
             status, kind, size = refused.status, "application/json", len(content[0])

@@ -108,7 +108,7 @@ class Overseer:
         problems = of_config, self._read(), of_summary, _problem_of_checkpoints(self._run_dir)
         try:
             return self._overview_of(config, summary, *problems)
-        except Exception as error:  # what a directory holds concerns its run alone
+        except Exception as error:  # a damaged directory must not affect other runs
             return self._overview_of({}, {}, *problems, f"damaged: {type(error).__name__}: {error}")
 
     def _overview_of(
@@ -239,7 +239,7 @@ def checkpoint_updates(run_dir: Path) -> tuple[int, ...]:
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a directory of this name is one that a run has written."""
+    """Whether a directory has the name of a run's checkpoint."""
     return re.fullmatch("[0-9]{9,15}", name) is not None
 
 

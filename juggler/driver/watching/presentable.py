@@ -1,4 +1,4 @@
-"""Makes whatever a run's directory holds fit for the JSON that a page gets."""
+"""Convert values from a run's directory to valid JSON for the page."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, Final
 from juggler.driver.record.metrics_file import number
 
 _DEEPEST: Final = 32  # tables within tables
-_LONGEST: Final = 10_000  # letters of a text
-_EXACT: Final = 1 << 53  # beyond, a browser changes whole numbers
+_LONGEST: Final = 10_000  # characters of a text
+_EXACT: Final = 1 << 53  # browsers round larger integers
 
 
 def text_of(value: object) -> str:
-    """A value as text. Bytes of file names that are not UTF-8 become question marks."""
+    """Return a value as text. Non-UTF-8 bytes of file names become question marks."""
     return str(value)[:_LONGEST].encode(errors="replace").decode()
 
 
 def plain_of(value: Any, depth: int = _DEEPEST) -> Any:
-    """A value of JSON or TOML, where numbers and tables that JSON cannot hold are text."""
+    """Convert a value of JSON or TOML. Parts that JSON cannot hold become text."""
     if isinstance(value, dict | list) and not depth:
         return "…"
     if isinstance(value, dict):

@@ -22,7 +22,7 @@ class Video:
     """
     Attributes:
         video_id: by which it is asked for, since no path comes from a network.
-        run_dir: of the run.
+        run_dir: the run's directory.
         name: within the run's directory.
         written: in seconds since 1970.
         size: in bytes.
@@ -35,10 +35,10 @@ class Video:
     size: int
 
     def open(self) -> BinaryIO:
-        """Open it, unless it or a directory on the way to it has become a link.
+        """Open the video without following links.
 
         Raises:
-            OSError: it has, or it cannot be read.
+            OSError: the video or a directory above it is a link, or it cannot be read.
         """
         *directories, name = Path(self.name).parts
         place = os.open(self.run_dir, os.O_RDONLY | os.O_DIRECTORY)

@@ -119,7 +119,7 @@ class WatchedRun:
         if not isinstance(table, dict) or not table:
             return
         directory = self._run_dir / DIRECTORY
-        with suppress(Exception):  # the next one may be good
+        with suppress(Exception):  # a later checkpoint may be good
             newest = max(
                 (each for each in directory.iterdir() if is_checkpoint(each.name)),
                 key=lambda path: path.stat().st_mtime,

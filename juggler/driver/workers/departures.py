@@ -32,7 +32,7 @@ class Departures:
 
     Attributes:
         last_failure: of any worker, in its own words; "": none has failed.
-        last_exit: of a process that ended by itself, for people; "": there was none.
+        last_exit: a message about the last process that ended by itself; "": none has.
         failures: by worker id, the last one of each local worker, in its own words.
     """
 

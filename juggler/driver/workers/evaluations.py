@@ -214,7 +214,7 @@ class Evaluations:
         self._progress = progress
         self._wanted = False
         self._told = False  # that one waits
-        self._told_how_long = False  # one may take
+        self._told_how_long = False  # an evaluation may take
         self._playing: _Playing | None = None
 
     @property

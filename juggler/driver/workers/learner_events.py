@@ -90,9 +90,9 @@ class LearnerEvents:
             self._hopeless(worker, module_id, done.hopeless)
 
     def _hopeless(self, worker: Worker, module_id: str, why: str) -> None:
-        """End the run, or begin again from its newest checkpoint if other learners train on.
+        """End the run, or restart the learner if other modules still train.
 
-        Its state is good: the learner stays for the last checkpoint.
+        The state of the learner is good, so it writes the last checkpoint when the run ends.
         """
         modules = self._parts.core.modules
         others = {name for each in modules.values() for name in each.members}

@@ -15,7 +15,7 @@ from juggler.runtime.actors.hub_events import Left, Worker
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
 
-#: So many refused batches of one EnvRunner end the run, if no batch is taken in between.
+#: The run ends if learners refuse this many batches of an EnvRunner and accept none in between.
 _MOST_REFUSED: Final = 10
 
 
@@ -28,7 +28,7 @@ class RunnerEvents:
         # Those whose episodes are not counted yet, by EnvRunner and batch id.
         self._receipts: dict[tuple[str, int], training_pb2.Receipt] = {}
         self._unreached = UnreachedLearners()
-        # By module and EnvRunner, its refused batches since the module's learners took one.
+        # By module and EnvRunner: refused batches since the last accepted one.
         self._refused: dict[str, Counter[str]] = defaultdict(Counter)
 
     def ready(
@@ -115,7 +115,7 @@ class RunnerEvents:
                 self._parts.progress.message(text, "warning")
 
     def _is_refused(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
-        """Log that a learner has refused a batch, or end the run if it takes none at all."""
+        """Log a refused batch. End the run after too many in a row."""
         parts, refused = self._parts, self._refused[receipt.module_id]
         refused[worker.worker_id] += 1
         parts.progress.message(f"{worker.worker_id}: {receipt.explanation}", "warning")

@@ -23,8 +23,9 @@ from juggler.runtime.wire.v1 import training_pb2
 
 _LONGEST_REASON = 8000  # characters: it may tell two spaces
 _NOTE = training_pb2.Note.DESCRIPTOR.full_name
-#: As much as so many arrivals: over eighty notes in a second are too many. A gateway may have ten
-#: lines about simulators that come, ten about those that leave, and again when a minute is over.
+#: A note counts as much as this many arrivals, so over eighty notes a second are too many. In a
+#: minute, a gateway may send ten lines about arriving simulators and ten about leaving ones.
+#: Another twenty may follow when the next minute begins.
 _NOTE_COUNTS = 250
 
 

@@ -125,7 +125,7 @@ class ObservedMasks(VectorWrapper):
             form = f"{type(error).__name__}: {error}"
         if form != (due := _form(self._masks)):
             for row in rows if len(rows) > 1 else ():
-                self._read(infos, np.array([row]), call)  # which finds the one at fault
+                self._read(infos, np.array([row]), call)  # names the environment at fault
             reason = f"the action mask in its info has the form {form}, and had {due} before"
             raise EnvironmentFailed(f"environment {rows[0]}", call, reason)
         if found := find_non_binary(masks):
@@ -227,7 +227,7 @@ def mask_space(masks: Any) -> Space:
 
 
 def _form(masks: Any) -> Any:
-    """The shape of masks [k, n] without k: (n,), or a dict of these."""
+    """Return the shape of one mask: (n,), or a dict of these."""
     if isinstance(masks, Mapping):
         return {key: _form(branch) for key, branch in masks.items()}
     return masks.shape[1:]

@@ -183,8 +183,8 @@ class EnvironmentProcesses(AsyncVectorEnv):
             self.close_extras(terminate=True)
             self.closed = True
             raise failure or error from None
-        # Errors come through pipes. The queue's semaphores have names, which would outlive this
-        # process if it were killed.
+        # Errors come through pipes, so the queue is not needed. Its named semaphores would remain
+        # if this process was killed.
         del self.error_queue
         self._answers = select.poll()
         for pipe in self.parent_pipes:
@@ -325,7 +325,7 @@ def _run_environment(
     die_with(owner.pid)
     ignore_stop_signals()
     set_title(f"environment {index}")
-    # Otherwise the environment may start no processes. Its owner still ends it as a daemon.
+    # A daemon may not start processes, but environments may. The owner still ends it as a daemon.
     process: Any = multiprocessing.current_process()
     process._config["daemon"] = False
     try:

@@ -86,7 +86,7 @@ def is_name(name: str) -> bool:
 
 
 class ScriptEnvironment:
-    """An environment that a script registered; unpickling registers it again."""
+    """An environment that a script registered. Unpickling registers it again."""
 
     def __init__(self, spec: EnvSpec) -> None:
         self.spec = spec
@@ -94,7 +94,7 @@ class ScriptEnvironment:
 
     def __reduce__(self) -> tuple[type[ScriptEnvironment], tuple[EnvSpec]]:
         entries = {key: getattr(self.spec, key) for key in ("entry_point", "vector_entry_point")}
-        # Another process has another __main__, so the class itself goes there.
+        # Other processes have another __main__, so the class itself is sent.
         own: dict[str, Any] = {
             key: load_env_creator(at)
             for key, at in entries.items()
@@ -104,7 +104,7 @@ class ScriptEnvironment:
 
 
 def registered_in_script(name: str) -> ScriptEnvironment | None:
-    """The environment of this id, if other processes would not know it by themselves."""
+    """Return the environment of an id that only this script registers."""
     spec = registry.get(name)
     if spec is None or extra_for(name) is not None:
         return None

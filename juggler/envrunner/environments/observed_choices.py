@@ -1,4 +1,4 @@
-"""Checks that observed choices are in their spaces before a learner refuses them."""
+"""Check that observations are in their spaces before a learner refuses them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ObservedChoices:
 
     Args:
         space: of an observation, as batches hold it. Action masks have checks of their own.
-        during: what errors count steps in: "a fragment".
+        during: the period in which errors count steps, such as "a fragment".
     """
 
     def __init__(self, space: Space[Any], during: str) -> None:
@@ -34,7 +34,7 @@ class ObservedChoices:
 
         Args:
             observations: [*leading, ...]
-            place: gives the environment and the step of a leading index.
+            place: returns the environment and step for a leading index.
 
         Raises:
             EnvironmentFailed: a number is outside its space.
@@ -49,10 +49,10 @@ class ObservedChoices:
         observations: Any,
         place: Callable[[int], tuple[int, int]],
     ) -> Tree:
-        """What connectors make of observations [B, ...], with places as in `require`.
+        """Apply connectors to observations [B, ...], with places as in `require`.
 
         Raises:
-            EnvironmentFailed: a connector has found a number outside its space.
+            EnvironmentFailed: a connector found a number outside its space.
         """
         try:
             return connectors(observations)

@@ -21,7 +21,7 @@ class NoInfo(TypeError):
 
 
 class BadMask(ValueError):
-    """The action mask of an info is not like those of other environments."""
+    """The action mask in an info differs from other environments' masks."""
 
 
 def mask_in(info: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,13 +37,13 @@ def add_mask(
     """Add the action mask of an info, if it has one.
 
     Raises:
-        BadMask: those of other environments are arrays of another shape.
+        BadMask: the masks of other environments have another shape or type.
     """
     part, others = mask_in(info), infos.get(ACTION_MASK)
     try:
         if part and isinstance(others, np.ndarray) and others.dtype != object:
             size, due = np.size(part[ACTION_MASK]), others[0].size
-            if size != due:  # of which NumPy might repeat one
+            if size != due:  # NumPy might broadcast a single number
                 raise ValueError(f"{size} numbers instead of {due}")
         return env._add_info(infos, part, row)
     except (ValueError, TypeError, AttributeError, LookupError) as error:

@@ -99,7 +99,7 @@ def read_answer(pipe: Connection) -> tuple[dict[str, Any], bool]:
 
 
 class StepPipe:
-    """The pipe of an environment's process, as Gymnasium's worker uses it, and its queue of errors.
+    """The pipe and the error queue that Gymnasium's worker process uses.
 
     Args:
         pipe: to the owner.
@@ -113,7 +113,7 @@ class StepPipe:
         self._error: Any = None
 
     def put(self, error: Any) -> None:
-        """Note an error, which follows the next answer."""
+        """Keep an error, and send it after the next answer."""
         self._error = error
 
     def recv(self) -> Any:

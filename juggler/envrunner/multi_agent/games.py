@@ -301,7 +301,7 @@ class TurnBasedGame(Game):
                 if not self.critics_see:
                     self._acts(agent, observation, info, reports)
                     return True
-                # A copy, since critics make the environment show more.
+                # A copy, because the environment is observed again for critics.
                 self._acts(agent, copy.deepcopy(observation), info, reports)
                 for kind, seen in self._seen_by_critics(self._observations).items():
                     reports.critics_now[kind][self.index] = seen
@@ -314,7 +314,7 @@ class TurnBasedGame(Game):
         return False
 
     def _observations(self) -> dict[Hashable, Any]:
-        # Copies, since the environment may write all of them into the same memory.
+        # Copies, because the environment may write all of them into the same memory.
         return {agent: copy.deepcopy(self.env.observe(agent)) for agent in self._agents()}
 
     def _show_critics_the_end(self, ends: Reports) -> None:
@@ -322,9 +322,9 @@ class TurnBasedGame(Game):
             ends.critics_at_end[kind][self.index] = copy.deepcopy(seen)
 
     def _truncate(self, ends: Reports) -> None:
-        """Report the end of every agent that is there, with what `last` would tell it.
+        """Report the end of every present agent, with the values of `last`.
 
-        An agent that has died, and has not had its turn since, is terminated.
+        An agent that died, and has had no turn since, counts as terminated.
         """
         rewards, infos = getattr(self.env, "_cumulative_rewards", None), self.env.infos
         if rewards is None:

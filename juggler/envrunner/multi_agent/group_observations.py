@@ -115,7 +115,7 @@ class GroupObservations:
                 raise Misfit(row, "its info had an action mask before, and here it has none")
             try:
                 each = _everything(space) if mask is None else flat_mask(self._actions, mask)
-                # Floats of 0.0 and 1.0 are a mask, too.
+                # A mask may also be floats of 0.0 and 1.0.
                 why = misfit(space, tree_map(_as_int8, each), ACTION_MASK)
             except (ValueError, TypeError, LookupError, AttributeError) as error:
                 raise Misfit(row, f"the action mask in its info is not one: {error}") from None

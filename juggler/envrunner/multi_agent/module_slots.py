@@ -289,7 +289,7 @@ class ModuleSlots:
     def _through(
         self, connectors: Callable[[Tree], Any], shown: Tree, places: NDArray[np.intp]
     ) -> Any:
-        """What connectors make of the observations [B, ...] at places [B].
+        """Apply connectors to the observations [B, ...] at places [B].
 
         Raises:
             EnvironmentFailed: an observation is outside its Discrete, MultiDiscrete or MultiBinary
@@ -338,7 +338,7 @@ class ModuleSlots:
             raise EnvironmentFailed(self._named(self.acting[at]), "step", what, lasting=True)
 
     def _named(self, place: int) -> str:
-        """The agent at a place, for people."""
+        """Name the agent at a place, for messages."""
         slot = int(self._slots[place])
         agent = self._agents[slot % len(self._agents)]
         return f"agent {agent!r} of environment {slot // len(self._agents)}"

@@ -44,16 +44,16 @@ class OpenSpielGame:
     {"observation": float32 [D], "action_mask": int8 [A]}: its information state where the game has
     one as a tensor, else its observation, as a flat vector. Chance is drawn from the seed of
     `reset`, unless `parameters` has the game's own `rng_seed`. In a game of simultaneous moves,
-    players choose one after the other and do not see what the others have chosen. Rewards are
-    differences of OpenSpiel's returns; the end of a game is a termination.
+    players choose one after the other and do not see each other's choices. Rewards are differences
+    of OpenSpiel's returns. The end of a game is a termination.
 
     Args:
         name: of the game, such as "kuhn_poker"; see `pyspiel.registered_names`.
         parameters: of the game, such as players=3.
 
     Raises:
-        ValueError: OpenSpiel cannot load the game, it is a mean-field game, or it has no tensor
-            that players could see.
+        ValueError: OpenSpiel cannot load the game, it is a mean-field game, or it has no
+            observation tensor.
     """
 
     def __init__(self, name: str, **parameters: Any) -> None:
@@ -66,7 +66,7 @@ class OpenSpielGame:
         kind = game.get_type()
         if kind.dynamics == self._pyspiel.GameType.Dynamics.MEAN_FIELD:
             raise ValueError(f"OpenSpiel's game {name!r} is a mean-field game: choose another kind")
-        # A game that draws its chance itself is seeded when it is loaded, and in no other way.
+        # A game that draws its chance itself can be seeded only when it is loaded.
         self._draws_itself = (
             kind.chance_mode == self._pyspiel.GameType.ChanceMode.SAMPLED_STOCHASTIC
             and _SEED in kind.parameter_specification.keys() - parameters.keys()

@@ -39,7 +39,7 @@ class Booked(NamedTuple):
         rewards: [B] float64 of the last actions of the agents that act next; 0 where `first`.
         env_returns: [L] float64 of the episodes that are over.
         env_lengths: [L] their environment steps.
-        agent_returns: [L, A] float64 in them; NaN where an agent has not acted.
+        agent_returns: [L, A] float64, each agent's return in these episodes; NaN if it did not act.
     """
 
     last: NDArray[np.bool_]

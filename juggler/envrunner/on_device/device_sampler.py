@@ -150,7 +150,7 @@ class DeviceSampler(Sampler):
         if self._connectors.learns or (self._connectors.rewrites and choices):
             plain: Any = zeros(self._space, (self._rows, self._steps))  # [N, T, ...]
             self._plain_steps.copy_to(plain)
-            # Connectors cannot look at values there.
+            # Connectors cannot read values on the device.
             choices.require(plain, lambda row, step, *_: (row, step))
         if self._connectors.learns:
             for t in range(self._steps):

@@ -152,7 +152,7 @@ class PacedSlots:
         self._forget_episodes(places)
 
     def _forget_episodes(self, places: NDArray[np.intp]) -> None:
-        """Have the next actions at places [B] begin episodes."""
+        """Start new episodes with the next actions at places [B]."""
         of = self.of
         of["return"][places], of["length"][places], of["first"][places] = 0, 0, True
 

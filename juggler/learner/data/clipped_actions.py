@@ -1,4 +1,4 @@
-"""The share of chosen numbers outside of the bounds of an action space."""
+"""Measure the share of action values outside an action space's bounds."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from juggler.runtime.connectors.leaves import at
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.structures import space_leaves
 
-#: The metric's name.
+#: Name of the metric.
 CLIPPED: Final = "clipped_actions"
 _NEARLY_ALL = 0.9
-_ROUNDING = 1e-5  # of a bound, or of 1 for a smaller one
+_ROUNDING = 1e-5  # relative to a bound, or to 1 if the bound is smaller
 
 
 class ClippedActions:
-    """Measures how much of a module's actions is clipped to the bounds of a Box.
+    """Measures the share of a module's action values that are clipped.
 
     Args:
-        module_id: of the module, for the note.
-        action_space: in which the policy acts.
+        module_id: id of the module, for the warning.
+        action_space: action space of the policy.
     """
 
     def __init__(self, module_id: str, action_space: gymnasium.Space[Any]) -> None:
@@ -40,11 +40,11 @@ class ClippedActions:
                 low = box.low - _ROUNDING * np.maximum(1, np.abs(box.low))  # [...]
                 high = box.high + _ROUNDING * np.maximum(1, np.abs(box.high))  # [...]
                 self._bounds[path] = low, high
-        # A policy's actions are about that large, so that those outside were learned.
+        # A new policy's actions have about the size of these bounds, so it has learned larger ones.
         self._suits = all(((box.low == -1) & (box.high == 1)).all() for box in boxes.values())
 
     def share(self, batches: Iterable[EpisodeBatch]) -> float | None:
-        """The share of the numbers in live actions; None: there are none with bounds."""
+        """Return the share of clipped values; None: no live action has bounds."""
         outside = numbers = 0
         for batch in batches:
             for path, (low, high) in self._bounds.items():
@@ -54,10 +54,10 @@ class ClippedActions:
         return outside / numbers if numbers else None
 
     def note(self, share: float) -> str:
-        """A warning, once; "": nothing is wrong.
+        """Return a warning, once; "": nothing to warn about.
 
         Args:
-            share: as `share` returned it.
+            share: the result of `share`.
         """
         if self._suits or share < _NEARLY_ALL:
             return ""

@@ -154,7 +154,7 @@ def _device(host: str) -> Any:
     Raises:
         EndpointError: it cannot.
     """
-    # torch takes a list, and has a device for each; one connects these learners.
+    # torch accepts a list of interfaces, with a device for each. These learners use the first.
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     named = {"interface": interface} if interface else {"hostname": host}
     try:

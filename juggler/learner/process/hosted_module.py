@@ -60,7 +60,7 @@ class HostedModule:
         publisher: serves its weights.
         handover: may have its state from the previous program.
         arrived: called for each batch that was taken, in the server's thread.
-        warn: called with each thing that people should know.
+        warn: called with each warning for people.
         next_update: returns the next update command, if it has arrived already.
         updates_in_flight: the most unanswered updates.
         """
@@ -253,7 +253,7 @@ class HostedModule:
                 and self.learner.updates % self.learner.config.weights_interval == 0
             ):
                 self._publish()
-            # Twice a second is enough, so only when the other metrics are there.
+            # Twice a second is enough, so this is measured only when other metrics are sent.
             if metrics := self._metrics.take(self.learner.updates):
                 metrics |= self._clipped_in(batches)
         self._complete(done, metrics, seconds)
@@ -314,7 +314,7 @@ class HostedModule:
         return metrics
 
     def _clipped_in(self, batches: list[HeldBatch]) -> dict[str, float]:
-        """How much of the actions in batches is clipped, as a metric; {}: they have no bounds."""
+        """Measure the share of clipped actions; {}: the actions have no bounds."""
         share = self._clipped.share(batch.modules[self.module_id] for batch in batches)
         if share is None:
             return {}

@@ -34,12 +34,12 @@ class PendingMetrics:
     waits for the device.
 
     Attributes:
-        hopeless: why more updates would change nothing, for people; "": they may.
+        hopeless: why more updates would change nothing; "": updates still help.
     """
 
     def __init__(self, module_id: str) -> None:
         """Args:
-        module_id: of the module, for people.
+        module_id: id of the module, for messages.
         """
         self.hopeless = ""
         self._module_id = module_id

@@ -1,6 +1,6 @@
-"""A forkserver imports this for its effect: stop signals end neither it nor what it forks.
+"""Make a forkserver and its children ignore stop signals when imported.
 
-It starts with these signals blocked, as everything does that it forks before it has a handler.
+The forkserver starts with these signals blocked. So does a child until it has its own handlers.
 """
 
 import signal
@@ -8,6 +8,6 @@ import signal
 from juggler.runtime.actors.stop_signals import ignore_stop_signals
 
 ignore_stop_signals(inherited=True)
-# A parent may have ignored the end of its children, or blocked any signal.
+# The parent process may have ignored SIGCHLD, or blocked any signal.
 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -93,13 +93,13 @@ def warm_up() -> None:
 
 
 def start_forkserver() -> None:
-    """Start a forkserver whose first import is `heedless`, unless there is one."""
+    """Start a forkserver that ignores stop signals, unless one is running."""
     from multiprocessing import forkserver as module
     from multiprocessing import resource_tracker
 
     claim_multiprocessings()
-    with stop_signals_held():  # the tracker itself ignores all but SIGHUP
-        resource_tracker.ensure_running()  # and unblocks the others here
+    with stop_signals_held():  # the tracker ignores all stop signals except SIGHUP
+        resource_tracker.ensure_running()  # unblocks the other signals in this process
         with stop_signals_held():
             module.ensure_running()
 

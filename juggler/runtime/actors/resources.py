@@ -41,7 +41,7 @@ def total_memory() -> int:
 
 
 def oom_kills() -> int:
-    """Processes that the kernel has killed since its start because memory ran out."""
+    """Count the processes that the kernel killed because memory ran out."""
     lines = [each.split() for each in _text(Path("/proc/vmstat")).splitlines()]
     return sum(int(count) for name, count in lines if name == "oom_kill")
 
@@ -69,7 +69,7 @@ def _groups(controller: str) -> list[Path]:
 
 
 def _quota(group: Path) -> list[float]:
-    """The limit on processor time of a cgroup, in processors, if it has one."""
+    """Return a cgroup's processor limit, in processors, if it has one."""
     v1 = [_text(group / f"cpu.cfs_{each}_us") for each in ("quota", "period")]
     limits = [_text(group / "cpu.max").split(), v1]
     return [int(of) / int(each) for of, each in filter(_are_numbers, limits)]

@@ -1,7 +1,7 @@
-"""Signals that ask a process to end: the driver alone decides for the processes of a run.
+"""Ignore stop signals: only the driver ends the processes of a run.
 
-A program that an environment starts must still end when it is asked to. Therefore a process ignores
-these signals with handlers in Python instead of SIG_IGN, which outlives fork and exec.
+A program that an environment starts must still react to these signals. SIG_IGN would survive fork
+and exec, so a process ignores them with handlers in Python.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class OfThisProcess:
-    """Handles a signal in this process, and not in those that it forks."""
+    """Handles a signal in this process, but not in forked processes."""
 
     def __init__(self, handle: Callable[[int], object]) -> None:
         self._handle = handle
@@ -26,15 +26,16 @@ class OfThisProcess:
 
 
 def ignore_stop_signals(*, inherited: bool = False) -> None:
-    """Ignore Ctrl-C, which a terminal sends to every process of a run, and SIGTERM, which a service
-    manager sends to all. Processes that end with the driver must not end before it.
+    """Ignore stop signals, so this process does not end before the driver.
+
+    A terminal sends Ctrl-C to every process of a run. A service manager does the same with SIGTERM.
 
     Args:
         inherited: forked processes ignore the signals too, as those of a forkserver must.
     """
     handler = _nothing if inherited else OfThisProcess(_nothing)
     for number in STOP_SIGNALS:
-        # What started the run ignores it, as nohup does, and everything below is to do the same.
+        # The run was started with this signal ignored, as by nohup. Child processes inherit that.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
             signal.siginterrupt(number, False)  # C code need not expect EINTR
@@ -42,7 +43,7 @@ def ignore_stop_signals(*, inherited: bool = False) -> None:
 
 @contextmanager
 def stop_signals_held() -> Iterator[None]:
-    """Block stop signals in this thread, and in programs until they unblock them."""
+    """Block stop signals in this thread and in processes that it starts."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
@@ -55,7 +56,7 @@ def _nothing(*_: object) -> None:
 
 
 def _before_fork() -> None:
-    # A signal for the child that came before it had its own handlers would be lost.
+    # A signal that reaches the child before it has its own handlers would be lost.
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 

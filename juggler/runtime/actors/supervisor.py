@@ -22,13 +22,13 @@ from juggler.runtime.actors.resources import oom_kills
 
 _ABORT_SECONDS = 0.5
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # not by a process's own fault
-_UNKNOWN = 255  # what multiprocessing says if the forkserver cannot say it
+_UNKNOWN = 255  # multiprocessing's exit code if the forkserver is gone
 _MEANINGS = {
     _UNKNOWN: " (its forkserver was killed, unless it exited so itself)",
     -signal.SIGABRT: " (C or C++ code gave up, or it hung and was aborted)",
 }
 
-_oom_kills = oom_kills()  # those that are known
+_oom_kills = oom_kills()  # kills seen so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +323,7 @@ class Supervisor:
 
 
 def how_it_ended(exitcode: int | None) -> str:
-    """The end of a process of the forkserver, for people."""
+    """Describe how a process of the forkserver ended."""
     global _oom_kills
     before, _oom_kills = _oom_kills, oom_kills()
     how = f"exit code {exitcode}"

@@ -16,7 +16,7 @@ from typing import Any
 from juggler.runtime.file_locks import try_lock
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-#: Where sockets can be: their paths have at most 107 bytes, and are parts of a URI to gRPC.
+#: Directories that suit sockets. A socket's path has at most 107 bytes, and gRPC uses it in a URI.
 _FIT_PLACE = re.compile(r"[A-Za-z0-9._~@=+/-]{1,50}")
 
 _locks: set[int] = set()  # open files of this process

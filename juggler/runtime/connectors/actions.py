@@ -44,9 +44,8 @@ class ClipActions(ActionConnector):
 class RescaleActions(ActionConnector):
     """Maps the policy's actions in [-1, 1] to the environment's bounds.
 
-    This applies to each number of a float Box with two finite bounds; others stay as they are, and
-    so do those with bounds of 1e30 and more, which only stand for none. Actions beyond [-1, 1]
-    become a bound.
+    This applies to each number of a float Box with two finite bounds. A bound of 1e30 or more
+    counts as infinite. All other numbers stay as they are. Actions beyond [-1, 1] become a bound.
     """
 
     takes_tensors = True
@@ -71,7 +70,7 @@ class RescaleActions(ActionConnector):
 
 
 def _is_bounded(space: spaces.Box) -> NDArray[np.bool_]:
-    """Which numbers have two bounds [...]."""
+    """Return which numbers of a Box have two finite bounds [...]."""
     # A bound of 1e30 is beyond the range of float16.
     largest = np.maximum(np.abs(space.low), np.abs(space.high), dtype=np.float64)  # [...]
     return np.asarray(largest < _LARGEST)

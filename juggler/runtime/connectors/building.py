@@ -179,7 +179,7 @@ def _built(piece: Piece, cls: type[C], observation_space: Space, action_space: S
     try:
         built = cls(observation_space, action_space, **piece.options)
     except UnsupportedSpace:
-        raise  # the environment's space is at fault, whichever piece comes first
+        raise  # the environment's space is at fault, not the connector
     except ValueError as error:
         raise ValueError(f"connector {piece.name!r}: {error}") from error
     missing = [name for name in ("observation_space", "action_space") if not hasattr(built, name)]

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.trees import Tree, flatten
 
-#: The largest reward. Learners square returns and gradients in float32: at a discount of 0.9999 the
-#: return of such rewards is 1e16, the square of which leaves room for a sum over a million numbers.
+#: The largest reward. Learners square returns and gradients in float32. At a discount of 0.9999,
+#: rewards of this size have a return of 1e16. A sum of a million squares of that is still finite.
 MOST_REWARD: Final = float(np.float32(1e12))
 TOO_LARGE: Final = f"scale rewards to at most {MOST_REWARD:g}, so that squared returns are finite"
 

@@ -82,13 +82,13 @@ def build_module(
 def _called(factory: Callable[..., object], *arguments: object) -> object:
     """
     Raises:
-        ValueError: it takes other arguments, or its class does not call the one that it derives
-            from.
+        ValueError: the factory takes other arguments, or its `__init__` does not call
+            `super().__init__`.
     """
     name = getattr(factory, "__qualname__", type(factory).__name__)
     name += ".__init__" if isinstance(factory, type) else ""
     wrong, takes = "", "(observation_space, action_space, model_config)"
-    with suppress(ValueError):  # Python does not know what it takes
+    with suppress(ValueError):  # Python does not know its signature
         known = signature(factory)
         if not _can_take(known, arguments):
             wrong = f"{name} must take {takes}: it takes {known}; see docs/modules.md"

@@ -153,10 +153,12 @@ def feature_size(encoder: nn.Module) -> int:
 
 
 def _must_return(encoder: nn.Module, space: gymnasium.Space[Any], size: int) -> None:
-    """Encode two observations of zeros. What else fails is for the first real ones to show.
+    """Check the number of features with two observations of zeros.
+
+    Any other error of the encoder is left to the first real observations.
 
     Raises:
-        ValueError: the features are not as many as the encoder says.
+        ValueError: the encoder returns another number of features than its `size`.
     """
     was_training = encoder.training
     features: Any = None

@@ -1,4 +1,4 @@
-"""Checks of choices: the values of Discrete, MultiDiscrete and MultiBinary spaces."""
+"""Check the values of Discrete, MultiDiscrete and MultiBinary spaces."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from juggler.runtime.wire.trees import Path, path_name
 
 
 class OutsideSpace(ValueError):
-    """An observation holds a number that its space lacks.
+    """An observation holds a number that is not in its space.
 
     Attributes:
-        row: of the observation in its batch.
-        what: is wrong, for people.
+        row: row of the observation in its batch.
+        what: the reason, for a message.
     """
 
     def __init__(self, row: int, what: str) -> None:
@@ -27,12 +27,12 @@ class OutsideSpace(ValueError):
 
 
 class Choice(NamedTuple):
-    """A leaf of a space whose values are choices.
+    """A Discrete, MultiDiscrete or MultiBinary leaf of a space.
 
     Attributes:
         path: of the leaf.
         space: of the leaf.
-        first, last: the bounds of its numbers: [...], or one for all.
+        first, last: min and max of its numbers: [...], or one number for all.
     """
 
     path: Path
@@ -41,7 +41,7 @@ class Choice(NamedTuple):
     last: Any
 
     def outside(self, array: NDArray[Any]) -> tuple[int, ...] | None:
-        """The index of the first number that the space lacks; None: there is none.
+        """Find the index of the first number outside the space, if any.
 
         Args:
             array: [*leading, ...] values of the leaf.
@@ -56,30 +56,30 @@ class Choice(NamedTuple):
         return tuple(int(each) for each in np.unravel_index(beyond.argmax(), beyond.shape))
 
     def told(self, number: Any) -> str:
-        """What is wrong with a number that is outside, for people."""
+        """Describe a number outside the space, for a message."""
         at = f" at {path_name(self.path)}" if self.path else ""
         return f"{at} holds {number}, which is not in its space {self.space}"
 
     def require(self, array: NDArray[Any]) -> None:
         """
         Raises:
-            OutsideSpace: the values [B, ...] hold a number that the space lacks.
+            OutsideSpace: the values [B, ...] hold a number outside the space.
         """
         if (found := self.outside(array)) is not None:
             raise OutsideSpace(found[0], self.told(array[found]))
 
 
 def choices_of(leaves: Iterable[tuple[Path, Space[Any]]]) -> list[Choice]:
-    """Those of the leaves of a space whose values are choices."""
+    """Select the Discrete, MultiDiscrete and MultiBinary leaves of a space."""
     bounds = ((path, space, *bounds_of_choices(space)) for path, space in leaves)
     return [Choice(*each) for each in bounds if each[2] is not None]
 
 
 def find_outside(choices: Iterable[Choice], tree: Any) -> tuple[tuple[int, ...], str] | None:
-    """The first number of a tree that its space lacks: its index, and what is wrong.
+    """Find a tree's first number outside its space: index and reason.
 
     Args:
-        choices: of the tree's space.
+        choices: the choices of the tree's space.
         tree: [*leading, ...] values.
     """
     for choice in choices:
@@ -92,8 +92,10 @@ def find_outside(choices: Iterable[Choice], tree: Any) -> tuple[tuple[int, ...],
 
 
 def bounds_of_choices(space: Space[Any]) -> tuple[Any, Any]:
-    """The least and the greatest value of a Discrete, MultiDiscrete or MultiBinary space; (None,
-    None) for any other."""
+    """Return min and max of a Discrete, MultiDiscrete or MultiBinary space.
+
+    For any other space, both are None.
+    """
     if isinstance(space, spaces.Discrete):
         return int(space.start), int(space.start + space.n - 1)
     if isinstance(space, spaces.MultiDiscrete):

@@ -108,7 +108,7 @@ def _elements(message: pb.Space) -> int:
 
 
 def _write(space: Space[Any]) -> pb.Space:
-    # A space of a derived class arrives as one of Gymnasium's own.
+    # A space of a derived class arrives as its Gymnasium base class.
     for kind, writer in _WRITERS.items():
         if isinstance(space, kind):
             return writer(space)

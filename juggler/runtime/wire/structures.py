@@ -128,7 +128,7 @@ def _children(space: Space[Any]) -> dict[str, Space[Any]] | None:
 
 
 def unsupported(space: Space[Any], path: Path) -> UnsupportedSpace:
-    """The error for a space without an encoding, which says what to use instead."""
+    """Make an error for a space without encoding, with an alternative."""
     reasons = (reason for kind, reason in _REASONS if isinstance(space, kind))
     served = ", ".join(kind.__name__ for kind in _LEAVES)
     why = next(reasons, f"express it with {served}, Dict and Tuple")

@@ -189,8 +189,8 @@ function scale([from, to], [start, end]) {
   return scaled;
 }
 
-// Below a chart, as [place, text, anchor]: the first and the last number always, and those between
-// that have room.
+// Labels below a chart, as [place, text, anchor]. The first and last numbers are always shown,
+// and numbers in between if they have room.
 export function labels(xs, place, count) {
   const [first, last] = xs.map(place);
   const between = ticks(xs, count).filter((x) => place(x) > first + ROOM && place(x) < last - ROOM);

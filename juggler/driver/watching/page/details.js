@@ -49,7 +49,7 @@ export class Details {
   }
 }
 
-// Each activity has one colour in all runs, in whatever order they come: a place for each.
+// Each activity has the same colour in all runs, in any order: its place is fixed.
 const ACTIVITIES = ["update", "inference", "environment", "connectors", "receive", "collate", "waiting", "publish", "frames", "messages", "gathering"];
 
 export function placeOf(activity) {

@@ -160,12 +160,12 @@ def _acted(policy: Forward, critic: Forward, observations: Any, noise: Tensor) -
 
 
 def _expected(policy: Forward, inputs: Tensor, values: Tensor) -> _Acted:
-    """What a policy of Discrete actions gets by the values [B, 2, n] of all of them.
+    """Compute expected value and entropy of a policy of Discrete actions.
 
     Args:
-        policy: acts.
-        inputs: of its distribution [B, n].
-        values: of the actions.
+        policy: the policy.
+        inputs: [B, n] of its action distribution.
+        values: [B, 2, n], two values of each action.
     """
     distribution = policy.module.action_distribution()(inputs)
     expected = (inputs.softmax(-1) * values.amin(1)).sum(-1)  # [B]
@@ -175,14 +175,15 @@ def _expected(policy: Forward, inputs: Tensor, values: Tensor) -> _Acted:
 def _learned_of(
     forward: Forward, observations: Any, columns: Columns, noise: Tensor
 ) -> tuple[Tensor, _Acted]:
-    """Both values [B, 2] of actions that were taken, and what the policy would get instead.
+    """Compute both values [B, 2] of taken actions, and the policy's values.
 
-    Gradients of the latter pass through the values of actions to the policy, and leave Q as it is.
+    Gradients of the policy's values reach the policy through the values of actions. They do not
+    change Q.
 
     Args:
         forward: the pass that is trained.
-        observations: B of them.
-        columns: have the actions.
+        observations: B observations.
+        columns: columns of the sample, with the actions.
         noise: as in `_acted`.
     """
     space, taken = forward.module.action_space, columns[c.ACTIONS].flatten(0, 1)  # [B, ...]

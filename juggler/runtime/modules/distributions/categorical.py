@@ -35,8 +35,8 @@ class Categorical(ActionDistribution):
 
     @cached_property
     def probs(self) -> Tensor:
-        """Probabilities of every action -> [..., n]."""
-        # On a CPU, exp of the log-probabilities takes ten times as long where actions are illegal.
+        """The probability of each action -> [..., n]."""
+        # On a CPU, exp of log-probabilities takes ten times as long if some actions are illegal.
         return at_least_float32(self.logits).softmax(-1)  # [..., n]
 
     def log_prob(self, actions: Tensor) -> Tensor:
