@@ -321,6 +321,8 @@ class Callbacks:
         except SecondSignal:
             raise  # a second Ctrl-C leaves without a last checkpoint
         except BaseException as error:  # sys.exit() must not cost the last checkpoint
+            if isinstance(error, KeyboardInterrupt) and method == "on_end":
+                raise  # there is no run to end in order any more
             text = f"the callback {name} raised {type(error).__name__}: {error}".rstrip(": ")
             failed_before = method == "on_end" and self.end.failure  # that is what is raised
             if self.error is None and not failed_before:

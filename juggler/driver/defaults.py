@@ -23,7 +23,7 @@ from juggler.learner.algorithms.registry import find_algorithm
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import name_of
 from juggler.runtime.wire.spaces import space_from_message
-from juggler.runtime.wire.structures import space_leaves
+from juggler.runtime.wire.structures import space_leaves, two_bounds
 from juggler.runtime.wire.v1 import spaces_pb2
 from juggler.runtime.wire.v1.tensors_pb2 import DType
 
@@ -177,7 +177,9 @@ def settled(
         return _settled_by_module(config, given, groups, rescaled)
     before = rescaled.get(DEFAULT_MODULE)
     if not groups or groups[0].observation is None or groups[0].action is None:
-        pieces = {} if "connectors" in given else _action_connectors(config, None, before)
+        # Nothing is chosen if the weights of any module acted without it.
+        together = all(rescaled.values()) if rescaled else None
+        pieces = {} if "connectors" in given else _action_connectors(config, None, together)
         chosen: dict[str, Any] = {"connectors": pieces} if pieces else {}
         open_keys = CHOSEN.get(config.learner.algorithm, {}).keys() - set(given)
         said = _told(config, chosen), _UNKNOWN if open_keys else ""
@@ -307,7 +309,7 @@ def _action_connectors(
 def _has_other_bounds(action: spaces_pb2.Space) -> bool:
     """Whether a float Box has finite bounds other than -1 and 1."""
     return any(
-        (leaf.bounded_below & leaf.bounded_above & ((leaf.low != -1) | (leaf.high != 1))).any()
+        (two_bounds(leaf) & ((leaf.low != -1) | (leaf.high != 1))).any()
         for _, leaf in space_leaves(space_from_message(action))
         if isinstance(leaf, spaces.Box) and leaf.dtype.kind == "f"
     )

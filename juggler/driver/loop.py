@@ -111,9 +111,11 @@ class Loop:
         if parts.core.trained_enough:
             parts.end.stop("stop_steps")
         self._note_first_update()
-        if parts.end.reached or (driver.synchronous and not parts.core.between_turns):
+        if driver.synchronous and not parts.core.between_turns:
             return
         self._upkeep.at_steps()
+        if parts.end.reached:
+            return
         if parts.confirmation.look():
             return parts.end.stop("solved")
         if not driver.synchronous or parts.confirmation.under_way:

@@ -79,32 +79,33 @@ def goal_reached(run_dir: Path, before: RunConfig, now: RunConfig) -> str:
     return reason if goal and vars(now.driver)[goal] == vars(before.driver)[goal] else ""
 
 
-def must_be_ahead(checkpoint: Checkpoint, before: RunConfig, now: RunConfig) -> None:
-    """Refuse stop conditions that a resumed run was given and has reached already.
+def goals_behind(checkpoint: Checkpoint, before: RunConfig, now: RunConfig) -> list[str]:
+    """Find a stop condition that a resumed run was given and has reached already.
 
     Args:
         checkpoint: that the run goes on from.
         before: its configuration.
         now: that which it goes on with.
 
+    Returns:
+        A warning for stop_steps, with which the run ends after one more update.
+
     Raises:
-        ConfigError: a condition is already reached; the message has one condition per line.
+        ConfigError: it is stop_seconds, which leaves no time for an update.
     """
-    counters = checkpoint.counters
-    reached = {
-        "stop_steps": (counters["trained"], "has trained on {:,} steps"),
-        "stop_seconds": (counters.get("training_time", 0.0), "has trained for {:.0f} s"),
-    }
-    behind = [
-        f"{goal} = {wanted}: the run {words.format(done)} already, which count too: give more "
-        "than that"
-        for goal, (done, words) in reached.items()
-        if (wanted := vars(now.driver)[goal]) is not None
-        and wanted != vars(before.driver)[goal]
-        and done >= wanted
-    ]
-    if behind:
-        raise ConfigError("\n".join(behind))
+    was, wanted = before.driver, now.driver
+    steps, seconds = checkpoint.counters["trained"], checkpoint.counters.get("training_time", 0.0)
+    limit = wanted.stop_seconds
+    if limit is not None and limit != was.stop_seconds and seconds >= limit:
+        raise ConfigError(
+            f"stop_seconds = {limit}: the run has trained for {seconds:.0f} s already, which count "
+            "too: give more than that"
+        )
+    most = wanted.stop_steps
+    if most is not None and most != was.stop_steps and steps >= most:
+        done = f"the run has trained on {steps:,} steps already, which count too"
+        return [f"stop_steps = {most}: {done}, so it ends almost at once"]
+    return []
 
 
 def nothing_to_do(run_dir: Path, reached: str, before: RunConfig, now: RunConfig) -> str:

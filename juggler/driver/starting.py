@@ -43,7 +43,7 @@ from juggler.driver.record.run_directory import (
     must_go_on,
 )
 from juggler.driver.record.wording import Level
-from juggler.driver.result import Result, goal_reached, must_be_ahead, nothing_to_do
+from juggler.driver.result import Result, goal_reached, goals_behind, nothing_to_do
 from juggler.driver.same_run import changes, must_be_of_one_run
 from juggler.driver.signals import as_exception
 from juggler.driver.with_dataset import with_dataset
@@ -158,13 +158,13 @@ def resume_run(
         progress.message(nothing_to_do(run_dir, reached, before, config))
         summary = read_json(run_dir / SUMMARY_FILE)
         return Result(summary, run_dir, checkpoint.path)
-    must_be_ahead(checkpoint, before, config)
+    behind = goals_behind(checkpoint, before, config)
     must_go_on(run_dir)
     callbacks = (*callbacks_of(config.driver), *callbacks)
     frozen = frozen_modules(config, run_dir)
     config = with_digests(config, frozen)
     beginning, said = None, list[tuple[str, Level]]()
-    said += [(text, "warning") for text in changes(config, before)]
+    said += [(text, "warning") for text in (*behind, *changes(config, before))]
     if config.agents.league:
 
         def warn(text: str) -> None:

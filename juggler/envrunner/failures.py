@@ -60,7 +60,7 @@ class EnvironmentFailed(Exception):
         return cls(environment, call, *_told(call, error))
 
     def __str__(self) -> str:
-        return f"{self.environment} failed in {self.call}{self.when}: {self.reason}"
+        return f"{self.environment} failed in {self.call}: {self.reason}{self.when}"
 
     def in_round(self, number: int) -> None:
         """Set the round of a failure. An exception in `step` becomes lasting."""

@@ -136,7 +136,10 @@ class Wanted:
                         f"{path} has a command that another user may have written: scale the run "
                         "as the user that launched it, and deny others to write there (chmod go-w)"
                     )
-                return [str(word) for word in json.load(file)]
+                words = json.load(file)
+                if not isinstance(words, list):
+                    raise LaunchError(f"{path} holds no command: launch the run again")
+                return [str(word) for word in words]
         except FileNotFoundError:
             return []
         except (OSError, ValueError) as error:

@@ -167,6 +167,17 @@ def test_a_callback_that_leaves_the_program_ends_the_run_in_order_too(
     assert heard.told == [("end", {"updates": 1})]
 
 
+def test_ctrl_c_after_the_run_leaves_at_once(tmp_path: Path) -> None:
+    class Waits(juggler.Callback):
+        def on_end(self, run: juggler.Run, summary: dict[str, Any]) -> None:
+            raise KeyboardInterrupt
+
+    heard = Heard()
+    with pytest.raises(KeyboardInterrupt):
+        world_with(tmp_path, Waits(), heard).parts.callbacks.finish({"updates": 1})
+    assert heard.told == []
+
+
 def test_a_second_signal_during_a_callback_leaves_at_once(tmp_path: Path) -> None:
     told = world_with(tmp_path, Fails(SecondSignal())).parts.callbacks
     told.metrics({"updates": 1})

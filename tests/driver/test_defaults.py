@@ -276,6 +276,8 @@ def test_weights_of_another_run_act_as_they_did_there(before: bool) -> None:
         found = config.connectors.connectors.get("module_to_env")
         assert found == (RESCALE if before and action != BOX_ACTION else None)
     agents = {"agents": {"a": "one", "b": "two"}, "modules": {"one": {}, "two": {}}}
+    unknown, _ = settled(RunConfig.from_flat(agents), agents.keys(), (), {"one": before})
+    assert unknown.connectors.connectors.get("module_to_env") == (RESCALE if before else None)
     both = [group("a", "b", action=space_to_message(BOUNDS["far"]))]
     config, _ = settled(RunConfig.from_flat(agents), agents.keys(), both, {"one": before})
     pieces = [config.of(each).connectors.connectors.get("module_to_env") for each in ("one", "two")]

@@ -32,7 +32,8 @@ def test_an_exception_of_a_step_lasts_if_it_comes_again_in_the_same_round() -> N
     failed = _failed("step")
     failed.in_round(7)
     assert failed.lasting
-    assert "environment 0 (toy) failed in step (in round 7" in str(failed)
+    assert "environment 0 (toy) failed in step: " in str(failed)
+    assert str(failed).endswith("(in round 7 of its EnvRunner)")
 
 
 @pytest.mark.parametrize("call", ["reset", "step"])

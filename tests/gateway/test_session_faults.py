@@ -360,9 +360,7 @@ def test_observations_outside_a_counted_space_do_not_reach_the_policy() -> None:
         world.ask()
         with world.connect(counted) as session:
             assert session.step({"observation": np.zeros(3), "place": np.int64(4)}) in (0, 1)
-            with pytest.raises(
-                GatewayError, match=r"WRONG_SHAPE.*'place' holds 5, which"
-            ):
+            with pytest.raises(GatewayError, match=r"WRONG_SHAPE.*'place' holds 5, which"):
                 session.step({"observation": np.zeros(3), "place": np.int64(5)})
 
 

@@ -95,7 +95,7 @@ def test_training_goes_on_whatever_becomes_of_the_disk(place: Place, disk: Disk)
     assert_books_balance(directory)
     assert summary(directory)["env_steps_trained"] > full["steps"]["trained"]
     assert "Traceback" not in run.output
-    resumed = place.run("train", "--resume", directory, "--stop-seconds", 1)
+    resumed = place.run("train", "--resume", directory, "--stop-steps", 1)
     assert "going on from update" in resumed.output
     place.assert_nothing_is_left()
 
@@ -123,7 +123,7 @@ def test_a_league_goes_on_without_the_copies_that_a_full_disk_refuses(
     assert run.wait(30) == 130, run.output
     assert_books_balance(directory)
     assert "Traceback" not in run.output
-    resumed = place.run("train", "--resume", directory, "--stop-seconds", 1)
+    resumed = place.run("train", "--resume", directory, "--stop-steps", 1)
     assert "going on from update" in resumed.output
     assert "there is no copy" not in resumed.output, "those of the checkpoint are whole"
     place.assert_nothing_is_left()

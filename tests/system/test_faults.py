@@ -278,7 +278,8 @@ def test_an_environment_that_always_raises_after_some_batches_ends_the_run_too(
     assert end["reason_for_stop"] == "no_envrunner"
     assert end["env_steps_trained"] > 0
     assert end["restarts"] == 1, "the same error in the same round comes again"
-    assert "environment 0 (Robot) failed in step (in round 7 of its EnvRunner)" in end["failure"]
+    assert "environment 0 (Robot) failed in step: " in end["failure"]
+    assert "(in round 7 of its EnvRunner)" in end["failure"]
     place.assert_nothing_is_left()
 
 

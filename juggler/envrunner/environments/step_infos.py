@@ -81,7 +81,7 @@ def keep_own_finals(env: VectorEnv[Any, Any, Any]) -> None:
     add: Any = vector._add_info
 
     def add_own(infos: dict[str, Any], info: dict[str, Any], row: int) -> dict[str, Any]:
-        if "final_obs" in info:
+        if "final_obs" in info and "final_info" in info:
             final = {**info["final_info"], **deepcopy(mask_in(info["final_info"]))}
             info = {**info, "final_obs": deepcopy(info["final_obs"]), "final_info": final}
         added: dict[str, Any] = add(infos, info, row)

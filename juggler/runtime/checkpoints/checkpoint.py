@@ -52,6 +52,8 @@ _BY_MODULE: Final = {"counters", "spaces"}
 _NAME = re.compile(r"(\d{9,})(\.replaced)?")
 
 #: The fields of checkpoint.json that a `Checkpoint` has, and their types.
+#: Keys of a run that earlier versions had: a checkpoint's run continues without them.
+RETIRED_KEYS: Final = ("trace",)
 FIELDS = {"version": list, "modules": dict, "counters": dict, "config": dict, "spaces": dict}
 
 
@@ -296,6 +298,8 @@ def read_record(path: Path) -> dict[str, Any]:
         if record["format"] == 1:
             of_module = {key: record[key] for key in ("version", "extra") if key in record}
             record["modules"] = {OLD_MODULE: of_module}
+        if isinstance(config := record.get("config"), dict):
+            record["config"] = {key: config[key] for key in config if key not in RETIRED_KEYS}
     except (ValueError, RecursionError) as error:
         raise CheckpointError(path, f"{RECORD_FILE} is truncated or corrupt: {error}") from error
     return record

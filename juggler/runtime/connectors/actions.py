@@ -12,9 +12,7 @@ from torch import Tensor
 
 from juggler.runtime.connectors.connector import ActionConnector, Space
 from juggler.runtime.connectors.leaves import LeafFunctions, beside, space_with
-from juggler.runtime.wire.structures import space_leaves
-
-_LARGEST = 1e30
+from juggler.runtime.wire.structures import space_leaves, two_bounds
 
 
 class ClipActions(ActionConnector):
@@ -54,7 +52,7 @@ class RescaleActions(ActionConnector):
         rescaled = {
             path: _Rescale(leaf)
             for path, leaf in space_leaves(action_space)
-            if isinstance(leaf, spaces.Box) and leaf.dtype.kind == "f" and _is_bounded(leaf).any()
+            if isinstance(leaf, spaces.Box) and leaf.dtype.kind == "f" and two_bounds(leaf).any()
         }
         self.idle = not rescaled
         self._functions = LeafFunctions(rescaled)
@@ -67,13 +65,6 @@ class RescaleActions(ActionConnector):
 
     def undo(self, actions: Any) -> Any:
         return self._undo(actions)
-
-
-def _is_bounded(space: spaces.Box) -> NDArray[np.bool_]:
-    """Return which numbers of a Box have two finite bounds [...]."""
-    # A bound of 1e30 is beyond the range of float16.
-    largest = np.maximum(np.abs(space.low), np.abs(space.high), dtype=np.float64)  # [...]
-    return np.asarray(largest < _LARGEST)
 
 
 class _Clip:
@@ -93,7 +84,7 @@ class _Clip:
 
 class _Rescale:
     def __init__(self, space: spaces.Box) -> None:
-        bounded = _is_bounded(space)  # [...]
+        bounded = two_bounds(space)  # [...]
         low, high = space.low, space.high  # [...] both
         self.space = spaces.Box(
             np.where(bounded, -1, low).astype(low.dtype),

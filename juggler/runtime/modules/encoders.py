@@ -160,12 +160,13 @@ def _must_return(encoder: nn.Module, space: gymnasium.Space[Any], size: int) -> 
     Raises:
         ValueError: the encoder returns another number of features than its `size`.
     """
-    was_training = encoder.training
+    modes = {part: part.training for part in encoder.modules()}  # parts may be frozen
     features: Any = None
     with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():
         zeros_of = tree_map(torch.as_tensor, zeros(space, (2,)))  # [2, ...]
         features = encoder.eval()(zeros_of)  # [2, size]
-    encoder.train(was_training)
+    for part, training in modes.items():
+        part.training = training
     if isinstance(features, Tensor) and features.shape != (2, size):
         raise ValueError(
             f"the encoder {type(encoder).__name__} says size = {size}, but returned features of "

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
+from numpy.typing import NDArray
 
 from juggler.runtime.wire.errors import UnsupportedSpace
 from juggler.runtime.wire.trees import Path, Tree, path_name
@@ -138,3 +139,10 @@ def unsupported(space: Space[Any], path: Path) -> UnsupportedSpace:
 def _name(space: Space[Any], path: Path) -> str:
     at = f" at {path_name(path)}" if path else ""
     return f"the space {space}{at}"
+
+
+def two_bounds(space: spaces.Box) -> NDArray[np.bool_]:
+    """Return which numbers of a Box have two finite bounds [...]."""
+    # A bound of 1e30 is beyond the range of float16.
+    largest = np.maximum(np.abs(space.low), np.abs(space.high), dtype=np.float64)  # [...]
+    return np.asarray(largest < 1e30)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,12 @@ def test_one_that_is_larger_than_memory_is_said_to_be(
     monkeypatch.setattr(tensor_file, "decode", fails)
     with pytest.raises(CheckpointError, match=r"000000001.* bytes.* memory"):
         read(tmp_path)
+
+
+def test_keys_that_runs_no_longer_have_are_dropped(tmp_path: Path) -> None:
+    config = {"env": "CartPole-v1", "trace": "traces.jsonl"}
+    write(tmp_path, replace(checkpoint(1), config=config))
+    assert read(tmp_path).config == {"env": "CartPole-v1"}
 
 
 def test_the_newest_is_that_of_the_highest_generation(tmp_path: Path) -> None:

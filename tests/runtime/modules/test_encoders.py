@@ -273,6 +273,21 @@ def test_an_encoder_of_ones_own_gets_what_is_to_be_encoded_and_says_its_size() -
         build_encoder(VECTOR, ModelConfig(encoder=lambda space, config: torch.nn.Identity()))
 
 
+def test_a_frozen_part_of_an_encoder_stays_frozen() -> None:
+    class Frozen(torch.nn.Module):
+        def __init__(self, space: Any, config: ModelConfig) -> None:
+            super().__init__()
+            self.size = 4
+            self.backbone = torch.nn.BatchNorm1d(4).eval()
+
+        def forward(self, observations: Any) -> Any:
+            return self.backbone(observations)
+
+    encoder = build_encoder(VECTOR, ModelConfig(encoder=Frozen))
+    modes = {type(part).__name__: part.training for part in encoder.modules()}
+    assert (modes["Frozen"], modes["BatchNorm1d"]) == (True, False)
+
+
 @pytest.mark.parametrize("shape", [(4, 40, 40), (40, 40, 4), (2, 3, 40, 40)], ids=str)
 def test_channels_are_last_in_memory_where_gradients_are_computed_on_a_cpu(shape: Any) -> None:
     space = image(*shape)
