@@ -11,7 +11,7 @@ from juggler.driver.parts import RunParts
 from juggler.driver.workers.replies import used_batches
 from juggler.runtime.actors.hub_events import Left, Worker
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.wire.v1 import training_pb2
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 
 class LearnerEvents:
@@ -90,14 +90,15 @@ class LearnerEvents:
             self._hopeless(worker, module_id, done.hopeless)
 
     def _hopeless(self, worker: Worker, module_id: str, why: str) -> None:
-        """End the run, or restart the learner if other modules still train.
+        """End the run, or have the learner fail if other modules still train.
 
         The state of the learner is good, so it writes the last checkpoint when the run ends.
         """
         modules = self._parts.core.modules
         others = {name for each in modules.values() for name in each.members}
         if others - set(modules[module_id].members):
-            self._parts.hub.dismiss(worker, why)
+            # A dismissed worker may come back with its state, in which every update fails.
+            self._parts.commands.send(worker, attach_pb2.Stop(failure=why))
         else:
             self._parts.end.fail(f"{worker.worker_id} cannot improve {why}", "learner_lost")
 

@@ -126,18 +126,25 @@ def bind(
         The bound address, with the chosen port if port 0 was requested.
 
     Raises:
-        EndpointError: the port is taken, the host does not belong to this machine, or other
+        EndpointError: the port or path is taken, the host does not belong to this machine, or other
             machines could reach the address and `insecure` is not set.
     """
     if address.startswith("unix:"):
+        path = address.removeprefix("unix:")
         try:
-            server.add_insecure_port(address)
-            os.chmod(address.removeprefix("unix:"), 0o600)
+            taken = _listens(path)
+            if not taken:
+                _add_private_socket(server, path)
         except (RuntimeError, OSError) as error:
             raise EndpointError(
                 f"cannot listen at {address}: choose a path of less than 108 bytes in a directory "
                 "that exists, and in which this user may write"
             ) from error
+        if taken:
+            raise EndpointError(
+                f"cannot listen at {address}: another process listens there. Choose another path, "
+                "or stop that process"
+            )
         return address
     host, port = split_address(address)
     if not insecure and not is_loopback(host):
@@ -152,6 +159,34 @@ def bind(
     if bound == 0:
         raise EndpointError(_why_not_bound(host, port))
     return join_address(host, bound)
+
+
+def _listens(path: str) -> bool:
+    """Whether a process listens at a Unix socket.
+
+    Raises:
+        OSError: this user may not connect, or it is no path of a socket.
+    """
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_LOOK_SECONDS)
+        try:
+            probe.connect(path)
+        except TimeoutError:  # too many others wait to be accepted
+            return True
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        return True
+
+
+def _add_private_socket(server: Any, path: str) -> None:
+    """Bind a server to a Unix socket that only its owner may ever use. It replaces a stale one."""
+    # The mask is of all threads. A directory that one of them makes now stays usable.
+    mask = os.umask(0o077)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    finally:
+        os.umask(mask)
+    os.chmod(path, 0o600)
 
 
 def _must_be_protected(address: str, token: str, tls: Tls | None) -> None:

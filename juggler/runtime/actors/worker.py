@@ -91,7 +91,6 @@ _SIGNALS = {
     signal.SIGINT: "interrupted",
     signal.SIGHUP: "terminated",  # the connection that started it is gone
 }
-_STOP = attach_pb2.Stop.DESCRIPTOR.full_name
 _LEAVE_SECONDS = 30.0
 
 Inbox = Mailbox[Command | Detached]
@@ -123,6 +122,16 @@ class _LeavingInbox(Inbox):
         self._watched = False
         faulthandler.cancel_dump_traceback_later()
         must_end(0)
+
+
+class ToldToFail(RuntimeError):
+    """The driver stops this worker because of a failure.
+
+    Attributes:
+        traceback: always "", since the message names the failure.
+    """
+
+    traceback = ""
 
 
 class WorkerBody(Protocol):
@@ -285,15 +294,19 @@ class CommandLoop:
         """Why the loop should end now, or "". Ask this during long waits.
 
         Raises:
+            ToldToFail: the driver stops this worker because of a failure.
             BaseException: of a thread that the worker cannot do without.
         """
         self._waiting.extend(self._inbox.gather())
+        stop = attach_pb2.Stop()
         for item in self._waiting:
             if isinstance(item, Detached):
                 if item.failure is not None:
                     raise item.failure
                 return item.reason
-            if item.body.TypeName() == _STOP:
+            if item.body.Unpack(stop):
+                if stop.failure:
+                    raise ToldToFail(stop.failure)
                 return "stopped by the driver"
         return ""
 

@@ -24,7 +24,7 @@ from juggler.runtime.checkpoints.checkpoint import Checkpoint, read
 from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
 from juggler.runtime.connectors.moments import Moments
 from juggler.runtime.wire.frames import encode_frame
-from juggler.runtime.wire.v1 import status_pb2, training_pb2
+from juggler.runtime.wire.v1 import attach_pb2, status_pb2, training_pb2
 
 AGENTS = {"left": "blue", "right": "red"}
 BOTH = ["blue", "red"]
@@ -373,7 +373,9 @@ def test_a_module_beyond_hope_ends_the_run_unless_another_learner_trains_on(
     end = world.parts.end
     if learners == 1:
         assert (end.reason, "not finite" in end.failure) == ("learner_lost", True)
-        assert world.why_dismissed(world.learner) == "", "it still has the last checkpoint"
+        assert world.asked(world.learner, attach_pb2.Stop) == [], "it still has the last checkpoint"
     else:
         assert not end.reached
-        assert "not finite" in world.why_dismissed(world.learner)
+        ((_, stop),) = world.asked(world.learner, attach_pb2.Stop)
+        assert "not finite" in stop.failure
+    assert world.why_dismissed(world.learner) == "", "it would come back with its state"

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from support.hub_world import World
 
-from juggler.runtime.actors.attachment import Detached
+from juggler.runtime.actors.attachment import Detached, describe
 from juggler.runtime.actors.hub_events import Joined, Left, Replied
 from juggler.runtime.actors.mailbox import Mailbox
-from juggler.runtime.actors.worker import CommandLoop
+from juggler.runtime.actors.worker import CommandLoop, ToldToFail
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 
@@ -45,6 +45,14 @@ def test_a_stop_goes_before_everything_that_waits(world: World) -> None:
     thread.join(10)
     assert reasons == ["stopped by the driver"]
     assert carried_out == [1]
+
+
+def test_a_stop_because_of_a_failure_is_a_failure_of_the_worker(world: World) -> None:
+    loop, worker = _loop(world)
+    world.hub.send(worker, 1, attach_pb2.Stop(failure="module 'x': not finite"))
+    with pytest.raises(ToldToFail) as raised:
+        loop.run()
+    assert describe(raised.value) == attach_pb2.Failure(message="module 'x': not finite")
 
 
 def test_an_exception_is_the_commands_answer_and_ends_the_loop(world: World) -> None:

@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import os
+import socket
+import stat
+from pathlib import Path
+
 import grpc
 import pytest
 
@@ -62,10 +67,43 @@ def test_a_unix_socket_is_for_its_owner_alone(tmp_path: object) -> None:
     server.start()
     with grpc.insecure_channel(address) as channel:
         grpc.channel_ready_future(channel).result(timeout=5)
-    import os
-    import stat
-
     assert stat.S_IMODE(os.stat(f"{tmp_path}/a.sock").st_mode) == 0o600
+    server.stop(0).wait()
+
+
+def test_a_unix_socket_is_never_open_to_other_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, modes, mask = tmp_path / "a.sock", [], os.umask(0)
+    monkeypatch.setattr(os, "chmod", lambda *_: modes.append(path.stat().st_mode & 0o077))
+    try:
+        bind(make_server(2), f"unix:{path}")
+        assert (modes, os.umask(0)) == ([0], 0)
+    finally:
+        os.umask(mask)
+
+
+def test_a_unix_socket_in_use_is_not_taken_over(tmp_path: Path) -> None:
+    first, second, address = make_server(2), make_server(2), f"unix:{tmp_path}/a.sock"
+    bind(first, address)
+    first.start()
+    with pytest.raises(EndpointError, match=r"cannot listen at .*another process listens"):
+        bind(second, address)
+    second.stop(0).wait()
+    with grpc.insecure_channel(address) as channel:
+        grpc.channel_ready_future(channel).result(timeout=5)
+    first.stop(0).wait()
+
+
+def test_a_unix_socket_that_a_killed_process_left_behind_is_replaced(tmp_path: Path) -> None:
+    server, path = make_server(2), f"{tmp_path}/a.sock"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(path)
+        stale.listen()
+    bind(server, f"unix:{path}")
+    server.start()
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        grpc.channel_ready_future(channel).result(timeout=5)
     server.stop(0).wait()
 
 

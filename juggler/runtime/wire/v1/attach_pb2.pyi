@@ -134,8 +134,10 @@ class Command(_message.Message):
     def __init__(self, id: _Optional[int] = ..., body: _Optional[_Union[_any_pb2.Any, _Mapping]] = ...) -> None: ...
 
 class Stop(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("failure",)
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    failure: str
+    def __init__(self, failure: _Optional[str] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ()
