@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -376,6 +378,25 @@ def test_a_game_with_a_known_interface_plays_in_one_line(
     receipts = world.receipts("rows", "columns")
     assert receipts["columns"].live_steps == 4
     assert world.batch("columns").rewards.tolist() == [[5, 5, 5, 5]]
+
+
+def test_a_module_that_fails_to_close_leaves_the_others_to_close(
+    make_world: Callable[..., AgentsWorld],
+) -> None:
+    closed: list[str] = []
+
+    def fail(module_id: str) -> None:
+        closed.append(module_id)
+        raise MemoryError
+
+    world = make_world(TWO)
+    world.close()
+    for module_id, module in world.runner._modules.items():
+        module.streams.close = partial(fail, module_id)
+        module._writer = SimpleNamespace(close=partial(fail, f"writer of {module_id}"))
+    with pytest.raises(MemoryError):
+        world.runner.close()
+    assert {*closed} == {"rows", "columns", "writer of rows", "writer of columns"}
 
 
 def _players(world: AgentsWorld) -> list[Any]:
