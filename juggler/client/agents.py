@@ -94,6 +94,7 @@ class AgentsSession(AnySession):
         super().__init__(connection)
         self.versions: dict[str, tuple[int, int]] = {}
         self._agents = {name: _Agent(i, *both) for i, (name, both) in enumerate(values.items())}
+        self._held: dict[str, pb.Rows] = {}  # last rows of a continuing episode without an agent
 
     def step(
         self,
@@ -120,8 +121,10 @@ class AgentsSession(AnySession):
                 everyone.
             infos: by agent, numbers of its last action, by those `info_names` that have one. Other
                 names are passed over. Of calls between two of its actions, the last number counts.
-            continues: the episode continues with the agents that act next, even if all agents that
-                acted in it end now. If false, these agents begin the next episode.
+            continues: the episode continues with the agents that act next, in this call or a later
+                one, even if all agents that acted in it end now. If false, these agents begin the
+                next episode. An episode without an agent is over with the next end that is not
+                marked, even of an agent that never acted.
 
         Returns:
             By agent, the action of everyone who acts next.
@@ -139,10 +142,12 @@ class AgentsSession(AnySession):
             self._agents[name].infos.update((each, info[each]) for each in known)
         parts: dict[str, pb.Rows] = {}
         acting: list[str] = []
+        ended = False
         for name, agent in self._agents.items():
             over = _is_set("terminated", terminated, name)
             cut = _is_set("truncated", truncated, name)
             if over or cut:
+                ended = True
                 if agent.acted:
                     parts[name] = self._last(name, agent, shown.get(name), over)
                 agent.acted, agent.reward, agent.infos = False, 0.0, {}
@@ -156,11 +161,18 @@ class AgentsSession(AnySession):
                     infos=self._numbers(agent),
                 )
                 acting.append(name)
+        # A gateway ends an episode that has no agent left, unless one acts in the same message.
+        marked = continues or bool(self._held)
+        parts, self._held = {**self._held, **parts}, {}
+        left = any(agent.acted for agent in self._agents.values())
+        if not (acting or left) and (continues or not ended):
+            self._held = parts
+            return {}
         if not parts:
             return {}
         self._seq += 1
         answer = self._connection.exchange(
-            pb.StepBatch(seq=self._seq, agents=parts.values(), continuing=[0] * continues)
+            pb.StepBatch(seq=self._seq, agents=parts.values(), continuing=[0] * marked)
         )
         given = {each.agent: each for each in answer.agents}
         return {name: self._acts(name, given[self._agents[name].index]) for name in acting}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import ExitStack
 from typing import Any
 
 from gymnasium import Space
@@ -105,12 +106,13 @@ class GatewayRunner:
             self._deliveries.settle([module.streams for module in self._modules.values()])
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close("the run is over, or lost this gateway")
-        if self._contact.health is not None:
-            self._contact.health.ready(False)
-        for module in self._modules.values():
-            module.close()
+        with ExitStack() as stack:  # an error of one module leaves no recording of another open
+            for module in self._modules.values():
+                stack.callback(module.close)
+            if self._server is not None:
+                self._server.close("the run is over, or lost this gateway")
+            if self._contact.health is not None:
+                self._contact.health.ready(False)
 
     # -- commands, in the first thread ----------------------------------------------------------
 

@@ -88,9 +88,11 @@ class ServedModule:
 
     def close(self) -> None:
         """Let go of the learners, and complete what was recorded."""
-        self.streams.close()
-        if self._writer is not None:
-            self._writer.close()
+        try:
+            self.streams.close()
+        finally:
+            if self._writer is not None:
+                self._writer.close()
 
     @property
     def complete(self) -> int:

@@ -115,6 +115,7 @@ class SlowDisk:
     def __init__(self) -> None:
         self.may_write = threading.Event()
         self.written: list[Any] = []
+        self.ended: list[str] = []
         self.refuses = False
 
     def add(self, episode: Any) -> None:
@@ -128,6 +129,9 @@ class SlowDisk:
 
     def complete(self) -> None:
         self.written.append("complete")
+
+    def end(self, why: str) -> None:
+        self.ended.append(why)
 
 
 def test_no_turn_waits_for_the_disk_and_all_is_written_at_the_end() -> None:
@@ -156,3 +160,22 @@ def test_an_error_while_episodes_are_written_reaches_the_gateway(
         writer.add(second)
     with pytest.raises(MemoryError):
         writer.close()
+
+
+def test_a_disk_that_hangs_holds_neither_a_turn_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(episode_writer, "_MOST_BYTES", 1)
+    monkeypatch.setattr(episode_writer, "_DISK_SECONDS", 0.01)
+    disk: Any = SlowDisk()
+    writer = EpisodeWriter(disk)
+    first, *others = random_episodes([3] * 3)
+    writer.add(first)
+    for episode in others:
+        writer.add(episode)
+    (why,) = disk.ended
+    assert "disk" in why
+    with pytest.raises(TimeoutError, match="lost"):
+        writer.close()
+    disk.may_write.set()
+    eventually(lambda: disk.written == [first, "complete"])

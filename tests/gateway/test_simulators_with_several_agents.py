@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -274,9 +276,8 @@ def test_an_episode_may_continue_with_others_when_all_who_acted_in_it_have_ended
             assert session.step({"row": see(t, 0)}).keys() == {"row"}
             over = {"rewards": {"row": 1.0}, "terminated": {"row": True}}
             assert session.step({"column": see(t, 0)}, **over, continues=continues)
-            # The mark says nothing where nobody acts next.
             last = {"rewards": {"column": 2.0}, "terminated": {"column": True}}
-            assert session.step(**last, continues=continues) == {}
+            assert session.step(**last) == {}
         receipts = world.receipts("rows", "columns")
     told = [
         episode
@@ -286,6 +287,58 @@ def test_an_episode_may_continue_with_others_when_all_who_acted_in_it_have_ended
     assert told == episodes
     for module_id in ("rows", "columns"):
         assert world.batch(module_id).terminated.tolist() == [[True] * 4]
+
+
+class Relay:
+    """An AEC game: column's turn comes after row has left, or column leaves without a turn."""
+
+    possible_agents = ("row", "column")
+
+    def __init__(self, column_acts: bool) -> None:
+        self._column_acts = column_acts
+
+    def observation_space(self, _: str) -> Any:
+        return SPACES[0]
+
+    def action_space(self, _: str) -> Any:
+        return SPACES[1]
+
+    def reset(self, seed: int | None = None) -> None:
+        self.agents = [*self.possible_agents]
+        self._turns = ["row", "row", "column", *["column"] * self._column_acts]
+
+    @property
+    def agent_selection(self) -> str:
+        return self._turns[0]
+
+    def _over(self) -> bool:
+        return self._turns.count(self._turns[0]) == 1
+
+    def last(self) -> Any:
+        reward = {"row": 1.0, "column": 2.0}[self._turns[0]] * self._over()
+        return see(0, 0), reward, self._over(), False, {}
+
+    def step(self, action: int | None) -> None:
+        assert (action is None) == self._over()
+        if self._over():
+            self.agents.remove(self._turns[0])
+        del self._turns[0]
+
+
+@pytest.mark.parametrize(
+    ("column_acts", "episode"), [(True, (3.0, 2)), (False, (1.0, 1))], ids=["acts", "leaves"]
+)
+def test_a_relay_in_turns_is_one_episode(
+    make_world: Callable[..., AgentsWorld], column_acts: bool, episode: tuple[float, int]
+) -> None:
+    world = make_world(SHARED)
+    with world.connect("row", "column"):
+        world.begin()
+    world.ask("both", rounds=3)
+    assert len(play_agents(Relay(column_acts), world.address, episodes=8)) == 8
+    receipt = world.receipts("both")["both"]
+    told = [*zip(receipt.env_returns, receipt.env_lengths, strict=True)]
+    assert {*told} == {episode}
 
 
 def test_a_mark_for_an_environment_that_is_not_there_ends_the_session(
@@ -325,6 +378,25 @@ def test_a_game_with_a_known_interface_plays_in_one_line(
     receipts = world.receipts("rows", "columns")
     assert receipts["columns"].live_steps == 4
     assert world.batch("columns").rewards.tolist() == [[5, 5, 5, 5]]
+
+
+def test_a_module_that_fails_to_close_leaves_the_others_to_close(
+    make_world: Callable[..., AgentsWorld],
+) -> None:
+    closed: list[str] = []
+
+    def fail(module_id: str) -> None:
+        closed.append(module_id)
+        raise MemoryError
+
+    world = make_world(TWO)
+    world.close()
+    for module_id, module in world.runner._modules.items():
+        module.streams.close = partial(fail, module_id)
+        module._writer = SimpleNamespace(close=partial(fail, f"writer of {module_id}"))
+    with pytest.raises(MemoryError):
+        world.runner.close()
+    assert {*closed} == {"rows", "columns", "writer of rows", "writer of columns"}
 
 
 def _players(world: AgentsWorld) -> list[Any]:

@@ -85,7 +85,7 @@ class SampledEpisodes:
         held = self._bytes + self._part_bytes + self._waiting_bytes
         if self._most_bytes is not None and held + size > self._most_bytes:
             self.complete()
-            self._end(f"there are record_gb = {self._most_bytes / _GB:g} of them")
+            self.end(f"there are record_gb = {self._most_bytes / _GB:g} of them")
         if self._ended:
             return
         self._waiting.append(episode)
@@ -145,9 +145,10 @@ class SampledEpisodes:
             write()
         except DatasetError as error:
             self._part.__exit__(type(error), error, error.__traceback__)
-            self._end(str(error))
+            self.end(str(error))
 
-    def _end(self, why: str) -> None:
+    def end(self, why: str) -> None:
+        """Record no more episodes, and report why. May be called in any thread."""
         if not self._ended:
             self._ended = True
             self._tell(f"records no more episodes, and samples on: {why}")
