@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.distributed
 
-from juggler.learner.core.learner_core import GradientAux
+from juggler.learner.core.learner_core import Aux
 from juggler.learner.group.gloo_peers import GlooPeers, MeetingPoint
 from juggler.learner.group.reduction import mean_over_learners
 from juggler.learner.group.ring_peers import RingAccess, RingPeers
@@ -83,12 +83,11 @@ def member(
     secure = encrypted(rank, size, store, directory)
     gradient = torch.randn(parameters, device=device)  # [P]
     live_steps = torch.tensor(1000 + rank, device=device)  # []
-    aux = GradientAux({"default": live_steps}, {}, {}, {"default": {}})
-    nothing = ({"default": torch.zeros_like(gradient)}, {"default": aux})
+    aux = Aux(live_steps, {})
     bucket = gradient.clone() if way == "nccl" else gradient.cpu()  # [P]
 
     def reduce() -> None:
-        mean_over_learners({"default": gradient}, {"default": aux}, nothing, peers.sum)
+        mean_over_learners(gradient, aux, peers.sum)
 
     def sum_up() -> None:
         peers.sum(bucket)

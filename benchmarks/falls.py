@@ -64,7 +64,7 @@ def fall(base: RunConfig, changes: dict[str, Any], seed: int) -> tuple[int | Non
     policy = BehaviourPolicy(module, rows, steps, seed, module_to_env)
     sampler = Sampler(env, policy, steps, seed, connectors)
     learned: State = {}  # by connectors
-    weights = deque([learner.get_weights()["default"]], maxlen=LAG + 1)
+    weights = deque([learner.get_weights()], maxlen=LAG + 1)
     returns: deque[float] = deque(maxlen=100)
     trained, solved, least = 0, None, 500.0
     while trained < (LATEST if solved is None else solved + MORE):
@@ -74,7 +74,7 @@ def fall(base: RunConfig, changes: dict[str, Any], seed: int) -> tuple[int | Non
             learned = merge(learned, delta) if learned else delta
             connectors.set_state(learned)
         learner.update_from_episodes([fragment.batch])
-        newest = learner.get_weights()["default"]
+        newest = learner.get_weights()
         weights.append({name: np.copy(array) for name, array in newest.items()})
         trained += fragment.batch.live_steps
         returns.extend(fragment.episode_returns)

@@ -20,7 +20,7 @@ from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.sampler import Sampler
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.core.learner_core import Sample
+from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.population import Population
 from juggler.learner.learner import Learner
 from juggler.runtime.actors.memory import keep_freed_memory
@@ -46,7 +46,7 @@ def main() -> None:
         return ActorCritic(*spaces, {"hidden_sizes": given.hidden})
 
     def make_core(lr: float) -> Impala:
-        return Impala({"default": make_module}, ImpalaConfig(lr=lr))
+        return Impala(make_module, ImpalaConfig(lr=lr))
 
     module = make_module()
     strip_to_acting(module)
@@ -58,7 +58,7 @@ def main() -> None:
         together.sample_from_episodes([sampler.sample((1, update)).batch]) for update in range(8)
     ]
 
-    def in_turn(sample: Sample) -> None:
+    def in_turn(sample: Columns) -> None:
         for learner in alone:
             learner.step(sample)
 
@@ -72,7 +72,9 @@ def main() -> None:
     print(json.dumps({"in_turn": [a for a, _ in found], "together": [b for _, b in found]}))
 
 
-def _milliseconds(step: Callable[[Sample], object], samples: list[Sample], seconds: float) -> float:
+def _milliseconds(
+    step: Callable[[Columns], object], samples: list[Columns], seconds: float
+) -> float:
     """CPU time of one update, of this process's only busy thread."""
     updates, started = 0, time.process_time()
     while time.process_time() - started < seconds:

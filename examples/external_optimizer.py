@@ -21,12 +21,12 @@ from juggler import (
     ActorCritic,
     ActorCriticConfig,
     BehaviourPolicy,
+    Columns,
     Learner,
     LearnerCore,
     Metrics,
     Params,
     RLModule,
-    Sample,
     Sampler,
     Tree,
     acting_names,
@@ -62,7 +62,7 @@ class MomentumLearner(Learner):
         lr: float = 0.05,
         *,
         seed: int = 0,
-        source: Iterator[Sample] | None = None,
+        source: Iterator[Columns] | None = None,
     ) -> None:
         # This learner never calls the methods that the core lacks.
         super().__init__(NoCore(config), source=source)  # type: ignore[abstract]
@@ -75,12 +75,12 @@ class MomentumLearner(Learner):
         for parameter in self.module.parameters():
             self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
-    def step(self, sample: Sample | None = None) -> Metrics:
+    def step(self, sample: Columns | None = None) -> Metrics:
         if sample is None:
             if self.source is None:
                 raise ValueError("step() without a sample needs a learner with a source")
             sample = next(self.source)
-        columns, live = sample["default"], sample["default"]["live"]  # [N, T]
+        columns, live = sample, sample["live"]  # [N, T]
         rows, steps = live.shape
         outputs = self.module.forward_train({"observations": all_observations(columns)})
         values, last, final = outputs["values"].tensor_split([rows * steps, rows * steps + rows])
@@ -110,12 +110,12 @@ class MomentumLearner(Learner):
         norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), 0.5)  # []
         self.optimizer.step()
         self.updates += 1
-        return {"default": {"loss": loss.detach(), "grad_norm": norm}}
+        return {"loss": loss.detach(), "grad_norm": norm}
 
     def get_params(self) -> Params:
         """Copies, because later updates change the module in place."""
         tensors = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
-        return {"default": {name: tensors[name] for name in acting_names(self.module)}}
+        return {name: tensors[name] for name in acting_names(self.module)}
 
     def save(self) -> tuple[dict[str, Tree], dict[str, Any]]:
         copies: Any = arrays_like(self._state())
@@ -155,7 +155,7 @@ def main() -> None:
     sampler = Sampler(env, policy, steps=32, seed=0)
     returns: list[float] = []
     for update in range(400):
-        policy.load(learner.get_weights()["default"])
+        policy.load(learner.get_weights())
         fragment = sampler.sample((1, update))
         learner.update_from_episodes([fragment.batch])
         returns += fragment.episode_returns

@@ -30,12 +30,12 @@ from juggler import (
     AroundCore,
     AroundState,
     BehaviourPolicy,
+    Columns,
     Impala,
     ImpalaConfig,
     Learner,
     LearnerCore,
     Metrics,
-    Sample,
     Sampler,
     Seam,
     strip_to_acting,
@@ -58,27 +58,22 @@ class Curious(AroundCore):
     def own_state(self, seed: int) -> dict[str, Any]:
         return {"seen": torch.eye(self.features)}  # [F, F]
 
-    def shown(self, state: AroundState, sample: Sample) -> Sample:
+    def shown(self, state: AroundState, sample: Columns) -> Columns:
         return self.rewarded(state["own"]["seen"], sample)
 
     def learned(
-        self, state: AroundState, sample: Sample, seam: Seam
-    ) -> tuple[dict[str, Any], Sample, Metrics]:
-        found = torch.zeros_like(state["own"]["seen"])  # [F, F]
-        for columns in sample.values():
-            features = live_features(columns)  # [N, T, F]
-            found = found + torch.einsum("ntf,ntg->fg", features, features)  # [F, F]
+        self, state: AroundState, sample: Columns, seam: Seam
+    ) -> tuple[dict[str, Any], Columns, Metrics]:
+        features = live_features(sample)  # [N, T, F]
+        found = torch.einsum("ntf,ntg->fg", features, features)  # [F, F]
         seen = state["own"]["seen"] + seam.sums(found)  # [F, F]
         return {"seen": seen}, self.rewarded(seen, sample), {}
 
-    def rewarded(self, seen: Tensor, sample: Sample) -> Sample:
+    def rewarded(self, seen: Tensor, sample: Columns) -> Columns:
         inverse = torch.linalg.inv_ex(seen).inverse  # [F, F]
-        rewarded: dict[str, Any] = {}
-        for module_id, columns in sample.items():
-            features = live_features(columns)  # [N, T, F]
-            bonus = (features @ inverse * features).sum(-1).sqrt()  # [N, T]
-            rewarded[module_id] = {**columns, "rewards": columns["rewards"] + self.scale * bonus}
-        return rewarded
+        features = live_features(sample)  # [N, T, F]
+        bonus = (features @ inverse * features).sum(-1).sqrt()  # [N, T]
+        return {**sample, "rewards": sample["rewards"] + self.scale * bonus}
 
 
 def live_features(columns: Any) -> Tensor:
@@ -122,7 +117,7 @@ def train(core: LearnerCore[Any], updates: int) -> list[float]:
     sampler = Sampler(SyncVectorEnv([DeepSea] * 16), policy, steps=24, seed=0)
     returns = []
     for update in range(updates):
-        policy.load(learner.get_weights()["default"])
+        policy.load(learner.get_weights())
         fragment = sampler.sample((1, update))
         learner.update_from_episodes([fragment.batch])
         returns.append(float(np.mean(fragment.episode_returns)))
@@ -131,7 +126,7 @@ def train(core: LearnerCore[Any], updates: int) -> list[float]:
 
 def main() -> None:
     config = ImpalaConfig(lr=3e-3, gamma=0.97, entropy_coefficient=0.003)
-    plain = Impala({"default": make_module}, config)
+    plain = Impala(make_module, config)
     for core in (plain, Curious(plain, features=DEPTH * DEPTH, scale=0.1)):
         returns = train(core, updates=240)
         means = np.array(returns).reshape(8, -1).mean(1)

@@ -10,6 +10,8 @@ member plays by itself. This takes about 20 seconds.
 
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 
@@ -21,7 +23,6 @@ from juggler import (
     Learner,
     Population,
     Sampler,
-    member_id,
     strip_to_acting,
 )
 
@@ -36,7 +37,7 @@ def make_module() -> ActorCritic:
 
 def make_learner() -> Learner:
     config = ImpalaConfig(reward_scale=0.1, grad_clip=1.0)
-    core = Impala({"default": make_module}, config)
+    core = Impala(make_module, config)
     population = Population(core, hyperparameters={"lr": RATES}, same_start=True)
     return Learner(population, seed=0)
 
@@ -52,16 +53,21 @@ class Player:
         self.sampler = Sampler(env, self.policy, STEPS, seed)
 
 
+def weights_of(learner: Learner, index: int) -> dict[str, Any]:
+    """Weights of one member."""
+    weights: dict[str, Any] = learner.get_weights()  # [16, ...] each
+    return {name: array[index] for name, array in weights.items()}
+
+
 def main() -> None:
     learner = make_learner()
     player = Player(seed=0)
     for update in range(UPDATES):
-        weights = learner.get_weights()
-        player.policy.load(weights[member_id("default", update % len(RATES))])
+        player.policy.load(weights_of(learner, update % len(RATES)))
         learner.update_from_episodes([player.sampler.sample((1, update)).batch])
-    for index, trained in enumerate(learner.get_weights().values()):
+    for index in range(len(RATES)):
         player = Player(seed=1)
-        player.policy.load(trained)
+        player.policy.load(weights_of(learner, index))
         returns: list[float] = []
         for fragment in range(32):
             returns += player.sampler.sample((1, fragment)).episode_returns

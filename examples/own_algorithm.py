@@ -106,14 +106,14 @@ class MyCore(juggler.GradientCore):
         super().__init__(factories, config)
         self.schedules["epsilon"] = juggler.Schedule(config.epsilon)
 
-    def exploration(self, state: juggler.ParameterGroupState) -> dict[str, Tensor]:
+    def exploration(self, state: juggler.TrainState) -> dict[str, Tensor]:
         return {"epsilon": self.schedules["epsilon"](state["steps"])}  # [] by steps trained on
 
     def loss(
         self,
         forward: juggler.Forward,
         columns: juggler.Columns,
-        state: juggler.ParameterGroupState,
+        state: juggler.TrainState,
     ) -> juggler.Loss:
         # N rows of T steps: values of all actions, the largest one here and one step later.
         values, best, next_best, live = juggler.actor_critic_pass(forward, columns)

@@ -64,7 +64,7 @@ class MunchausenCore(juggler.Dqn):
         self,
         forward: juggler.Forward,
         columns: juggler.Columns,
-        state: juggler.ParameterGroupState,
+        state: juggler.TrainState,
     ) -> juggler.Loss:
         live, tau = columns["live"], self.config.temperature  # live: [N, T]
         rewards, discounts, following = self.led_to(columns)  # [N, T], [N, T], [N T, ...]

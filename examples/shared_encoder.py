@@ -1,4 +1,4 @@
-"""Two modules with one encoder, trained in one run.
+"""Two modules with one encoder, each with a learner of its own.
 
     python examples/shared_encoder.py
 
@@ -6,7 +6,7 @@ Two agents see the same signal ("global"), and each has a switch of its own ("lo
 to answer with the sign of the signal if its switch is off, and with the opposite if it is on. For
 the second agent it is the other way round. One shared encoder reads the signal, and each module has
 an encoder of its own for its switch. In a few seconds the share of right answers rises from 0.5 to
-above 0.95 for both. The shared encoder makes one step for both, so its parameters stay equal.
+above 0.95 for both. Each update trains the shared encoder, and the other module takes it over.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from juggler import (
     RLModule,
     RLModuleSpec,
     Sampler,
+    SharedParts,
     strip_to_acting,
 )
 
@@ -115,8 +116,17 @@ def make_modules() -> SharedEncoder:
     return SharedEncoder({"one": spec, "other": spec})
 
 
+def make_module(module_id: str) -> RLModule:
+    return make_modules()[module_id]
+
+
 def main() -> None:
-    learner = Learner(Impala(make_modules, ImpalaConfig(lr=3e-3, gamma=0.0)), seed=0)
+    shared = SharedParts(make_modules().shared_parts())
+    learners = {}
+    for module_id in make_modules():
+        core = Impala(partial(make_module, module_id), ImpalaConfig(lr=3e-3, gamma=0.0))
+        learners[module_id] = Learner(core, seed=0)
+        shared.add(module_id, learners[module_id])
     policies, samplers = {}, {}
     for module_id, module in make_modules().items():
         strip_to_acting(module)
@@ -125,17 +135,16 @@ def main() -> None:
         policies[module_id] = policy
         samplers[module_id] = Sampler(env, policy, steps=16, seed=0)
     for update in range(201):
-        weights = learner.get_weights()
-        episodes, right = {}, {}
+        right = {}
         for module_id, sampler in samplers.items():
-            policies[module_id].load(weights[module_id])
+            policies[module_id].load(learners[module_id].get_weights())
             batch = sampler.sample((1, update)).batch
-            episodes[module_id] = [batch]
             right[module_id] = float(batch.rewards[batch.live].mean())
-        learner.update_from_episodes(episodes)
+            learners[module_id].update_from_episodes([batch])
+            shared.broadcast(module_id)
         if update % 50 == 0:
             print(f"update {update:3d}  " + "  ".join(f"{k} {v:.2f}" for k, v in right.items()))
-    one, other = (np.asarray(each["shared.0.weight"]) for each in learner.get_weights().values())
+    one, other = (np.asarray(x.get_weights()["shared.0.weight"]) for x in learners.values())
     print("one encoder:", np.array_equal(one, other))
 
 

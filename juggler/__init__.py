@@ -104,13 +104,11 @@ if TYPE_CHECKING:
     from juggler.learner.core.learner_core import LearnerCore as LearnerCore
     from juggler.learner.core.learner_core import Metrics as Metrics
     from juggler.learner.core.learner_core import Params as Params
-    from juggler.learner.core.learner_core import Sample as Sample
     from juggler.learner.core.learner_core import Seam as Seam
     from juggler.learner.core.learner_core import StepOutput as StepOutput
     from juggler.learner.core.live_mean import LiveMean as LiveMean
     from juggler.learner.core.metrics import fetch_metrics as fetch_metrics
     from juggler.learner.core.population import Population as Population
-    from juggler.learner.core.population import member_id as member_id
     from juggler.learner.core.population import stacked as stacked
     from juggler.learner.core.returns import gae as gae
     from juggler.learner.core.returns import next_values as next_values
@@ -131,10 +129,9 @@ if TYPE_CHECKING:
     from juggler.learner.intrinsic_config import IntrinsicConfig as IntrinsicConfig
     from juggler.learner.learner import Learner as Learner
     from juggler.learner.optim.config import Scheduled as Scheduled
-    from juggler.learner.optim.parameter_group_state import (
-        ParameterGroupState as ParameterGroupState,
-    )
+    from juggler.learner.optim.flat_module import TrainState as TrainState
     from juggler.learner.optim.schedules import Schedule as Schedule
+    from juggler.learner.shared_parts import SharedParts as SharedParts
     from juggler.policies.loading import load_policy as load_policy
     from juggler.policies.policy import Policy as Policy
     from juggler.runtime.checkpoints.checkpoint import CheckpointError as CheckpointError
@@ -257,7 +254,6 @@ _PUBLIC = {
     "MultiRLModuleSpec": "juggler.runtime.modules.multi_rl_module",
     "ObservationConnector": "juggler.runtime.connectors.connector",
     "Pairing": "juggler.driver.league.builder",
-    "ParameterGroupState": "juggler.learner.optim.parameter_group_state",
     "Params": "juggler.learner.core.learner_core",
     "PerEpisode": "juggler.runtime.connectors.per_episode",
     "Picture": "juggler.cli.inline_plot",
@@ -284,7 +280,6 @@ _PUBLIC = {
     "RunFailed": "juggler.driver.driver",
     "Sac": "juggler.learner.algorithms.sac.core",
     "SacConfig": "juggler.learner.algorithms.sac.config",
-    "Sample": "juggler.learner.core.learner_core",
     "Sampler": "juggler.envrunner.sampler",
     "Schedule": "juggler.learner.optim.schedules",
     "Scheduled": "juggler.learner.optim.config",
@@ -294,12 +289,14 @@ _PUBLIC = {
     "StartedRun": "juggler.driver.started",
     "StateMismatch": "juggler.learner.core.state",
     "StepOutput": "juggler.learner.core.learner_core",
+    "SharedParts": "juggler.learner.shared_parts",
     "Td3": "juggler.learner.algorithms.td3.core",
     "Td3Config": "juggler.learner.algorithms.td3.config",
     "SeedsResult": "juggler.experiments.seeds",
     "SweepFailed": "juggler.experiments.sweep",
     "SweepResult": "juggler.experiments.sweeping",
     "TensorSpec": "juggler.runtime.modules.specs",
+    "TrainState": "juggler.learner.optim.flat_module",
     "Tree": "juggler.runtime.wire.trees",
     "UpdateFailed": "juggler.driver.learner_group.results",
     "VectorStep": "juggler.envrunner.multi_agent.vector_env",
@@ -316,7 +313,6 @@ _PUBLIC = {
     "gae": "juggler.learner.core.returns",
     "importance_weights": "juggler.learner.algorithms.off_policy.core",
     "load_policy": "juggler.policies.loading",
-    "member_id": "juggler.learner.core.population",
     "next_values": "juggler.learner.core.returns",
     "play_matches": "juggler.driver.line_ups",
     "plot": "juggler.cli.inline_plot",

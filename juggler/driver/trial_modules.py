@@ -19,10 +19,10 @@ from juggler.driver.trial_updates import Built, can_be_tried, rounds_of_batches
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs
 from juggler.learner.algorithms.registry import build_learner
+from juggler.learner.core.population import Population
 from juggler.learner.process.beginning import begin_with
-from juggler.learner.process.mirrored_parts import MirroredParts
+from juggler.learner.shared_parts import SharedParts
 from juggler.runtime.connectors.building import build_runner_pipelines
-from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import given_or_named
 from juggler.runtime.nearest import listed
 from juggler.runtime.wire.spaces import space_to_message
@@ -52,7 +52,7 @@ def build_each(
     Args:
         group_of: by id of a module, agents that it plays.
     """
-    shared = MirroredParts(config.agents.shared)
+    shared = SharedParts(config.agents.shared)
     several = bool(config.played_by)
     built: dict[str, Built] = {}
     for module_id, group in group_of.items():
@@ -101,11 +101,10 @@ def build_one(
         own_connectors=own_classes,
         device=device,
     )
-    if DEFAULT_MODULE not in (trained := learner.get_params()):
+    if isinstance(learner.core, Population):
         raise ValueError(
-            f"algorithm {config.learner.algorithm!r}: its core has the parameters of "
-            f"{listed(list(trained))}, and a run acts with {DEFAULT_MODULE!r}: a Population is for "
-            "scripts, as docs/cores.md shows"
+            f"algorithm {config.learner.algorithm!r}: its core is a Population, of which a run "
+            "cannot act with one member: it is for scripts, as docs/cores.md shows"
         )
     return Built(config, module, env_to_module, module_to_env, learner, critic_space)
 
@@ -119,11 +118,10 @@ def begin(config: RunConfig, built: Mapping[str, Built], does: Callable[[str], N
     for module_id, each in built.items():
         if module_id in beginning.weights:
             source = beginning.sources[module_id]
-            weights = {DEFAULT_MODULE: beginning.weights[module_id]}
             with _failures_of(module_id if config.played_by else ""):
                 begin_with(
                     each.learner,
-                    weights,
+                    beginning.weights[module_id],
                     source.words,
                     whole=module_id in beginning.whole,
                     selectable=source.selectable,

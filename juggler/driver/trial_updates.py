@@ -109,8 +109,7 @@ class Built:
 
     def _updated(self, batches: Sequence[EpisodeBatch]) -> Mapping[str, float] | None:
         """The metrics of an update; None: the core's source of data gives nothing yet."""
-        made = fetch_metrics(self.learner.update_from_episodes(batches))
-        return made.get(DEFAULT_MODULE)
+        return fetch_metrics(self.learner.update_from_episodes(batches)) or None
 
 
 def can_be_tried(config: RunConfig) -> bool:

@@ -15,7 +15,6 @@ from juggler.envrunner.multi_agent.turns import AgentGroup
 from juggler.learner.core.state import StateMismatch
 from juggler.learner.learner import Learner
 from juggler.learner.process.beginning import REMEDY
-from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.trees import Path, unflatten
 from juggler.runtime.wire.v1 import spaces_pb2
@@ -75,12 +74,12 @@ def _misfit(built: Built, module_id: str, group: FoundGroup, before: GoesOn) -> 
         return ""  # the module came later, or its core has no parameters by name
     weights = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layouts.items()}
     try:
-        learner.core.with_weights(learner.state, {DEFAULT_MODULE: weights}, 0, whole=True)
+        learner.core.with_weights(learner.state, weights, 0, whole=True)
     except StateMismatch as error:
         if other := group.other_space(before.spaces[module_id]):
             side, was, here = other
             return f"the {side} space of its environment was {was}, and now it is {here}"
-        return str(error).replace(f"module {DEFAULT_MODULE!r}", f"module {module_id!r}")
+        return str(error)
     except ValueError:
         return ""  # a core of somebody's own that takes over no weights, and restores its state
     return _unfit_state(learner, before.states[module_id])
@@ -92,7 +91,7 @@ def _unfit_state(learner: Learner, layouts: Mapping[Path, Layout]) -> str:
     try:
         learner.must_fit(state)
     except StateMismatch as error:
-        what = "its optimizer was another" if "/moments/" in error.what else "its state differs"
+        what = "its optimizer was another" if "moments/" in error.what else "its state differs"
         return f"{what}: {error.what}" if error.what else str(error)
     except Exception:  # a core of somebody's own may read the numbers, which are not there yet
         return ""

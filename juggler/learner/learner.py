@@ -10,13 +10,14 @@ from typing import Any, Literal, TypeAlias, Unpack, overload
 import torch
 
 from juggler.learner.config import Passes, given_passes
-from juggler.learner.core.learner_core import LearnerCore, Metrics, Sample
+from juggler.learner.core.learner_core import Columns, LearnerCore, Metrics
 from juggler.learner.core.metrics import mean_metrics, with_numbers
 from juggler.learner.core.state import arrays_like, to_device
 from juggler.learner.data.batch_columns import (
     checked_batch,
+    must_be_columns,
+    must_be_episodes,
     must_be_finite,
-    must_be_sample,
     must_have_column,
 )
 from juggler.learner.data.collate import collate
@@ -24,19 +25,18 @@ from juggler.learner.data.example import example_sample
 from juggler.learner.learner_state import LearnerState
 from juggler.learner.optim.schedules import ReplacedSchedules
 from juggler.learner.updates_in_flight import UpdatesInFlight
-from juggler.runtime.connectors.learner_pipeline import LearnerPipeline, stacked
-from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
+from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
+from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.columns import CONNECTOR_STATES, LIVE, MODULE_STATE
 from juggler.runtime.nearest import one_of
 from juggler.runtime.wire.trees import Tree
 
-#: Batches of episodes by module id.
-Episodes: TypeAlias = Mapping[str, Sequence[EpisodeBatch]]
-Given: TypeAlias = Episodes | Sequence[EpisodeBatch]
+#: Batches of a module's episodes.
+Episodes: TypeAlias = Sequence[EpisodeBatch]
 
 
 class Learner(LearnerState):
-    """Turns samples, batches or episodes into better parameters.
+    """Turns samples, batches or episodes into better parameters of one module.
 
     It owns the state, its device, and the count of updates. No call waits for the device: metrics
     are tensors there, and `fetch_metrics` reads them.
@@ -56,8 +56,8 @@ class Learner(LearnerState):
         *,
         seed: int = 0,
         device: str | torch.device = "cpu",
-        source: Iterator[Sample] | None = None,
-        pipelines: Mapping[str, LearnerPipeline] | None = None,
+        source: Iterator[Columns] | None = None,
+        pipeline: LearnerPipeline | None = None,
         updates_in_flight: int = 2,
     ) -> None:
         """Args:
@@ -65,8 +65,8 @@ class Learner(LearnerState):
         seed: of the initial parameters.
         device: where to compute.
         source: samples for `step`, if it is called without one.
-        pipelines: by module id, connectors that process the module's batches and episodes on the
-            device, before the core learns from them.
+        pipeline: connectors that process batches and episodes on the device, before the core
+            learns from them.
         updates_in_flight: with `async_update`, the most unfinished updates.
 
         Raises:
@@ -77,36 +77,36 @@ class Learner(LearnerState):
         self.config = core.config
         self.device = torch.device(device)
         self.source = source
-        self.pipelines = dict(pipelines or {})
-        for pipeline in self.pipelines.values():
+        self.pipeline = pipeline
+        if pipeline is not None:
             pipeline.add_up_with(self.sums)
         self.state = to_device(core.init(seed), self.device)
         self._seed = seed
         self._data = core.data_source(seed)
         # A hook that looks at samples is to see stacks.
         keeps_once = self._data.keeps_frames or self._data.keeps_rows
-        if keeps_once and type(self).before_gradients is Learner.before_gradients:
-            for pipeline in self.pipelines.values():
-                pipeline.keep_frames_once(rows_stay=self._data.keeps_rows)
-        example = example_sample(
-            core.batch_spaces(), self.pipelines, self.example_states(), core.critic_spaces()
-        )
+        keeps_once &= type(self).before_gradients is Learner.before_gradients
+        if keeps_once and pipeline is not None:
+            pipeline.keep_frames_once(rows_stay=self._data.keeps_rows)
         #: Bytes of this host's memory that the algorithm will keep of samples.
-        self.kept_bytes = self._data.expect(to_device(example, self.device))
+        self.kept_bytes = 0.0
+        if spaces := core.batch_spaces():
+            critic, states = core.critic_space(), self.example_states()
+            example = example_sample(*spaces, pipeline, states, critic)
+            self.kept_bytes = self._data.expect(to_device(example, self.device))
         self._schedules = ReplacedSchedules(core.name, core.schedules)
         self.updates = 0
         self.collate_seconds = 0.0  # spent on turning episodes into samples
 
-    def step(self, sample: Sample | None = None, **passes: Unpack[Passes]) -> Metrics:
+    def step(self, sample: Columns | None = None, **passes: Unpack[Passes]) -> Metrics:
         """One update on the given sample, or on the next one of the source; no pipeline changes it.
 
         Args:
-            sample: columns on any device, by module id.
+            sample: columns on any device.
             passes: as in `update_from_batch`.
 
         Raises:
-            ValueError: there is neither a sample nor a source, the sample lacks a column, or there
-                is no such module.
+            ValueError: there is neither a sample nor a source, or the sample lacks a column.
             StopIteration: the source is exhausted.
         """
         passes = given_passes(passes)
@@ -115,16 +115,12 @@ class Learner(LearnerState):
             if self.source is None:
                 raise ValueError("step() without a sample needs a learner with a source")
             sample = next(self.source)
-        must_be_sample(sample, self.core.batch_spaces())
+        must_be_columns(sample)
         sample = self.before_gradients(to_device(sample, self.device))
-        framed = {
-            key: each
-            for key, each in self.pipelines.items()
-            if key in sample and each.leaves_stacks_out(sample[key])
-        }
+        stacks = self.pipeline is not None and self.pipeline.leaves_stacks_out(sample)
         metrics = []
         for drawn in self._due(sample):
-            due = stacked(drawn, framed)
+            due = self.pipeline.stacked(dict(drawn)) if self.pipeline and stacks else drawn
             try:
                 if not passes:
                     output = self.core.step(self.state, due, self)
@@ -136,7 +132,7 @@ class Learner(LearnerState):
                 must_have_column(due, error, self.core.name)
                 raise
             self.state = output.state
-            self._data.learned(output.priorities)
+            self._data.update_priorities(output.priorities)
             self.progresses()
             metrics.append(with_numbers(output.metrics, self._data.metrics(), self.device))
         self.updates += 1
@@ -158,22 +154,22 @@ class Learner(LearnerState):
 
     @overload
     def update_from_batch(
-        self, batch: Sample, *, async_update: Literal[False] = False, **passes: Unpack[Passes]
+        self, batch: Columns, *, async_update: Literal[False] = False, **passes: Unpack[Passes]
     ) -> Metrics: ...
 
     @overload
     def update_from_batch(
-        self, batch: Sample, *, async_update: Literal[True], **passes: Unpack[Passes]
+        self, batch: Columns, *, async_update: Literal[True], **passes: Unpack[Passes]
     ) -> Future[Metrics]: ...
 
     def update_from_batch(
-        self, batch: Sample, *, async_update: bool = False, **passes: Unpack[Passes]
+        self, batch: Columns, *, async_update: bool = False, **passes: Unpack[Passes]
     ) -> Metrics | Future[Metrics]:
         """One update on columns, such as those of a replay buffer or a data set.
 
         Args:
-            batch: columns by module id. All algorithms that ship take those of a batch of episodes,
-                as tensors or arrays: docs/learners.md lists them.
+            batch: columns by name. All algorithms that ship take those of a batch of episodes, as
+                tensors or arrays: docs/learners.md lists them.
             async_update: start the update and return. If `updates_in_flight` others are unfinished,
                 wait for one of them first. Do not change the batch before the update is done.
             passes: `minibatch_size` is about how many live steps there are in each optimizer step;
@@ -188,8 +184,7 @@ class Learner(LearnerState):
 
         Raises:
             TypeError: the algorithm learns only from episodes.
-            ValueError: a column is missing, does not fit or has a number that is not finite, or a
-                module is unknown.
+            ValueError: a column is missing, does not fit or has a number that is not finite.
         """
         self.check_serves("batch")
         passes = given_passes(passes)
@@ -197,28 +192,40 @@ class Learner(LearnerState):
             return self._in_flight.begin(self.update_from_batch, batch, **passes)
         self.wait()
         if spaces := self.core.batch_spaces():
-            stored = {key: each.stored_space for key, each in self.pipelines.items()}
-            spaces = {key: (stored.get(key, seen), acts) for key, (seen, acts) in spaces.items()}
-            batch = checked_batch(batch, spaces, self.example_states(), self.core.critic_spaces())
+            seen = spaces[0] if self.pipeline is None else self.pipeline.stored_space
+            critic, states = self.core.critic_space(), self.example_states()
+            batch = checked_batch(batch, seen, spaces[1], states, critic)
         return self.step(self.prepared(batch), **passes)
 
     @overload
     def update_from_episodes(
-        self, episodes: Given, *, async_update: Literal[False] = False, **passes: Unpack[Passes]
+        self,
+        episodes: Episodes,
+        *,
+        async_update: Literal[False] = False,
+        **passes: Unpack[Passes],
     ) -> Metrics: ...
 
     @overload
     def update_from_episodes(
-        self, episodes: Given, *, async_update: Literal[True], **passes: Unpack[Passes]
+        self,
+        episodes: Episodes,
+        *,
+        async_update: Literal[True],
+        **passes: Unpack[Passes],
     ) -> Future[Metrics]: ...
 
     def update_from_episodes(
-        self, episodes: Given, *, async_update: bool = False, **passes: Unpack[Passes]
+        self,
+        episodes: Episodes,
+        *,
+        async_update: bool = False,
+        **passes: Unpack[Passes],
     ) -> Metrics | Future[Metrics]:
         """One update on episodes from EnvRunners.
 
         Args:
-            episodes: by module id; a plain list is for the module "default".
+            episodes: batches of the module's episodes.
             async_update: as in `update_from_batch`.
             passes: as in `update_from_batch`.
 
@@ -227,7 +234,7 @@ class Learner(LearnerState):
 
         Raises:
             TypeError: the algorithm does not learn from episodes.
-            ValueError: there are no episodes, a module is unknown, or a number is not finite.
+            ValueError: there are no episodes, or a number is not finite.
         """
         self.check_serves("episodes")
         passes = given_passes(passes)
@@ -243,25 +250,25 @@ class Learner(LearnerState):
             served = one_of(f"update_from_{kind}" for kind in sorted(self.core.trains_on))
             raise TypeError(f"{self.core.name} does not serve update_from_{kind}: call {served}")
 
-    def before_gradients(self, sample: Sample) -> Sample:
+    def before_gradients(self, sample: Columns) -> Columns:
         """A hook for subclasses: takes the sample of an update, on the device, before gradients
         are computed; returns the sample to use instead."""
         return sample
 
-    def sample_from_episodes(self, episodes: Given) -> Sample:
+    def sample_from_episodes(self, episodes: Episodes) -> Columns:
         """Episodes as a sample for `step`. Its copy to the device may still be under way.
 
         Learners of a group do this together, once for each update."""
         return self._sample(episodes)
 
-    def _sample(self, episodes: Given, *, checked: bool = False) -> Sample:
+    def _sample(self, episodes: Episodes, *, checked: bool = False) -> Columns:
         self.wait()
         started = time.perf_counter()
         prepared = self.prepared(self.collated(episodes, checked=checked))
         self.collate_seconds += time.perf_counter() - started
         return prepared
 
-    def collated(self, episodes: Given, *, checked: bool = False) -> Sample:
+    def collated(self, episodes: Episodes, *, checked: bool = False) -> Columns:
         """Episodes as a sample on the host, before any pipeline; in page-locked memory for a GPU.
         This may be called in any thread, beside updates.
 
@@ -270,25 +277,19 @@ class Learner(LearnerState):
             checked: whether numbers that are not finite are a ValueError. EnvRunners look at
                 theirs.
         """
-        found = self.preprocess_episodes(_by_module(episodes))
+        must_be_episodes(episodes)
+        found = self.preprocess_episodes(episodes)
         if checked:
-            for module_id, batches in found.items():
-                must_be_finite(module_id, batches)
-        pin_memory = self.device.type == "cuda"
-        return {key: collate(batches, pin_memory=pin_memory) for key, batches in found.items()}
+            must_be_finite(found)
+        return collate(found, pin_memory=self.device.type == "cuda")
 
-    def prepared(self, sample: Sample) -> Sample:
-        """The sample for `step`: one from `collated`, on the device, after the pipelines.
+    def prepared(self, sample: Columns) -> Columns:
+        """The sample for `step`: one from `collated`, on the device, after the pipeline.
 
         Learners of a group do this together, once for each update."""
         self.wait()
         prepared: dict[str, Any] = to_device(sample, self.device)
-        for module_id, pipeline in self.pipelines.items():
-            if module_id in prepared:
-                prepared[module_id] = pipeline(prepared[module_id])
-            elif self.in_group:
-                pipeline.without_batch(self.device)
-        return prepared
+        return prepared if self.pipeline is None else self.pipeline(prepared)
 
     def preprocess_episodes(self, episodes: Episodes) -> Episodes:
         """A hook for subclasses: changes episodes before anything is computed from them.
@@ -297,15 +298,14 @@ class Learner(LearnerState):
         once more if some of the episodes turn out to be too old."""
         return episodes
 
-    def example_states(self) -> dict[str, dict[str, Tree]]:
-        """By module id, an example of the `states` that episodes need for each row: arrays [...] of
-        the expected shapes and dtypes."""
-        examples: dict[str, dict[str, Tree]] = {}
-        for module_id, state in self.core.initial_states().items():
-            examples[module_id] = {MODULE_STATE: arrays_like(state)}
-        for module_id, pipeline in self.pipelines.items():
-            if contexts := pipeline.example_contexts():
-                examples.setdefault(module_id, {})[CONNECTOR_STATES] = contexts
+    def example_states(self) -> dict[str, Tree]:
+        """An example of the `states` that episodes need for each row: arrays [...] of the expected
+        shapes and dtypes."""
+        examples: dict[str, Tree] = {}
+        if state := self.core.initial_state():
+            examples[MODULE_STATE] = arrays_like(state)
+        if self.pipeline is not None and (contexts := self.pipeline.example_contexts()):
+            examples[CONNECTOR_STATES] = contexts
         return examples
 
     def wait(self) -> None:
@@ -317,7 +317,7 @@ class Learner(LearnerState):
         A learner that never used it need not be closed."""
         self._in_flight.close()
 
-    def _due(self, sample: Sample) -> Iterator[Sample]:
+    def _due(self, sample: Columns) -> Iterator[Columns]:
         """The samples that are to be learned from, now that this one has come.
 
         Raises:
@@ -329,15 +329,10 @@ class Learner(LearnerState):
             must_have_column(sample, error, self.core.name)
             raise
 
-    def _parts(self, sample: Sample, minibatch_size: int | None) -> int | None:
+    def _parts(self, sample: Columns, minibatch_size: int | None) -> int | None:
         """The number of parts with about this many live steps, the same at every learner of a
         group. The host waits for the device here."""
         if minibatch_size is None:
             return None
-        live = [columns[LIVE].sum() for columns in sample.values()]  # [] each
-        most = torch.stack(live).max().double()  # []
-        return max(1, -(-int(self.sums(most)) // minibatch_size))
-
-
-def _by_module(episodes: Given) -> Episodes:
-    return episodes if isinstance(episodes, Mapping) else {DEFAULT_MODULE: episodes}
+        live = sample[LIVE].sum().double()  # []
+        return max(1, -(-int(self.sums(live)) // minibatch_size))

@@ -13,6 +13,7 @@ from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like,
 from juggler.learner.group.member import GroupMember
 from juggler.runtime.checkpoints.checkpoint import PIPELINES, REPLAY
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.trees import Tree
 
 
@@ -22,8 +23,8 @@ class LearnerState(GroupMember):
     device: torch.device
     """Where the state is."""
 
-    pipelines: dict[str, LearnerPipeline]
-    """By module id, the connectors of its samples."""
+    pipeline: LearnerPipeline | None
+    """The connectors of its samples."""
 
     _seed: int
 
@@ -32,7 +33,7 @@ class LearnerState(GroupMember):
         """Wait until no update is in flight."""
 
     def get_params(self) -> Params:
-        """The parameters and buffers that acting needs, by name, by module id.
+        """The parameters and buffers that acting needs, by name.
 
         Parameters are in the `weights_dtype` of the config. Later updates do not change them.
         """
@@ -51,12 +52,12 @@ class LearnerState(GroupMember):
         states of pipelines continue.
 
         Args:
-            weights: name -> array by module id, as from `get_weights` or `juggler.read_weights`.
+            weights: name -> array, as from `get_weights` or, for a module, `juggler.read_weights`.
                 Parameters and buffers that are missing stay as they are.
             whole: whether missing weights are an error.
 
         Raises:
-            StateMismatch: the weights do not fit the learner's modules; nothing has changed.
+            StateMismatch: the weights do not fit the learner's module; nothing has changed.
         """
         self.wait()
         self.state = self.core.with_weights(self.state, weights, self._seed, whole=whole)
@@ -73,9 +74,9 @@ class LearnerState(GroupMember):
     def save(self) -> tuple[dict[str, Tree], dict[str, Any]]:
         """All that `restore` needs: arrays by name, and values for JSON."""
         self.wait()
-        tree = self.core.state_to_tree(self.state)
-        if states := self._pipeline_states():
-            tree[PIPELINES] = arrays_like(states)
+        tree: dict[str, Tree] = {DEFAULT_MODULE: self.core.state_to_tree(self.state)}
+        if learned := self._pipeline_state():
+            tree[PIPELINES] = {DEFAULT_MODULE: arrays_like(learned)}
         if kept := self._data.state():
             tree[REPLAY] = kept
         return tree, {"algorithm": self.core.name, "updates": self.updates}
@@ -91,14 +92,13 @@ class LearnerState(GroupMember):
         failed."""
         return self._data.taken_in()
 
-    def books_of_samples(self) -> Mapping[str, Mapping[str, float]]:
-        """What became of all that a replay has got, by module id; {}: the algorithm has none."""
+    def books_of_samples(self) -> Mapping[str, float]:
+        """What became of all that a replay has got; {}: the algorithm has none."""
         return self._data.books()
 
     def kept_rows(self) -> float | None:
         """How many rows a replay has; None: the algorithm has none."""
-        rows = [each.get("replay_rows") for each in self._data.books().values()]
-        return sum(each or 0.0 for each in rows) if any(each is not None for each in rows) else None
+        return self._data.books().get("replay_rows")
 
     def try_out(self) -> None:
         """From now on learn from each sample when it comes, to find errors: a replay then draws
@@ -124,11 +124,11 @@ class LearnerState(GroupMember):
             )
         self.wait()
         updates = int(extras["updates"])
-        state, pipelines, kept = self._fitting(tree)
+        state, learned, kept = self._fitting(tree)
         self._data.restore(kept, self.device)
         self.state = state
-        for module_id, own in pipelines.items():
-            self.pipelines[module_id].set_state(own)
+        if self.pipeline is not None and learned:
+            self.pipeline.set_state(learned)
         self.updates = updates
 
     def must_fit(self, tree: Tree) -> None:
@@ -139,21 +139,33 @@ class LearnerState(GroupMember):
         self._fitting(tree)
 
     def _fitting(self, tree: Tree) -> tuple[Any, dict[str, Any], Any]:
-        """The state of the core, those of pipelines, and that of the data source in a saved state.
+        """The states of the core, of the pipeline and of the data source in a saved state.
 
         Raises:
             StateMismatch: as `must_fit`.
         """
         rest = dict(tree) if isinstance(tree, Mapping) else {}
         kept: Any = rest.pop(REPLAY, {})
-        pipelines = {PIPELINES: rest.pop(PIPELINES, {})}
-        states = tensors_like(pipelines, {PIPELINES: self._pipeline_states()})
-        return self.core.state_from_tree(rest, like=self.state), states[PIPELINES], kept
+        own = _of_module(rest.pop(PIPELINES, {}))
+        learned = tensors_like({PIPELINES: own}, {PIPELINES: self._pipeline_state()})[PIPELINES]
+        return self.core.state_from_tree(_of_module(rest), like=self.state), learned, kept
 
     def _discard_samples(self) -> None:
         self._data.restore({}, self.device)  # a state of nothing
 
-    def _pipeline_states(self) -> dict[str, Any]:
-        """The states of pipelines that have one, by module id."""
-        states = {module_id: each.get_state() for module_id, each in self.pipelines.items()}
-        return {module_id: state for module_id, state in states.items() if state}
+    def _pipeline_state(self) -> dict[str, Any]:
+        return {} if self.pipeline is None else self.pipeline.get_state()
+
+
+def _of_module(tree: Any) -> Any:
+    """What a saved tree has of the learner's one module.
+
+    Earlier versions kept what cores around the algorithm's know beside the module's own branch.
+    """
+    if not isinstance(tree, Mapping) or DEFAULT_MODULE not in tree:
+        return tree  # such as the state of a user's own core
+    others = {key: each for key, each in tree.items() if key != DEFAULT_MODULE}
+    if not others:
+        return tree[DEFAULT_MODULE]
+    around = {key: _of_module(each) for key, each in others.items()}
+    return {**tree[DEFAULT_MODULE], **around}

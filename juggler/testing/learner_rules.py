@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from juggler.learner.core.learner_core import Sample
+from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.learner import Learner
 from juggler.testing.comparing import assert_same, checked, copied, differ, must
@@ -15,7 +15,7 @@ from juggler.testing.comparing import assert_same, checked, copied, differ, must
 MakeLearner = Callable[[int], Learner]
 
 
-def check_learner(make: MakeLearner, samples: Sequence[Sample]) -> None:
+def check_learner(make: MakeLearner, samples: Sequence[Columns]) -> None:
     """Whether a learner repeats itself from the same seed, and goes on from what it saved.
 
     Args:
@@ -30,17 +30,17 @@ def check_learner(make: MakeLearner, samples: Sequence[Sample]) -> None:
         checked(f"{name}: {rule}", partial(check, make, samples))
 
 
-def _stepped(learner: Learner, samples: Sequence[Sample]) -> list[Any]:
+def _stepped(learner: Learner, samples: Sequence[Columns]) -> list[Any]:
     return [fetch_metrics(learner.step(sample)) for sample in samples]
 
 
-def _agree(one: Learner, other: Learner, samples: Sequence[Sample]) -> None:
+def _agree(one: Learner, other: Learner, samples: Sequence[Columns]) -> None:
     same = _stepped(one, samples) == _stepped(other, samples)
     must(same, "metrics differ")
     assert_same(one.get_weights(), other.get_weights(), "weights")
 
 
-def _steps_learn(make: MakeLearner, samples: Sequence[Sample]) -> None:
+def _steps_learn(make: MakeLearner, samples: Sequence[Columns]) -> None:
     learner = make(0)
     before = copied(learner.get_params())
     found = any(_stepped(learner, samples))
@@ -53,7 +53,7 @@ def _steps_learn(make: MakeLearner, samples: Sequence[Sample]) -> None:
     must(changed, "no step changed them" if found else nothing_due)
 
 
-def _learners_repeat(make: MakeLearner, samples: Sequence[Sample]) -> None:
+def _learners_repeat(make: MakeLearner, samples: Sequence[Columns]) -> None:
     one = make(0)
     _agree(one, make(0), samples)
     must(one.updates == len(samples), f"{len(samples)} steps are counted as {one.updates}")
@@ -61,7 +61,7 @@ def _learners_repeat(make: MakeLearner, samples: Sequence[Sample]) -> None:
     must(differ(one.get_weights(), other), "seeds 0 and 1 give the same weights")
 
 
-def _sources_are_samples(make: MakeLearner, samples: Sequence[Sample]) -> None:
+def _sources_are_samples(make: MakeLearner, samples: Sequence[Columns]) -> None:
     given, sourced = make(0), make(0)
     sourced.source = iter(samples)
     for sample in samples:
@@ -76,7 +76,7 @@ def _sources_are_samples(make: MakeLearner, samples: Sequence[Sample]) -> None:
         raise AssertionError(f"step() without a sample must raise {error.__name__}")
 
 
-def _weights_stay(make: MakeLearner, samples: Sequence[Sample]) -> None:
+def _weights_stay(make: MakeLearner, samples: Sequence[Columns]) -> None:
     learner = make(0)
     params, weights = learner.get_params(), learner.get_weights()
     before = copied(params), copied(weights)
@@ -85,7 +85,7 @@ def _weights_stay(make: MakeLearner, samples: Sequence[Sample]) -> None:
     assert_same(weights, before[1], "get_weights()")
 
 
-def _learner_goes_on(make: MakeLearner, samples: Sequence[Sample]) -> None:
+def _learner_goes_on(make: MakeLearner, samples: Sequence[Columns]) -> None:
     learner, restored = make(0), make(9)
     _stepped(learner, samples)
     # What is kept for further use is not saved, and both are to begin without it.
@@ -99,7 +99,7 @@ def _learner_goes_on(make: MakeLearner, samples: Sequence[Sample]) -> None:
     assert_same(tree, before, "what was saved")
 
 
-_LEARNER_RULES: dict[str, Callable[[MakeLearner, Sequence[Sample]], None]] = {
+_LEARNER_RULES: dict[str, Callable[[MakeLearner, Sequence[Columns]], None]] = {
     "steps change parameters": _steps_learn,
     "learners of one seed agree": _learners_repeat,
     "a step on a sample is one on the next of a source": _sources_are_samples,

@@ -20,8 +20,8 @@ from juggler.runtime.modules.rl_module import RLModule
 
 
 def sample_for(module: RLModule, rows: int = 4, steps: int = 8, seed: int = 0) -> Columns:
-    """One module's part of a sample, which it sampled in an environment that shows anything of the
-    module's observation space, with episodes of 2 to 12 steps.
+    """A sample that a module sampled in an environment which shows anything of its observation
+    space, with episodes of 2 to 12 steps.
 
     Args:
         module: acts.

@@ -27,8 +27,8 @@ class Algorithm:
     """A dataclass derived from `LearnerConfig`: its fields are keys of a run."""
 
     core: ClassVar[Any]
-    """Called with module factories by id and the configuration, makes a `LearnerCore`: its class,
-    or the name of it as "package.module:Class"."""
+    """Called with a function that makes the module, and with the configuration, makes a
+    `LearnerCore`: its class, or the name of it as "package.module:Class"."""
 
     module: ClassVar[Any] = None
     """What is trained where a run names no module: an RLModule class, or its name as

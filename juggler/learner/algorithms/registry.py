@@ -26,7 +26,6 @@ from juggler.learner.imitation_config import ImitationConfig
 from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.elsewhere import algorithm_here
-from juggler.runtime.episodes.batch import DEFAULT_MODULE
 from juggler.runtime.modules.by_name import found
 from juggler.runtime.modules.named_classes import NamedClasses
 from juggler.runtime.nearest import nearest, one_of
@@ -130,13 +129,8 @@ def build_learner(
         critic_space=critic_space,
         check_specs=check_specs,
     )
-    made = make_core({DEFAULT_MODULE: make_module}, replace(config, intrinsic={}, imitation={}))
-    return Learner(
-        _with_rewards(made, config),
-        seed=seed,
-        device=device,
-        pipelines={DEFAULT_MODULE: pipeline},
-    )
+    made = make_core(make_module, replace(config, intrinsic={}, imitation={}))
+    return Learner(_with_rewards(made, config), seed=seed, device=device, pipeline=pipeline)
 
 
 def _with_rewards(core: Any, config: LearnerConfig) -> LearnerCore[Any]:

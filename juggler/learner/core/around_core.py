@@ -9,11 +9,11 @@ from typing import Any, TypedDict
 from juggler.learner.core.learner_core import (
     ALONE,
     Aux,
+    Columns,
     Grads,
     LearnerCore,
     Metrics,
     Params,
-    Sample,
     Seam,
     Space,
     StepOutput,
@@ -27,7 +27,7 @@ class AroundState(TypedDict):
     """The states of a core and of the one around it."""
 
     inner: Any
-    own: dict[str, Any]  # by module id, trees of tensors
+    own: dict[str, Any]  # a tree of tensors
 
 
 class AroundCore(LearnerCore[AroundState], ABC):
@@ -43,34 +43,25 @@ class AroundCore(LearnerCore[AroundState], ABC):
 
     def __init__(self, inner: LearnerCore[Any]) -> None:
         """Args:
-            inner: learns from what this core shows it.
-
-        Raises:
-            ValueError: a module has the name of this core's branch in checkpoints.
+        inner: learns from what this core shows it.
         """
-        if self.kind in inner.batch_spaces():
-            raise ValueError(
-                f"module {self.kind!r}: checkpoints use this name for what {type(self).__name__} "
-                "keeps; choose another id"
-            )
         self.inner = inner
         self.name = f"{inner.name} with {self.kind}"
         self.config, self.trains_on = inner.config, inner.trains_on
-        self.schedules = inner.schedules
+        self.trains_in_groups, self.schedules = inner.trains_in_groups, inner.schedules
 
     @abstractmethod
     def own_state(self, seed: int) -> dict[str, Any]:
-        """What this core keeps from update to update: trees of tensors on the CPU, by module id or
-        by names of their own."""
+        """What this core keeps from update to update: a tree of tensors on the CPU."""
 
     @abstractmethod
-    def shown(self, state: AroundState, sample: Sample) -> Sample:
+    def shown(self, state: AroundState, sample: Columns) -> Columns:
         """What the inner core learns from, by what this core knows already."""
 
     @abstractmethod
     def learned(
-        self, state: AroundState, sample: Sample, seam: Seam
-    ) -> tuple[dict[str, Any], Sample, Metrics]:
+        self, state: AroundState, sample: Columns, seam: Seam
+    ) -> tuple[dict[str, Any], Columns, Metrics]:
         """Learn from a sample -> what this core keeps from now on, what the inner core learns from,
         and metrics.
 
@@ -83,7 +74,7 @@ class AroundCore(LearnerCore[AroundState], ABC):
     def init(self, seed: int) -> AroundState:
         return AroundState(inner=self.inner.init(seed), own=self.own_state(seed))
 
-    def grads(self, state: AroundState, sample: Sample) -> tuple[Grads, Aux]:
+    def grads(self, state: AroundState, sample: Columns) -> tuple[Grads, Aux]:
         return self.inner.grads(state["inner"], self.shown(state, sample))
 
     def apply(self, state: AroundState, grads: Grads, aux: Aux) -> StepOutput[AroundState]:
@@ -91,34 +82,31 @@ class AroundCore(LearnerCore[AroundState], ABC):
         return output._replace(state=AroundState(inner=output.state, own=state["own"]))
 
     def step(
-        self, state: AroundState, sample: Sample, seam: Seam = ALONE
+        self, state: AroundState, sample: Columns, seam: Seam = ALONE
     ) -> StepOutput[AroundState]:
         return self._around(state, sample, seam, self.inner.step)
 
     def step_in_parts(
         self,
         state: AroundState,
-        sample: Sample,
+        sample: Columns,
         seam: Seam,
         minibatches: int | None,
         epochs: int | None,
     ) -> StepOutput[AroundState]:
-        def in_parts(inner: Any, shown: Sample, seam: Seam) -> StepOutput[Any]:
+        def in_parts(inner: Any, shown: Columns, seam: Seam) -> StepOutput[Any]:
             return self.inner.step_in_parts(inner, shown, seam, minibatches, epochs)
 
         return self._around(state, sample, seam, in_parts)
 
-    def batch_spaces(self) -> Mapping[str, tuple[Space, Space]]:
+    def batch_spaces(self) -> tuple[Space, Space] | None:
         return self.inner.batch_spaces()
 
-    def critic_spaces(self) -> Mapping[str, Space]:
-        return self.inner.critic_spaces()
+    def critic_space(self) -> Space | None:
+        return self.inner.critic_space()
 
-    def nothing(self, state: AroundState) -> tuple[Grads, Aux]:
-        return self.inner.nothing(state["inner"])
-
-    def initial_states(self) -> dict[str, Any]:
-        return self.inner.initial_states()
+    def initial_state(self) -> dict[str, Any]:
+        return self.inner.initial_state()
 
     def get_params(self, state: AroundState) -> Params:
         return self.inner.get_params(state["inner"])
@@ -142,11 +130,11 @@ class AroundCore(LearnerCore[AroundState], ABC):
     def _around(
         self,
         state: AroundState,
-        sample: Sample,
+        sample: Columns,
         seam: Seam,
-        step: Callable[[Any, Sample, Seam], StepOutput[Any]],
+        step: Callable[[Any, Columns, Seam], StepOutput[Any]],
     ) -> StepOutput[AroundState]:
         own, shown, found = self.learned(state, sample, seam)
         output = step(state["inner"], shown, seam)
-        metrics = {key: {**each, **found.get(key, {})} for key, each in output.metrics.items()}
+        metrics = {**output.metrics, **found}
         return output._replace(state=AroundState(inner=output.state, own=own), metrics=metrics)

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS
 from juggler.learner.data.sources import Columns
-from juggler.learner.optim.parameter_group import ParameterGroup
+from juggler.learner.optim.flat_module import FlatModule
 from juggler.runtime.episodes.columns import COLUMNS
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import Batch, RLModule
@@ -20,7 +20,7 @@ from juggler.runtime.wire.structures import tree_map
 
 
 class Loss(NamedTuple):
-    """The loss of one module on its part of a sample, as a core's `loss` returns it.
+    """The loss on a sample, as a core's `loss` returns it.
 
     Attributes:
         total: a mean over live steps, which is minimized.
@@ -47,6 +47,10 @@ class Loss(NamedTuple):
     metrics: dict[str, Tensor]  # [] each
     means: dict[str, Tensor]  # [] each
     priorities: Tensor | None = None  # [N]
+
+    def given(self) -> dict[str, Any]:
+        """Its fields that are not None, as a tree of tensors."""
+        return {name: each for name, each in self._asdict().items() if each is not None}
 
 
 def checked_loss(
@@ -134,41 +138,38 @@ def _kind(value: object) -> str:
 
 
 class Forward:
-    """The training pass of one module, with the parameters and buffers of a state.
+    """The training pass of a module, with the parameters and buffers of a state.
 
     Attributes:
-        group: the parameter group of the module.
-        module_id: of the module.
-        named: the group's parameters by their names in it.
-        buffers: likewise, which a pass may change.
+        flat: the module's structure.
+        named: the parameters by name.
+        buffers: by name; a pass may change them.
     """
 
     def __init__(
         self,
-        group: ParameterGroup,
-        module_id: str,
+        flat: FlatModule,
         parameters: Tensor | Mapping[str, Tensor],
         buffers: dict[str, Tensor],
     ) -> None:
         """Args:
-        group: the parameter group of the module.
-        module_id: of the module.
-        parameters: of the group: [P], or by their names in it, all of them.
-        buffers: likewise by name.
+        flat: the module's structure.
+        parameters: [P], or all of them by name.
+        buffers: by name.
         """
-        self.group, self.module_id, self.buffers = group, module_id, buffers
-        self.named = group.named(parameters) if isinstance(parameters, Tensor) else parameters
+        self.flat, self.buffers = flat, buffers
+        self.named = flat.named(parameters) if isinstance(parameters, Tensor) else parameters
 
     @property
     def parameters(self) -> Tensor:
-        """The group's parameters in one vector [P]."""
-        return self.group.joined(self.named)
+        """The parameters in one vector [P]."""
+        return self.flat.joined(self.named)
 
     def using(self, parameters: Tensor | Mapping[str, Tensor]) -> Self:
         """The same pass with other parameters, as for the constructor. It leaves the buffers of
         this one as they are."""
         buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        return type(self)(self.group, self.module_id, parameters, buffers)
+        return type(self)(self.flat, parameters, buffers)
 
     def frozen(self) -> Self:
         """The same pass without gradients of the parameters. It leaves the buffers of this one as
@@ -182,20 +183,24 @@ class Forward:
 
     def in_chunks(self) -> InChunks:
         """The same pass without gradients, in chunks."""
-        return InChunks(self.group, self.module_id, self.named, self.buffers)
+        return InChunks(self.flat, self.named, self.buffers)
 
     @property
     def module(self) -> RLModule:
         """The module, for its spaces and its distribution. Its own parameters are not trained."""
-        return self.group.modules[self.module_id]
+        return self.flat.module
 
     def initial_state(self) -> dict[str, Any]:
         """The module's `get_initial_state`, with the parameters and buffers of the state."""
-        return self.group.initial_state(self.module_id, self.named, self.buffers)
+        return self.flat.initial_state(self.named, self.buffers)
 
     def parameter(self, name: str) -> Tensor:
-        """A parameter of the module, by its own name."""
-        return self.named[self.group.names(self.module_id)[name]]
+        """A parameter of the module."""
+        return self.named[self.flat.names[name]]
+
+    def buffer(self, name: str) -> Tensor:
+        """A buffer of the module."""
+        return self.buffers[self.flat.names[name]]
 
     def set_buffer(self, name: str, value: Tensor) -> None:
         """Set a buffer of the module from this optimizer step on. EnvRunners get it with the
@@ -204,11 +209,10 @@ class Forward:
         Raises:
             ValueError: there is no such buffer, or the value is no tensor of its shape.
         """
-        names = self.group.names(self.module_id)
-        own = [each for each in names if names[each] in self.buffers]
-        whose = f"module {self.module_id!r}, {type(self.module).__name__},"
-        if name not in own:
-            raise ValueError(f"{whose} has no buffer {name!r}{nearest(name, own)}")
+        names = {own: first for own, first in self.flat.names.items() if first in self.buffers}
+        whose = type(self.module).__name__
+        if name not in names:
+            raise ValueError(f"{whose} has no buffer {name!r}{nearest(name, names)}")
         old = self.buffers[names[name]]
         if not isinstance(value, Tensor) or value.shape != old.shape:
             raise ValueError(
@@ -218,7 +222,7 @@ class Forward:
         self.buffers[names[name]] = value.to(old.dtype)
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
-        return self.group.forward_train(self.module_id, self.named, self.buffers, batch)
+        return self.flat.forward_train(self.named, self.buffers, batch)
 
 
 class NamedColumns(dict[str, Any]):
@@ -284,8 +288,7 @@ def gradient_for_vmap(
         used = forward.using(parameters)
         loss = loss_of(used)
         # torch.func takes no None for a tensor.
-        given = {key: each for key, each in loss._asdict().items() if each is not None}
-        return loss.total, (given, used.buffers)
+        return loss.total, (loss.given(), used.buffers)
 
     gradient, (given, buffers) = torch.func.grad(total_of, has_aux=True)(forward.parameters)
     return gradient, Loss(**given), buffers

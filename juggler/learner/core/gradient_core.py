@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Mapping
-from functools import partial, reduce
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,259 +24,347 @@ from juggler.learner.core.forward import (
 from juggler.learner.core.learner_core import (
     Aux,
     Columns,
-    GradientAux,
     Grads,
-    Sample,
+    LearnerCore,
+    Params,
     Seam,
+    Space,
     StepOutput,
 )
 from juggler.learner.core.metrics import mean_metrics
 from juggler.learner.core.micro_batches import MeanOverParts, micro_batches
 from juggler.learner.core.recordings import Recordings
-from juggler.learner.core.state_core import StateCore
+from juggler.learner.core.state import StateMismatch, arrays_like, as_sent, tensors_like, to_device
 from juggler.learner.core.varying_columns import with_recurring_shapes
 from juggler.learner.data.sources import NEW_STEPS
-from juggler.learner.optim.optimizers import chosen, on_host
-from juggler.learner.optim.parameter_group import Factories as Factories
-from juggler.learner.optim.parameter_group import ParameterGroup as ParameterGroup
-from juggler.learner.optim.parameter_group_state import ParameterGroupState as ParameterGroupState
-from juggler.learner.optim.parameter_group_state import State as State
-from juggler.learner.optim.parameter_group_state import copied, with_steps
+from juggler.learner.optim.flat_module import FlatModule as FlatModule
+from juggler.learner.optim.flat_module import MakeModule as MakeModule
+from juggler.learner.optim.flat_module import TrainingPass, seeded
+from juggler.learner.optim.flat_module import TrainState as TrainState
+from juggler.learner.optim.optimizers import Optimizers, chosen, on_host
+from juggler.learner.optim.schedules import Schedule
+from juggler.runtime.checkpoints.weights import ACTING
+from juggler.runtime.episodes.version import DEFAULT_MODULE
+from juggler.runtime.modules import columns as c
+from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.nearest import nearest
+from juggler.runtime.wire.structures import tree_map
+from juggler.runtime.wire.trees import Tree
 
 #: Keys that say how often a loss is computed in an update, if an algorithm has them.
 _PASSES = ("minibatches", "epochs")
 
 
-class GradientCore(StateCore, ABC):
-    """A StateCore that minimizes a loss for each module.
-
-    The loss of a parameter group is the sum of its modules' losses, and its optimizer makes one
-    step of all their parameters.
+class GradientCore(LearnerCore[TrainState], ABC):
+    """A LearnerCore that minimizes a loss.
 
     An algorithm is a subclass with a `name` and a `loss`. The loss finds its hyper-parameters in
     `config`, and those that change with the steps trained on in `schedules`.
 
-    If a gradient is not finite, the state of its group stays as it was, and the metric `skipped` is
-    1. Parameters that belong only to modules without a live step in the sample stay as they were
-    too, and so do the optimizer's moments of them.
+    If a gradient is not finite, the state stays as it was, and the metric `skipped` is 1. So it
+    stays after a sample without a live step.
+
+    Attributes:
+        module: for its spaces and distribution. Its own parameters are not trained.
+        flat: the place of its parameters in a vector.
+        optimizers: of its parameters.
     """
+
+    name: str
 
     trains_on: frozenset[str] = frozenset({"episodes", "batch"})
 
-    mean_names: tuple[str, ...] = ()
-    """Names of the `means` of its Loss; see there."""
+    trains_in_groups = True
+
+    schedules: dict[str, Callable[[Tensor], Tensor]]
+    """By key of the config: steps trained on -> the present value, both 0-d."""
+
+    learns_from_episodes: bool = False
+    """Whether a batch of columns must have all the columns of a batch of episodes."""
 
     learns_from_rewards: bool = True
     """Whether rewards make a difference."""
 
+    mean_names: tuple[str, ...] = ()
+    """Names of the `means` of its Loss; see there."""
+
+    counts_each: bool = False
+    """Whether the optimizer counts the updates of each parameter, because some change only some."""
+
     mapped: bool = False
     """Whether this core runs within `torch.func.vmap`, as a member of a population."""
 
-    def __init__(self, factories: Factories, config: LearnerConfig) -> None:
-        super().__init__(factories, config)
+    def __init__(self, make_module: MakeModule, config: LearnerConfig) -> None:
+        """Args:
+            make_module: makes the module with newly drawn parameters.
+            config: hyper-parameters.
+
+        Raises:
+            ValueError: a hyper-parameter is out of range, or the module cannot be trained.
+        """
+        if not hasattr(self, "name"):
+            raise ValueError(f"{type(self).__name__} needs a name, which its checkpoints carry")
+        config.validate()
+        for table, around in (("intrinsic", "Rnd"), ("imitation", "Discriminator")):
+            if getattr(config, table):
+                raise ValueError(
+                    f"{table} = {getattr(config, table)!r} with {self.name}: a core has no rewards "
+                    f"of its own. Put juggler.{around}(core, ...) around it"
+                )
+        self.config = config
+        self._make_module = make_module
+        self.module: RLModule = self._made(0)
+        self._pass = TrainingPass(bfloat16=config.precision == "bfloat16", compiled=config.compile)
+        self.flat = FlatModule(self.module, self._pass)
+        specs = config.optimizer_specs()
+        self.optimizers = Optimizers(self.flat, specs)
+        self.schedules = {spec.lr_key: Schedule(spec.config.lr) for spec in reversed(specs)}
         self._recordings = None if config.compile or _has_others_code(self) else Recordings()
 
+    # -- what an algorithm says ------------------------------------------------------------------
+
     @abstractmethod
-    def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
-        """The loss of one module.
+    def loss(self, forward: Forward, columns: Columns, state: TrainState) -> Loss:
+        """The loss on a sample.
 
         Args:
             forward: the module's training pass, with the parameters to differentiate.
-            columns: the module's part of the sample.
-            state: its parameter group's state before this update; its tensors need no gradient.
+            columns: the sample.
+            state: the state before this update; its tensors need no gradient.
 
         Returns:
             A `Loss`. `grads` raises a ValueError about anything else.
         """
 
-    def exploration(self, state: ParameterGroupState) -> dict[str, Tensor]:
-        """How much EnvRunners explore from this optimizer step on, whatever the loss is.
-
-        Args:
-            state: of a parameter group, before the step.
-
-        Returns:
-            Values [] by the names of buffers that all of its modules have, such as "epsilon". The
-            metrics have them too. {}: the algorithm sets no such buffer.
-        """
+    def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
+        """The initial `extra`: what the algorithm keeps beside the parameters [P]."""
         return {}
 
-    def decided(self, state: ParameterGroupState) -> bool | None:
-        """What the loss of a core that ships decides by a number of the state, where the host can
-        read it; none: nothing."""
-        return None
-
-    def next_extra(self, new: ParameterGroupState, aux: GradientAux) -> dict[str, Tensor]:
+    def next_extra(self, new: TrainState, aux: Aux) -> dict[str, Tensor]:
         """The next `extra`, given the state after an optimizer step (whose `extra` is still the old
         one)."""
         return new["extra"]
 
-    def extra_after(
-        self, new: ParameterGroupState, aux: GradientAux, stepped: Tensor
-    ) -> dict[str, Tensor]:
+    def extra_after(self, new: TrainState, aux: Aux, stepped: Tensor) -> dict[str, Tensor]:
         """`next_extra` if the optimizer made a step (`stepped`, a bool []), else the old extra."""
         return chosen(stepped, self.next_extra(new, aux), new["extra"])
 
-    def moving(
-        self, group: ParameterGroup, state: ParameterGroupState, live_steps: Mapping[str, Tensor]
-    ) -> Tensor:
-        """Which parameters an optimizer step changes -> bool [K], in the order of the group's
-        `sizes`, or [] for all. The others keep their moments too. A core that says so by itself
-        sets `counts_each`.
+    def acting_parameters(self, state: TrainState) -> Tensor:
+        """The parameters [P] that EnvRunners and policies act with: those that are trained."""
+        return state["parameters"]
+
+    def exploration(self, state: TrainState) -> dict[str, Tensor]:
+        """How much EnvRunners explore from this optimizer step on, whatever the loss is.
 
         Args:
-            group: the parameter group.
-            state: its state before the step.
-            live_steps: 0-d, by id of the modules that have a part in the sample.
+            state: before the step.
+
+        Returns:
+            Values [] by the names of the module's buffers, such as "epsilon". The metrics have them
+            too. {}: the algorithm sets no such buffer.
         """
-        return group.concerned(live_steps)
+        return {}
 
-    def grads(self, state: State, sample: Sample) -> tuple[Grads, Aux]:
-        """Gradients module by module: each loss is a mean over the module's own live steps."""
-        self._must_know(sample)
-        grads: Grads = {}
-        aux: Aux = {}
-        for group_id, group in self._groups.items():
-            own = state[group_id]
-            gradients: dict[str, Tensor] = {}  # [P] by module id
-            found = GradientAux({}, {}, {}, {}, priorities={}, new_steps={})
-            for module_id in group.modules:
-                if module_id not in sample:
-                    continue
-                calls = self._pass.compiled_calls
-                mean, priorities = MeanOverParts(), []
-                for part in micro_batches(sample[module_id], self.config.micro_batches):
-                    if self.mapped:
-                        forward = Forward(group, module_id, own["parameters"], own["buffers"])
-                        loss_of = partial(self._loss_for_vmap, columns=part, state=own)
-                        gradient, loss, buffers = gradient_for_vmap(loss_of, forward)  # [P]
-                    else:
-                        gradient, loss, buffers = self._gradient(group, module_id, part, own)  # [P]
-                    mean.add((gradient, loss.metrics, loss.means), loss.live_steps)
-                    if loss.priorities is not None:
-                        priorities.append(loss.priorities)
-                    own = ParameterGroupState(**{**own, "buffers": buffers})
-                gradients[module_id], found.metrics[module_id], found.means[module_id] = mean.mean()
-                found.live_steps[module_id] = mean.live_steps
-                if NEW_STEPS in sample[module_id]:
-                    found.new_steps[module_id] = sample[module_id][NEW_STEPS]  # []
-                if priorities:
-                    found.priorities[module_id] = torch.cat(priorities)  # [N]
-                if self.config.compile:
-                    calls = self._pass.compiled_calls - calls
-                    found.metrics[module_id]["compiled_calls"] = torch.full_like(
-                        mean.live_steps, calls
-                    )  # []
-            if gradients:
-                parts = gradients if len(group.modules) > 1 else {}
-                grads[group_id] = reduce(torch.add, gradients.values())  # [P]
-                aux[group_id] = found._replace(buffers=own["buffers"], gradients=parts)
-        return grads, aux
+    def moving(self, state: TrainState, live_steps: Tensor) -> Tensor:
+        """Which parameters an optimizer step changes -> bool [K], in the order of `flat.sizes`, or
+        [] for all. The others keep their moments too. A core that tells parameters apart sets
+        `counts_each`.
 
-    @torch.no_grad()
-    def apply(self, state: State, grads: Grads, aux: Aux) -> StepOutput[State]:
-        state, metrics, priorities = dict(state), {}, {}
-        for group_id, gradient in grads.items():
-            found = aux[group_id]
-            stepped = self._stepped(group_id, state[group_id], gradient, found)
-            state[group_id] = stepped["state"]
-            for module_id, values in found.metrics.items():
-                metrics[module_id] = {**values, **stepped["metrics"]}
-            priorities.update(found.priorities)
-        return StepOutput(state, metrics, priorities or None)
+        Args:
+            state: before the step.
+            live_steps: [] of the sample.
+        """
+        return live_steps > 0  # []
 
-    def reads(self, x: Tensor) -> bool:
-        """Whether the host can read numbers of a tensor at once, without waiting for a device."""
-        return on_host(x) and not self.mapped
+    def decided(self, state: TrainState) -> bool | None:
+        """What the loss of a core that ships decides by a number of the state, where the host can
+        read it; none: nothing."""
+        return None
 
     def passes(self) -> tuple[int, int]:
         """Minibatches and epochs of `step_in_parts` where a call says nothing about them."""
         return 1, 1
 
+    def reads(self, x: Tensor) -> bool:
+        """Whether the host can read numbers of a tensor at once, without waiting for a device."""
+        return on_host(x) and not self.mapped
+
+    # -- its module ------------------------------------------------------------------------------
+
+    def forward(self, state: TrainState) -> Forward:
+        """The training pass with a state's parameters and copies of its buffers."""
+        buffers = {name: buffer.clone() for name, buffer in state["buffers"].items()}
+        return Forward(self.flat, state["parameters"], buffers)
+
+    def batch_spaces(self) -> tuple[Space, Space] | None:
+        if not self.learns_from_episodes:
+            return None
+        return self.module.observation_space, self.module.action_space
+
+    def critic_space(self) -> Space | None:
+        return self.module.critic_space
+
+    def initial_state(self) -> dict[str, Any]:
+        return self.module.get_initial_state()
+
+    def _made(self, seed: int) -> RLModule:
+        with seeded(seed, DEFAULT_MODULE):
+            return self._make_module()
+
+    # -- its state -------------------------------------------------------------------------------
+
+    def init(self, seed: int) -> TrainState:
+        return self._beginning(*self.flat.flatten(self._made(seed)), seed)
+
+    def get_params(self, state: TrainState) -> Params:
+        sent = as_sent(self.acting_parameters(state), self.config.weights_dtype)  # [P]
+        return self.flat.acting(sent, state["buffers"])
+
+    def with_weights(
+        self, state: TrainState, weights: Mapping[str, Tree], seed: int, *, whole: bool = False
+    ) -> TrainState:
+        tensors = {**self.flat.named(state["parameters"]), **state["buffers"]}
+        found: dict[str, Tensor] = {}
+        for name, array in weights.items():
+            if name not in self.flat.names:
+                raise StateMismatch(
+                    f"there are no weights {name!r}{nearest(name, self.flat.names)}"
+                )
+            own = self.flat.names[name]
+            tensor = _tensor_of(name, array, tensors[own])  # [...]
+            if not torch.equal(found.setdefault(own, tensor), tensor):
+                raise StateMismatch(f"weights {name!r} and {own!r} are one, and have two values")
+        if whole and (lacking := [name for name in tensors if name not in found]):
+            raise StateMismatch(f"weights are missing for {', '.join(map(repr, lacking))}")
+        tensors.update(found)
+        parameters = self.flat.joined({name: tensors.pop(name) for name in self.flat.sizes})  # [P]
+        begun = self._beginning(parameters, tensors, seed)
+        begun["steps"] = state["steps"]
+        there: TrainState = to_device(begun, state["parameters"].device)
+        return there
+
+    def shares_parts(self, state: TrainState) -> TrainState:
+        """The state of a module that shares parts with those of other cores.
+
+        From here on, the optimizer counts the updates of each parameter.
+        """
+        self.counts_each = True
+        return _counting_each(state)
+
+    def state_to_tree(self, state: TrainState) -> dict[str, Tree]:
+        named = self.flat.by_name(state)
+        acting = self.acting_parameters(state)  # [P]
+        if acting is not state["parameters"]:
+            named[ACTING] = self.flat.named(acting)
+        return arrays_like(named, copied=True)
+
+    def state_from_tree(self, tree: Tree, like: TrainState) -> TrainState:
+        if isinstance(tree, Mapping):
+            tree = {name: branch for name, branch in tree.items() if name != ACTING}
+        return self.flat.from_names(tensors_like(tree, self.flat.by_name(like)))
+
+    def _beginning(self, parameters: Tensor, buffers: dict[str, Tensor], seed: int) -> TrainState:
+        """The state of an untrained module with these parameters [P] and buffers."""
+        begun = TrainState(
+            parameters=parameters,
+            buffers=buffers,
+            moments=self.optimizers.init(parameters),
+            extra=self.initial_extra(parameters, seed),
+            steps=torch.zeros((), dtype=torch.int64),  # []
+        )
+        return _counting_each(begun) if self.counts_each else begun
+
+    # -- updates ---------------------------------------------------------------------------------
+
+    def grads(self, state: TrainState, sample: Columns) -> tuple[Grads, Aux]:
+        calls = self._pass.compiled_calls
+        mean, priorities = MeanOverParts(), []
+        for part in micro_batches(sample, self.config.micro_batches):
+            gradient, loss, buffers = self._gradient(part, state)  # [P]
+            mean.add((gradient, loss.metrics, loss.means), loss.live_steps)
+            if loss.priorities is not None:
+                priorities.append(loss.priorities)
+            state = TrainState(**{**state, "buffers": buffers})
+        gradient, metrics, means = mean.mean()
+        if self.config.compile:
+            calls = self._pass.compiled_calls - calls
+            metrics["compiled_calls"] = torch.full_like(mean.live_steps, calls)  # []
+        return gradient, Aux(
+            live_steps=mean.live_steps,
+            metrics=metrics,
+            buffers=state["buffers"],
+            means=means,
+            priorities=torch.cat(priorities) if priorities else None,  # [N]
+            new_steps=sample.get(NEW_STEPS),  # []
+        )
+
+    @torch.no_grad()
+    def apply(self, state: TrainState, grads: Grads, aux: Aux) -> StepOutput[TrainState]:
+        inputs = {"state": state, "gradient": grads, "aux": aux.given()}
+        if self._recordings is None or self.mapped or on_host(grads):
+            found = self._stepped(inputs)
+        else:
+            before = {"state": state}
+            found = self._recordings(self._stepped, inputs, self._basis(), before=before)
+        return StepOutput(found["state"], {**aux.metrics, **found["metrics"]}, aux.priorities)
+
     def step_in_parts(
-        self, state: State, sample: Sample, seam: Seam, minibatches: int | None, epochs: int | None
-    ) -> StepOutput[State]:
+        self,
+        state: TrainState,
+        sample: Columns,
+        seam: Seam,
+        minibatches: int | None,
+        epochs: int | None,
+    ) -> StepOutput[TrainState]:
         """Parts are rows of the sample, in their order: what is estimated along a row stays whole.
         However often a step is learned from, it counts once for schedules."""
         count, passes = self.passes()
         count, epochs = minibatches or count, epochs or passes
-        parts = {key: micro_batches(columns, count) for key, columns in sample.items()}
-        before, each = state, []
+        parts = micro_batches(sample, count)
+        # Every learner makes the same number of steps, even if its sample has fewer rows.
+        silent = {**sample, c.LIVE: torch.zeros_like(sample[c.LIVE])}
+        before, each = state["steps"], []
         state = copied(state)  # if the seam fails midway, the old one stays as it was
         for _ in range(epochs):
-            priorities = defaultdict[str, list[Tensor]](list)  # of the last epoch
-            # Every learner makes the same number of steps, even if its sample has fewer rows.
-            for place in range(count):
-                part = {key: own[place] for key, own in parts.items() if place < len(own)}
+            priorities = []  # of the last epoch
+            for part in parts:
                 state, metrics, found = super().step(state, part, seam)
                 each.append(metrics)
-                for key, own in (found or {}).items():
-                    priorities[key].append(own)  # [n]
-        steps = {
-            key: old["steps"] + (state[key]["steps"] - old["steps"]) // epochs
-            for key, old in before.items()
-        }  # [] each
-        together = {key: torch.cat(own) for key, own in priorities.items()}  # [N] each
-        return StepOutput(with_steps(state, steps), mean_metrics(each), together or None)
+                if found is not None:
+                    priorities.append(found)  # [n]
+            for _ in range(count - len(parts)):
+                state = super().step(state, silent, seam).state
+        state["steps"] = before + (state["steps"] - before) // epochs  # []
+        together = torch.cat(priorities) if priorities else None  # [N]
+        return StepOutput(state, mean_metrics(each), together)
 
-    def nothing(self, state: State) -> tuple[Grads, Aux]:
-        grads: Grads = {}
-        aux: Aux = {}
-        for group_id, own in state.items():
-            modules = self._groups[group_id].modules
-            none = torch.zeros_like(own["steps"])  # []
-            zero = own["parameters"].new_zeros(())  # []
-            grads[group_id] = torch.zeros_like(own["parameters"])  # [P]
-            aux[group_id] = GradientAux(
-                live_steps=dict.fromkeys(modules, none),
-                metrics={},
-                buffers=own["buffers"],
-                means={key: dict.fromkeys(self.mean_names, zero) for key in modules},
-                gradients=dict.fromkeys(modules, grads[group_id]) if len(modules) > 1 else {},
-            )
-        return grads, aux
-
-    def _stepped(
-        self, group_id: str, state: ParameterGroupState, gradient: Tensor, aux: GradientAux
-    ) -> dict[str, Any]:
-        """The state and metrics of a group after an optimizer step with a gradient [P]."""
-        inputs = {"state": {group_id: state}, "gradient": gradient, "aux": aux._asdict()}
-        compute = partial(self._optimized, group_id)
-        if self._recordings is None or self.mapped or on_host(gradient):
-            return compute(inputs)
-        found: dict[str, Any] = self._recordings(
-            compute, inputs, self._basis(), before={"state": state}
-        )
-        return found
-
-    def _optimized(self, group_id: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """What `_stepped` returns, as a tree of tensors."""
-        old, gradient = inputs["state"][group_id], inputs["gradient"]  # gradient: [P]
-        found, optimizers = GradientAux(**inputs["aux"]), self._optimizers[group_id]
-        lrs = {key: self.schedules[key](old["steps"]) for key in optimizers.lr_keys}  # []
+    def _stepped(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The state and metrics after an optimizer step, as a tree of tensors."""
+        old, gradient, aux = inputs["state"], inputs["gradient"], Aux(**inputs["aux"])  # [P]
+        lrs = {key: self.schedules[key](old["steps"]) for key in self.optimizers.lr_keys}  # []
         norm = torch.linalg.vector_norm(gradient)  # []
         finite = norm.isfinite()  # []
-        moved = finite & self.moving(self._groups[group_id], old, found.live_steps)  # [] or [K]
+        moved = finite & self.moving(old, aux.live_steps)  # [] or [K]
         counts = old["moments"].get("updates", moved)  # [], or [P]
         if moved.ndim and not counts.ndim:
             raise ValueError(
                 f"{type(self).__name__}.moving tells parameters apart, whose updates are counted "
                 "together: set counts_each = True in that class"
             )
-        parameters, moments = optimizers.update(
+        parameters, moments = self.optimizers.update(
             old["parameters"], gradient, norm, old["moments"], lrs, moved, self.reads(gradient)
         )
         stepped = moved.any()  # []
-        counted = {**found.live_steps, **found.new_steps}.values()  # [] each
-        new = ParameterGroupState(
+        counted = aux.live_steps if aux.new_steps is None else aux.new_steps  # []
+        new = TrainState(
             parameters=parameters,
-            buffers=chosen(stepped, found.buffers, old["buffers"]),
+            buffers=chosen(stepped, aux.buffers, old["buffers"]),
             moments=moments,
             extra=old["extra"],
-            steps=old["steps"] + stepped * reduce(torch.maximum, counted),
+            steps=old["steps"] + stepped * counted,
         )
         if new["extra"]:
-            new["extra"] = self.extra_after(new, found, stepped)
+            new["extra"] = self.extra_after(new, aux, stepped)
         return {
             "state": new,
             "metrics": {"grad_norm": norm, **lrs, "skipped": (~finite).float()},
@@ -287,68 +376,80 @@ class GradientCore(StateCore, ABC):
         return config, dict(self.schedules)
 
     def _gradient(
-        self,
-        group: ParameterGroup,
-        module_id: str,
-        columns: Columns,
-        state: ParameterGroupState,
+        self, columns: Columns, state: TrainState
     ) -> tuple[Tensor, Loss, dict[str, Tensor]]:
-        """The gradient [P] of a module's loss, the loss, and the buffers after it."""
-        compute = partial(self._computed, group, module_id)
-        inputs = {"state": state, "columns": {module_id: columns}}
+        """The gradient [P] of the loss, the loss, and the buffers after it."""
+        if self.mapped:
+            forward = Forward(self.flat, state["parameters"], state["buffers"])
+            return gradient_for_vmap(partial(self._loss, columns=columns, state=state), forward)
+        inputs = {"state": state, "columns": columns}
         if self._recordings is None:
-            found = compute(inputs)
+            found = self._computed(inputs)
         else:
-            if not group.modules[module_id].get_initial_state():
-                inputs["columns"] = {module_id: with_recurring_shapes(columns)}
-            found = self._recordings(compute, inputs, self._basis(), self.decided(state))
+            if not self.module.get_initial_state():
+                inputs["columns"] = with_recurring_shapes(columns)
+            found = self._recordings(self._computed, inputs, self._basis(), self.decided(state))
         return found["gradient"], Loss(**found["loss"]), found["buffers"]
 
-    def _computed(
-        self, group: ParameterGroup, module_id: str, inputs: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _computed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """What `_gradient` returns, as a tree of tensors."""
-        own = inputs["state"]
-        forward = Forward(group, module_id, own["parameters"], own["buffers"]).differentiable()
-        explores = self._set_exploration(forward, own)
-        columns = NamedColumns(inputs["columns"][module_id])
-        loss = self._checked(self.loss(forward, columns, own), columns, explores)
+        state = inputs["state"]
+        forward = Forward(self.flat, state["parameters"], state["buffers"]).differentiable()
+        loss = self._loss(forward, inputs["columns"], state)
         gradient = gradient_of(loss.total, forward)  # [P]
-        given = {name: each for name, each in loss._asdict().items() if each is not None}
-        loss_of = {**given, "total": loss.total.detach()}
-        return {"gradient": gradient, "loss": loss_of, "buffers": forward.buffers}
+        found = loss._replace(total=loss.total.detach()).given()
+        return {"gradient": gradient, "loss": found, "buffers": forward.buffers}
 
-    def _loss_for_vmap(
-        self, forward: Forward, columns: Columns, state: ParameterGroupState
-    ) -> Loss:
-        explores = self._set_exploration(forward, state)
-        return self._checked(self.loss(forward, NamedColumns(columns), state), columns, explores)
-
-    def _set_exploration(
-        self, forward: Forward, state: ParameterGroupState
-    ) -> Mapping[str, Tensor]:
-        """What `exploration` says, which the buffers have from now on."""
+    def _loss(self, forward: Forward, columns: Columns, state: TrainState) -> Loss:
+        """The loss, if it is one, with `exploration` in the buffers and among the metrics."""
         explores = self.exploration(state)  # [] each
         for name, value in explores.items():
             forward.set_buffer(name, value)
-        return explores
-
-    def _checked(self, loss: object, columns: Columns, explores: Mapping[str, Tensor]) -> Loss:
-        """The loss, if it is one, with what says how much is explored among its metrics."""
+        found = self.loss(forward, NamedColumns(columns), state)
         where = f"{type(self).__name__}.loss"
-        checked = checked_loss(where, loss, columns, self.mean_names, mapped=self.mapped)
+        checked = checked_loss(where, found, columns, self.mean_names, mapped=self.mapped)
         return checked._replace(metrics={**explores, **checked.metrics})
 
 
+def copied(state: TrainState) -> TrainState:
+    """The state in tensors of its own: optimizer steps change these, and not the old ones."""
+    copy: TrainState = tree_map(torch.clone, state)
+    return copy
+
+
+def _counting_each(state: TrainState) -> TrainState:
+    """The state with counts of each parameter's updates, because an update may change only some."""
+    parameters = state["parameters"]
+    moments = {
+        name: moment.expand_as(parameters).to(parameters.dtype, copy=True)
+        for name, moment in state["moments"].items()
+    }
+    return TrainState(**{**state, "moments": moments})
+
+
+def _tensor_of(name: str, array: object, like: Tensor) -> Tensor:
+    """A tensor of weights from elsewhere, on the device of those that it replaces.
+
+    Raises:
+        StateMismatch: the array does not fit.
+    """
+    if isinstance(array, np.ndarray) and array.dtype == ml_dtypes.bfloat16:
+        array = array.astype(np.float32)  # [...] a run with weights_dtype = "bfloat16" rounds them
+    if not isinstance(array, np.ndarray):
+        raise StateMismatch(f"weights {name!r} are a {type(array).__name__}, not an array")
+    if array.shape != like.shape:
+        raise StateMismatch(
+            f"weights {name!r} have shape {array.shape}; expected {tuple(like.shape)}"
+        )
+    tensor = torch.tensor(array)  # [...] a copy
+    if tensor.dtype != like.dtype:
+        raise StateMismatch(f"weights {name!r} are {tensor.dtype}; expected {like.dtype}")
+    return tensor.to(like.device)
+
+
 def _has_others_code(core: GradientCore) -> bool:
-    """Whether a user's own class has a part in its losses. Who knows what that reads beside tensors
-    and the config?"""
-    modules = core.modules.values()
-    layers = [layer for module in modules for layer in module.modules()]
-    return any(map(_is_others, [core, core.config, *layers])) or any(
-        _is_others(module.action_distribution()) for module in modules
-    )
-
-
-def _is_others(x: object) -> bool:
-    return type(x).__module__.partition(".")[0] not in ("juggler", "torch")
+    """Whether a user's own class has a part in its losses, which may read more than tensors and the
+    config."""
+    parts = [core, core.config, *core.module.modules(), core.module.action_distribution()]
+    owners = {type(part).__module__.partition(".")[0] for part in parts}
+    return not owners <= {"juggler", "torch"}

@@ -11,41 +11,36 @@ from torch import Tensor
 from juggler.learner.config import LearnerConfig
 from juggler.learner.data.sources import Columns as Columns
 from juggler.learner.data.sources import DataSource, Queue
-from juggler.learner.data.sources import Sample as Sample
 from juggler.runtime.wire.trees import Tree
 
 S = TypeVar("S")
 Space = gymnasium.Space[Any]
 
-#: Gradients by parameter group, each one flat vector [P]. A group is named after its modules.
-Grads = dict[str, Tensor]
-#: By module id, numbers about an update by name: 0-d tensors on the device of the update.
-Metrics = dict[str, dict[str, Tensor]]
-#: By module id, parameters and buffers by name.
-Params = dict[str, dict[str, Tensor]]
+#: The gradient of a module's parameters [P].
+Grads = Tensor
+#: Numbers about an update by name: 0-d tensors on the device of the update.
+Metrics = dict[str, Tensor]
+#: Parameters and buffers by name.
+Params = dict[str, Tensor]
 
 
-class GradientAux(NamedTuple):
-    """What `grads` returns about one parameter group besides its gradient."""
+class Aux(NamedTuple):
+    """What `grads` returns besides the gradient."""
 
-    live_steps: dict[str, Tensor]  # [] int64 by module id: the weights in a mean over learners
+    live_steps: Tensor  # [] int64: the weight in a mean over learners
     metrics: Metrics
-    buffers: dict[str, Tensor]  # as the forward passes left them
+    buffers: dict[str, Tensor] = {}  # noqa: RUF012 (nobody changes it): as passes left them
     #: 0-d means over live steps that the algorithm's decisions depend on. They are reduced over the
     #: learners of a group, like the gradient.
-    means: Metrics
-    #: In a group of several modules, each module's part of the gradient [P], because each has its
-    #: own weight in a mean over learners.
-    gradients: dict[str, Tensor] = {}  # noqa: RUF012 (nobody changes it)
-    #: [N] by module id: how much there is to learn from each row of this learner's own sample.
-    priorities: dict[str, Tensor] = {}  # noqa: RUF012
-    #: [] int64 by module id, of modules whose sample says so: how many steps count for schedules,
-    #: at all learners together. Of other modules, the live steps do.
-    new_steps: dict[str, Tensor] = {}  # noqa: RUF012
+    means: Metrics = {}  # noqa: RUF012
+    #: [N]: how much there is to learn from each row of this learner's own sample.
+    priorities: Tensor | None = None
+    #: [] int64: how many steps count for schedules, at all learners together; None: the live ones.
+    new_steps: Tensor | None = None
 
-
-#: By parameter group.
-Aux = dict[str, GradientAux]
+    def given(self) -> dict[str, Any]:
+        """Its fields that are not None, as a tree of tensors."""
+        return {name: each for name, each in self._asdict().items() if each is not None}
 
 
 class StepOutput(NamedTuple, Generic[S]):
@@ -53,7 +48,7 @@ class StepOutput(NamedTuple, Generic[S]):
 
     state: S
     metrics: Metrics
-    priorities: dict[str, Tensor] | None = None  # by module id, for samples from a replay
+    priorities: Tensor | None = None  # [N], for samples from a replay
 
 
 class Seam(Protocol):
@@ -85,7 +80,7 @@ class LearnerCore(Protocol[S]):
 
     The same state and sample give the same result, bit for bit on the same device. Everything that
     training changes is in the state: a core has no such tensors and no random generator of its own,
-    and draws from none. Modules that a sample has no part for stay as they are.
+    and draws from none.
 
     `apply` and `step` may consume the state that they are given: they may change its tensors in
     place, or use them in the new state. A caller who needs the old state later copies it first.
@@ -106,6 +101,10 @@ class LearnerCore(Protocol[S]):
     config: LearnerConfig
     """Its hyper-parameters."""
 
+    trains_in_groups: bool = False
+    """Whether gradients may be those of several learners: `step` sends all that it finds in its own
+    sample through the seam."""
+
     schedules: dict[str, Callable[[Tensor], Tensor]] = {}  # noqa: RUF012 (this one stays empty)
     """By key of the configuration, functions of the steps trained on: [] -> []. A `Learner` puts
     others in their place where a run is told to."""
@@ -121,19 +120,19 @@ class LearnerCore(Protocol[S]):
     def init(self, seed: int) -> S:
         """A state on the CPU. The same seed draws the same parameters every time."""
 
-    def grads(self, state: S, sample: Sample) -> tuple[Grads, Aux]:
-        """Gradients for the modules in the sample, as means over its live steps.
+    def grads(self, state: S, sample: Columns) -> tuple[Grads, Aux]:
+        """The gradient, as a mean over the sample's live steps.
 
         Leaves the state as it is.
         """
 
     def apply(self, state: S, grads: Grads, aux: Aux) -> StepOutput[S]:
-        """One optimizer step, for the modules that have a gradient.
+        """One optimizer step.
 
         May consume the state, and leaves gradients and sample as they are.
         """
 
-    def step(self, state: S, sample: Sample, seam: Seam = ALONE) -> StepOutput[S]:
+    def step(self, state: S, sample: Columns, seam: Seam = ALONE) -> StepOutput[S]:
         """One update: `grads` and `apply`, as often as the algorithm repeats them on one sample.
 
         May consume the state, and leaves the sample as it is.
@@ -141,7 +140,7 @@ class LearnerCore(Protocol[S]):
         return self.apply(state, *seam.gradients(*self.grads(state, sample)))
 
     def step_in_parts(
-        self, state: S, sample: Sample, seam: Seam, minibatches: int | None, epochs: int | None
+        self, state: S, sample: Columns, seam: Seam, minibatches: int | None, epochs: int | None
     ) -> StepOutput[S]:
         """One update with a given number of minibatches and epochs.
 
@@ -159,26 +158,17 @@ class LearnerCore(Protocol[S]):
         """
         raise ValueError(f"{self.name} takes neither minibatch_size nor num_epochs")
 
-    def batch_spaces(self) -> Mapping[str, tuple[Space, Space]]:
-        """By module id, (observation space, action space) of batches of columns. Such batches are
-        then checked like batches of episodes; {}: any columns are accepted."""
-        return {}
+    def batch_spaces(self) -> tuple[Space, Space] | None:
+        """(observation space, action space) of batches of columns. Such batches are then checked
+        like batches of episodes; None: any columns are accepted."""
+        return None
 
-    def critic_spaces(self) -> Mapping[str, Space]:
-        """By module id, the space of "critic_observations" of those modules that have them."""
-        return {}
+    def critic_space(self) -> Space | None:
+        """The space of "critic_observations"; None: the module has none."""
+        return None
 
-    def nothing(self, state: S) -> tuple[Grads, Aux]:
-        """The result of `grads` for a sample without a single live step. A learner of a group
-        contributes it for modules that its own sample lacks.
-
-        Raises:
-            ValueError: the core cannot train in a group of learners.
-        """
-        raise ValueError(f"{self.name} has no `nothing`: it cannot train in a group of learners")
-
-    def initial_states(self) -> dict[str, Any]:
-        """By module id, the state at the start of an episode: trees of tensors [...]."""
+    def initial_state(self) -> dict[str, Any]:
+        """The module's state at the start of an episode, a tree of tensors [...]; {}: none."""
         return {}
 
     def get_params(self, state: S) -> Params:
@@ -193,12 +183,12 @@ class LearnerCore(Protocol[S]):
 
         Args:
             state: on any device; not changed.
-            weights: name -> array by module id, as from `get_params`. Others stay as they are.
+            weights: name -> array, as from `get_params`. Others stay as they are.
             seed: for what starts anew.
             whole: whether missing weights are an error.
 
         Raises:
-            StateMismatch: the weights do not fit the modules.
+            StateMismatch: the weights do not fit the module.
             ValueError: the core does not support it.
         """
         raise ValueError(f"{self.name} has no `with_weights`: it cannot take over weights")

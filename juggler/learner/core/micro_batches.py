@@ -20,7 +20,7 @@ _INDEXED = {
 
 
 def micro_batches(columns: Columns, count: int) -> list[Columns]:
-    """Split one module's columns into parts with about equally many rows, as views. Parts without a
+    """Split columns into parts with about equally many rows, as views. Parts without a
     segment are left out: there is nothing to learn from.
 
     The host waits for the device here, because it has to read which truncations and segments belong

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from juggler.learner.core.learner_core import Seam
+from juggler.learner.optim.flat_module import Places, seeded
 from juggler.learner.optim.optimizers import Adam, Step, on_host
-from juggler.learner.optim.parameter_group import seeded
-from juggler.learner.optim.places import Places
 from juggler.runtime.wire.structures import tree_map
 
 #: Rows in one pass without gradients.
@@ -103,7 +102,7 @@ class OwnNetwork:
         return LossSum(gradient, total.detach(), steps.to(gradient.dtype))
 
     def nothing(self, own: Mapping[str, Any]) -> LossSum:
-        """The same over no step, of a learner without a sample."""
+        """The same over no step."""
         trained: Tensor = own["trained"]  # [P]
         zero = trained.new_zeros(())  # []
         return LossSum(torch.zeros_like(trained), zero, zero)

@@ -2,43 +2,43 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
-from juggler.learner.core.gradient_core import GradientCore, State
+from juggler.learner.core.gradient_core import GradientCore, TrainState
 from juggler.learner.core.learner_core import (
     ALONE,
     Aux,
+    Columns,
     Grads,
     LearnerCore,
     Metrics,
     Params,
-    Sample,
     Seam,
     Space,
     StepOutput,
-)
-from juggler.learner.core.population_members import (
-    as_member,
-    check_module,
-    check_values,
-    numbers_of_members,
 )
 from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like
 from juggler.learner.core.varying_columns import padded_truncations, without_segments
 from juggler.learner.data.sources import CircularBuffer, DataSource, Queue
 from juggler.runtime.modules import columns as c
-from juggler.runtime.wire.structures import tree_map
+from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.nearest import nearest
+from juggler.runtime.wire.structures import tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
 
 class PopulationState(TypedDict):
     """The states of M members, and the hyper-parameters in which they differ."""
 
-    members: State  # with M in front of every shape
+    members: TrainState  # with M in front of every shape
     hyperparameters: dict[str, Tensor]  # [M] float64 each, by key of the config
 
 
@@ -49,9 +49,9 @@ class Population(LearnerCore[PopulationState]):
     from the same sample, or each from its own. Up to rounding, a member does what the algorithm
     alone would do from that member's state.
 
-    Gradients, the members' own samples and the whole state have M as their first dimension.
-    Parameters and metrics are by module id and member, as `member_id` names them. A seam is called
-    within vmap, once for all members, and sees the shapes of one member.
+    Gradients, parameters, the members' own samples and the whole state have M as their first
+    dimension. The metric "loss" of member 3 is "loss[3]". A seam is called within vmap, once for
+    all members, and sees the shapes of one member.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Population(LearnerCore[PopulationState]):
 
         Raises:
             ValueError: the size is 0 or contradictory, members cannot differ in a key, a value is
-                out of range, or vmap cannot map the core, a module or the config.
+                out of range, or vmap cannot map the core, its module or the config.
         """
         if not isinstance(core, GradientCore):
             raise ValueError(
@@ -83,17 +83,14 @@ class Population(LearnerCore[PopulationState]):
                 "goes around the population, if it can be around any core; Rnd and Discriminator "
                 "cannot"
             )
-        given = {key: numbers_of_members(key, x) for key, x in (hyperparameters or {}).items()}
-        for key, values in given.items():
-            check_values(core, key, values)
+        given = {key: _checked(core, key, each) for key, each in (hyperparameters or {}).items()}
         sizes = {len(values) for values in given.values()} | ({size} if size is not None else set())
         if len(sizes) != 1 or sizes == {0}:
             raise ValueError(
                 f"a population needs one size above 0: size = {size}, and hyperparameters of "
                 f"lengths {[len(values) for values in given.values()]}"
             )
-        for module_id, module in core.modules.items():
-            check_module(module_id, module)
+        _check_module(core.module)
         if core.config.compile:
             raise ValueError("compile = true: nothing is compiled under vmap; set it to false")
         if own_samples and core.config.micro_batches > 1:
@@ -108,163 +105,215 @@ class Population(LearnerCore[PopulationState]):
             )
         (self.size,) = sizes
         self.name = f"population of {core.name}"
-        self.trains_on = core.trains_on
-        self.config = core.config
-        self._core = core
-        self._hyperparameters = given
-        self._same_start = same_start
+        self.trains_on, self.config = core.trains_on, core.config
+        self._core, self._hyperparameters, self._same_start = core, given, same_start
         self._sample_dim = 0 if own_samples else None
 
     def data_source(self, seed: int = 0) -> DataSource:
         return self._core.data_source(seed)
 
+    def batch_spaces(self) -> tuple[Space, Space] | None:
+        return None if self._sample_dim == 0 else self._core.batch_spaces()
+
+    def critic_space(self) -> Space | None:
+        return self._core.critic_space()
+
     def init(self, seed: int) -> PopulationState:
         """Member i starts like the algorithm alone with `seed + i`, or with `seed` if all start the
         same."""
-        seeds = [seed + (0 if self._same_start else index) for index in range(self.size)]
-        return PopulationState(
-            members=tree_map(
-                _stack,
-                *(self._own(index).init(each) for index, each in enumerate(seeds)),
-            ),
-            hyperparameters={
-                key: torch.tensor(values, dtype=torch.float64)  # [M]
-                for key, values in self._hyperparameters.items()
-            },
-        )
+        values = {
+            key: torch.tensor(each, dtype=torch.float64)  # [M]
+            for key, each in self._hyperparameters.items()
+        }
+        members = [
+            _member(self._core, {key: x[index] for key, x in values.items()}).init(
+                seed + (0 if self._same_start else index)
+            )
+            for index in range(self.size)
+        ]
+        return PopulationState(members=tree_map(_stack, *members), hyperparameters=values)
 
-    def _own(self, index: int) -> GradientCore:
-        """A member's core, for operations outside of vmap."""
-        values = {key: torch.tensor(own[index]) for key, own in self._hyperparameters.items()}
-        return as_member(self._core, values)
+    def grads(self, state: PopulationState, sample: Columns) -> tuple[Grads, Aux]:
+        def grads(core: GradientCore, state: TrainState, sample: Columns) -> Any:
+            gradient, aux = core.grads(state, sample)
+            return gradient, aux.given()
 
-    def grads(self, state: PopulationState, sample: Sample) -> tuple[Grads, Aux]:
-        def of_member(
-            member: State, values: dict[str, Tensor], sample: Sample
-        ) -> tuple[Grads, Aux]:
-            return as_member(self._core, values).grads(member, sample)
-
-        in_dims = (0, 0, self._sample_dim)
-        members, values = state["members"], state["hyperparameters"]
-        return torch.func.vmap(of_member, in_dims)(members, values, sample)
+        gradients, aux = self._mapped(grads, state, sample)  # [M, P]
+        return gradients, Aux(**aux)
 
     def apply(self, state: PopulationState, grads: Grads, aux: Aux) -> StepOutput[PopulationState]:
-        def of_member(
-            member: State, values: dict[str, Tensor], grads: Grads, aux: Aux
-        ) -> tuple[State, Metrics]:
-            output = as_member(self._core, values).apply(member, grads, aux)
-            return output.state, output.metrics
+        def apply(core: GradientCore, state: TrainState, found: Any) -> Any:
+            output = core.apply(state, found["gradient"], Aux(**found["aux"]))
+            return output.state, output.metrics, {}
 
-        members, values = state["members"], state["hyperparameters"]
-        return self._output(state, *torch.func.vmap(of_member)(members, values, grads, aux))
+        found = {"gradient": grads, "aux": aux.given()}
+        return self._output(state, *self._mapped(apply, state, found, found_dim=0))
 
     def step(
-        self, state: PopulationState, sample: Sample, seam: Seam = ALONE
+        self, state: PopulationState, sample: Columns, seam: Seam = ALONE
     ) -> StepOutput[PopulationState]:
-        def of_member(
-            member: State, values: dict[str, Tensor], sample: Sample
-        ) -> tuple[State, Metrics, dict[str, Tensor]]:
-            output = as_member(self._core, values).step(member, sample, seam)
-            return output.state, output.metrics, output.priorities or {}
+        def step(core: GradientCore, state: TrainState, sample: Columns) -> Any:
+            output = core.step(state, sample, seam)
+            priorities = {} if output.priorities is None else {"priorities": output.priorities}
+            return output.state, output.metrics, priorities
 
-        in_dims = (0, 0, self._sample_dim)
-        members, values = state["members"], state["hyperparameters"]
-        members, metrics, priorities = torch.func.vmap(of_member, in_dims)(members, values, sample)
-        output = self._output(state, members, metrics)
-        # Members draw together: a row counts as much as it does to the one with most to learn.
-        together = {key: each.amax(0) for key, each in priorities.items()}  # [N] each
-        return output._replace(priorities=together or None)
+        return self._output(state, *self._mapped(step, state, sample))
 
-    def member(self, state: PopulationState, index: int) -> State:
+    def member(self, state: PopulationState, index: int) -> TrainState:
         """A copy of one member's state, which the algorithm alone can continue from."""
-        member: State = tree_map(lambda x: x[index].clone(), state["members"])
+        member: TrainState = tree_map(lambda x: x[index].clone(), state["members"])
         return member
 
-    def batch_spaces(self) -> Mapping[str, tuple[Space, Space]]:
-        return {} if self._sample_dim == 0 else self._core.batch_spaces()
-
-    def critic_spaces(self) -> Mapping[str, Space]:
-        return self._core.critic_spaces()
-
     def get_params(self, state: PopulationState) -> Params:
-        members = [tree_map(lambda x, i=i: x[i], state["members"]) for i in range(self.size)]
-        return {
-            member_id(module_id, index): tensors
-            for index, member in enumerate(members)
-            for module_id, tensors in self._core.get_params(member).items()
-        }
+        """Parameters and buffers [M, ...] of all members."""
+        params: Params = torch.func.vmap(self._core.get_params)(state["members"])
+        return params
 
     def state_to_tree(self, state: PopulationState) -> dict[str, Tree]:
-        return {
-            "members": {
-                str(index): self._core.state_to_tree(self.member(state, index))
-                for index in range(self.size)
-            },
-            "hyperparameters": arrays_like(state["hyperparameters"]),
+        members = {
+            str(index): self._core.state_to_tree(self.member(state, index))
+            for index in range(self.size)
         }
+        return {"members": members, "hyperparameters": arrays_like(state["hyperparameters"])}
 
     def state_from_tree(self, tree: Tree, like: PopulationState) -> PopulationState:
         branches = tree if isinstance(tree, Mapping) else {}
         members = branches.get("members")
-        expected = {str(index) for index in range(self.size)}
-        if not isinstance(members, Mapping) or members.keys() != expected:
+        if not isinstance(members, Mapping) or members.keys() != {*map(str, range(self.size))}:
             there = len(members) if isinstance(members, Mapping) else "no"
             raise StateMismatch(f"the checkpoint has {there} members; here there are {self.size}")
+        restored = [
+            self._core.state_from_tree(members[str(index)], self.member(like, index))
+            for index in range(self.size)
+        ]
         # A file of arrays does not keep branches that are empty.
         rest: Tree = {"hyperparameters": branches.get("hyperparameters", {})}
+        values = tensors_like(rest, {"hyperparameters": like["hyperparameters"]})
         return PopulationState(
-            members=tree_map(
-                _stack,
-                *(
-                    self._core.state_from_tree(members[str(index)], self.member(like, index))
-                    for index in range(self.size)
-                ),
-            ),
-            hyperparameters=tensors_like(rest, {"hyperparameters": like["hyperparameters"]})[
-                "hyperparameters"
-            ],
+            members=tree_map(_stack, *restored), hyperparameters=values["hyperparameters"]
         )
 
+    def _mapped(
+        self, function: Any, state: PopulationState, given: Any, found_dim: int | None = None
+    ) -> Any:
+        """The results of a function of (a member's core, its state, what is given)."""
+
+        def of_member(state: TrainState, values: dict[str, Tensor], given: Any) -> Any:
+            return function(_member(self._core, values), state, given)
+
+        in_dims = (0, 0, self._sample_dim if found_dim is None else found_dim)
+        vmapped = torch.func.vmap(of_member, in_dims)
+        return vmapped(state["members"], state["hyperparameters"], given)
+
     def _output(
-        self, state: PopulationState, members: State, metrics: Metrics
+        self, state: PopulationState, members: TrainState, metrics: Metrics, found: Params
     ) -> StepOutput[PopulationState]:
-        apart: Metrics = {
-            member_id(module_id, index): {} for module_id in metrics for index in range(self.size)
+        apart = {
+            f"{name}[{index}]": value
+            for name, of_all in metrics.items()
+            for index, value in enumerate(of_all.unbind())  # M x []
         }
-        for module_id, values in metrics.items():
-            for name, of_all in values.items():
-                for index, value in enumerate(of_all.unbind()):  # M x []
-                    apart[member_id(module_id, index)][name] = value
+        # Members draw together: a row counts as much as it does to the one with most to learn.
+        priorities = found["priorities"].amax(0) if found else None  # [N]
         new = PopulationState(members=members, hyperparameters=state["hyperparameters"])
-        return StepOutput(new, apart)
+        return StepOutput(new, apart, priorities)
 
 
-def member_id(module_id: str, index: int) -> str:
-    """The id of a member's module among those of all members."""
-    return f"{module_id}[{index}]"
-
-
-def stacked(samples: Sequence[Sample]) -> Sample:
+def stacked(samples: Sequence[Columns]) -> Columns:
     """Stack the samples of M members into one, with M as the first dimension.
 
     All must have the same rows and steps. Where they differ in their number of truncated episodes,
     some of these are repeated. Segments are left out, because only modules with a state read them.
 
     Raises:
-        ValueError: the samples differ in their modules or shapes.
+        ValueError: the samples differ in their shapes.
     """
-    padded = []
-    for sample in samples:
-        most = {key: max(len(each[key][c.FINAL_ROWS]) for each in samples) for key in sample}
-        padded.append(
-            {
-                key: without_segments(padded_truncations(columns, most[key]))
-                for key, columns in sample.items()
-            }
-        )
-    together: Sample = tree_map(_stack, *padded)
+    most = max(len(each[c.FINAL_ROWS]) for each in samples)
+    padded = (without_segments(padded_truncations(each, most)) for each in samples)
+    together: Columns = tree_map(_stack, *padded)
     return together
 
 
 def _stack(*tensors: Tensor) -> Tensor:
     return torch.stack(tensors)  # [M, ...]
+
+
+def _member(core: GradientCore, values: Mapping[str, Tensor]) -> GradientCore:
+    """A copy of the core for use within `torch.func.vmap`, with values [] by key that replace those
+    of its schedules and its config."""
+    dtype = next(x.dtype for x in core.module.parameters() if x.requires_grad)
+    fixed = {key: partial(_fixed, x) for key, x in values.items() if key in core.schedules}
+    # In the dtype of the parameters: like a number, they must not promote the loss.
+    numbers: dict[str, Any] = {key: x.to(dtype) for key, x in values.items() if key not in fixed}
+    member = copy.copy(core)
+    member.mapped = True
+    member.config = replace(core.config, **numbers)
+    member.schedules = {**core.schedules, **fixed}
+    return member
+
+
+def _fixed(value: Tensor, steps: Tensor) -> Tensor:
+    """A schedule with a constant value []."""
+    return value
+
+
+def _checked(core: GradientCore, key: str, given: Sequence[float]) -> list[float]:
+    """The values of a hyper-parameter, one for each member.
+
+    Raises:
+        ValueError: they are no numbers, members cannot differ in this key, or a value is out of
+            range.
+    """
+    try:
+        values = [float(value) for value in given]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"hyperparameters: {key} = {given!r}: must be a list with a number for each member"
+        ) from None
+    keys = [*core.schedules, *core.config.numbers_of_losses()]
+    if key not in keys:
+        if getattr(core.config, key, key) is None:
+            raise ValueError(
+                f"hyperparameters: {key!r} is none in the config of {core.name}; set it there to a "
+                "number, so that members may have others"
+            )
+        raise ValueError(
+            f"hyperparameters: members of {core.name} cannot differ in {key!r}{nearest(key, keys)}"
+        )
+    for value in values if hasattr(core.config, key) else ():
+        changed: dict[str, Any] = {key: value}
+        try:
+            replace(core.config, **changed).validate()
+        except ValueError as error:
+            raise ValueError(f"hyperparameters: {error}") from None
+    return values
+
+
+def _check_module(module: RLModule) -> None:
+    """Raises:
+    ValueError: vmap cannot map a module's training pass.
+    """
+    what = type(module).__name__
+    if module.get_initial_state():
+        raise ValueError(
+            f"{what} has a state, and cannot be in a population: the lengths of its sequences have "
+            "to be read from the data. Train its members as separate learners"
+        )
+    tensors = {
+        name: torch.stack([tensor.detach()] * 2)  # [M = 2, ...]
+        for name, tensor in chain(module.named_parameters(), module.named_buffers())
+    }
+    batch = {c.OBSERVATIONS: tree_map(torch.from_numpy, zeros(module.observation_space, (2,)))}
+
+    def forward(tensors: dict[str, Tensor]) -> Any:
+        outputs = torch.func.functional_call(module, tensors, (batch,))
+        return {name: x for name, x in outputs.items() if isinstance(x, Tensor)}
+
+    try:
+        torch.func.vmap(forward)(tensors)
+    except RuntimeError as error:
+        buffers = [name for name, _ in module.named_buffers()]
+        raise ValueError(
+            f"{what} cannot be in a population: torch.func.vmap cannot map its training pass"
+            f"{f' (its buffers are {buffers})' if buffers else ''}: {error}"
+        ) from error

@@ -33,7 +33,7 @@ def unrolled(forward: Forward, columns: Columns, burn_in: int = 0) -> Unrolled:
 
     Args:
         forward: the module's training pass.
-        columns: the module's part of the sample.
+        columns: the sample.
         burn_in: steps at the start of every segment that continues an episode. In these, the module
             only computes a state that fits its present parameters, without gradients; they are not
             among the steps to learn from (Kapturowski et al. 2019, "Recurrent Experience Replay in

@@ -34,7 +34,7 @@ def without_segments(columns: Columns) -> Columns:
 
 
 def padded_truncations(columns: Columns, count: int) -> Columns:
-    """A module's columns with `count` truncated episodes: the last one is repeated.
+    """Columns with `count` truncated episodes: the last one is repeated.
 
     A loss may read the value of a final observation, but must not have a gradient through it:
     repeated observations would count several times.

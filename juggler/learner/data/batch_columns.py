@@ -2,129 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from juggler.learner.data.collate import collate
-from juggler.learner.data.sources import Columns, Sample
+from juggler.learner.data.sources import Columns
 from juggler.learner.data.validation import BatchValidator, Space
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.columns import COLUMNS, batch_of_columns
 from juggler.runtime.episodes.finiteness import all_finite, first_not_finite
 from juggler.runtime.modules.columns import MODULE_STATE
-from juggler.runtime.nearest import nearest
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 
+#: What messages about columns begin with.
+_BATCH: Final = "batch"
+
 
 def checked_batch(
-    batch: Sample,
-    spaces: Mapping[str, tuple[Space, Space]],
-    states: Mapping[str, Mapping[str, Tree]],
-    critic_spaces: Mapping[str, Space],
-) -> Sample:
+    batch: Columns,
+    observation_space: Space,
+    action_space: Space,
+    states: Mapping[str, Tree],
+    critic_space: Space | None,
+) -> Columns:
     """Check a batch of columns on the host, and return it as `collate` would make it.
 
     Columns that no batch of episodes has may be anything that is made of tensors and arrays.
 
     Args:
-        batch: by module id, columns as tensors or arrays.
-        spaces: by module id, the spaces of observations and of actions.
-        states: by module id, the expected `states` of one row, as from `Learner.example_states`.
-        critic_spaces: by module id, of what its value function sees beside observations, if it
-            does.
+        batch: columns as tensors or arrays.
+        observation_space: of the observations.
+        action_space: of the actions.
+        states: the expected `states` of one row, as from `Learner.example_states`.
+        critic_space: of what the value function sees beside observations; None: nothing.
 
     Raises:
         ValueError: a column is missing, or its shape, dtype or content does not fit; names the
-            module and the column, and says what was expected.
+            column, and says what was expected.
     """
-    if not batch:
-        raise ValueError("no batch: give columns by name, by module id")
-    must_be_sample(batch, spaces)
-    return {
-        module_id: _checked(
-            columns,
-            BatchValidator(
-                module_id,
-                *spaces[module_id],
-                states.get(module_id, {}),
-                critic_spaces.get(module_id),
-            ),
-            module_id,
-            remembers=MODULE_STATE in states.get(module_id, {}),
-        )
-        for module_id, columns in batch.items()
+    must_be_columns(batch)
+    validator = BatchValidator(_BATCH, observation_space, action_space, states, critic_space)
+    arrays = {name: tree_map(_on_host, batch[name]) for name in batch if name in COLUMNS}
+    remembers = MODULE_STATE in states
+    episodes = validator.checked(batch_of_columns(arrays, _BATCH, remembers=remembers))
+    must_be_finite([episodes])
+    own = {
+        name: tree_map(partial(_as_tensor, where=f"column {name!r}"), column)
+        for name, column in batch.items()
+        if name not in COLUMNS
     }
+    return {**own, **collate([episodes])}
 
 
-def must_be_sample(sample: Any, known: Collection[str]) -> None:
+def must_be_columns(sample: Any) -> None:
     """
-    Args:
-        sample: what was given as a sample.
-        known: the ids of all modules; none: they are not known.
-
     Raises:
-        ValueError: it is not columns by name, by the id of a known module.
+        ValueError: this is not columns by name.
     """
-    if not isinstance(sample, Mapping):
+    if not isinstance(sample, Mapping) or not sample:
         raise ValueError(
-            f"a {type(sample).__name__} is no sample: give columns by name, by module id, or give "
-            "batches of episodes to update_from_episodes"
+            f"a {type(sample).__name__} is no sample: give columns by name, or give batches of "
+            "episodes to update_from_episodes"
+            if sample
+            else "no batch: give columns by name"
         )
-    for module_id, columns in sample.items():
-        if not isinstance(columns, Mapping):
-            raise ValueError(f"{module_id}: columns must be by name, by module id")
-        if known and module_id not in known:
-            raise ValueError(f"there is no module {module_id!r}{nearest(module_id, known)}")
 
 
-def must_be_finite(module_id: str, batches: Sequence[EpisodeBatch]) -> None:
+def must_be_episodes(episodes: Any) -> None:
     """
     Raises:
-        ValueError: batches of a module hold NaN or infinity, which a replay would keep.
+        ValueError: this is not a list of batches.
+    """
+    if isinstance(episodes, Mapping) or not isinstance(episodes, Sequence):
+        raise ValueError(
+            f"a {type(episodes).__name__} is no list of episodes: a Learner trains one module, so "
+            "give it a list of EpisodeBatch"
+        )
+
+
+def must_be_finite(batches: Sequence[EpisodeBatch]) -> None:
+    """
+    Raises:
+        ValueError: batches hold NaN or infinity, which a replay would keep.
     """
     for place, batch in enumerate(batches):
         if found := None if all_finite(batch) else first_not_finite(batch):
             of_batch = f" of batch {place}" if len(batches) > 1 else ""
             raise ValueError(
-                f"{module_id}: {found.column} in row {found.row}{of_batch} at step {found.step} "
-                f"are {found.value}: only finite numbers can be learned from, in steps that are "
-                "not live, too"
+                f"{found.column} in row {found.row}{of_batch} at step {found.step} are "
+                f"{found.value}: only finite numbers can be learned from, in steps that are not "
+                "live, too"
             )
 
 
-def must_have_column(sample: Sample, error: KeyError, algorithm: str) -> None:
+def must_have_column(sample: Columns, error: KeyError, algorithm: str) -> None:
     """Raises:
-    ValueError: the key that was not found is a column of batches of episodes, and a module's part
-        of the sample lacks it. Any other key is a mistake of somebody's code, whose traceback
-        tells more.
+    ValueError: the key that was not found is a column of batches of episodes, and the sample lacks
+        it. Any other key is a mistake of somebody's code, whose traceback tells more.
     """
     key = error.args[0] if error.args else None
-    if key not in COLUMNS:
-        return
-    for module_id, columns in sample.items():
-        if key not in columns:
-            raise ValueError(
-                f"the sample for module {module_id!r} has no column {key!r}, which {algorithm!r} "
-                f"needs; it has {', '.join(sorted(columns))}"
-            ) from error
-
-
-def _checked(
-    columns: Columns, validator: BatchValidator, module_id: str, *, remembers: bool
-) -> Columns:
-    arrays = {name: tree_map(_on_host, columns[name]) for name in columns if name in COLUMNS}
-    episodes = validator.checked(batch_of_columns(arrays, module_id, remembers=remembers))
-    must_be_finite(module_id, [episodes])
-    own = {name: columns[name] for name in columns if name not in COLUMNS}
-    for name, column in own.items():
-        own[name] = tree_map(partial(_as_tensor, where=f"{module_id}: column {name!r}"), column)
-    return {**own, **collate([episodes])}
+    if key in COLUMNS and key not in sample:
+        raise ValueError(
+            f"the sample has no column {key!r}, which {algorithm!r} needs; it has "
+            f"{', '.join(sorted(sample))}"
+        ) from error
 
 
 def _as_tensor(column: Any, where: str) -> Tensor:

@@ -9,41 +9,37 @@ import gymnasium
 import numpy as np
 
 from juggler.learner.data.collate import collate
-from juggler.learner.data.sources import Sample
+from juggler.learner.data.sources import Columns
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
 from juggler.runtime.episodes.columns import batch_of_columns
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
+Space = gymnasium.Space[Any]
+
 _STEPS = 32
 
 
-Space = gymnasium.Space[Any]
-
-
 def example_sample(
-    spaces: Mapping[str, tuple[Space, Space]],
-    pipelines: Mapping[str, LearnerPipeline],
-    states: Mapping[str, Mapping[str, Tree]],
-    critic_spaces: Mapping[str, Space],
-) -> Sample:
-    """A row of an episode for each module, after the context connectors of its pipeline.
+    observation_space: Space,
+    action_space: Space,
+    pipeline: LearnerPipeline | None,
+    states: Mapping[str, Tree],
+    critic_space: Space | None,
+) -> Columns:
+    """A row of an episode, after the context connectors of a pipeline.
 
     Args:
-        spaces: by module id, the module's spaces of observations and of actions.
-        pipelines: of some modules.
-        states: by module id, of one row, as from `Learner.example_states`.
-        critic_spaces: by module id, of what its value function sees beside observations, if it
-            does.
+        observation_space: of the module.
+        action_space: of the module.
+        pipeline: of the learner.
+        states: of one row, as from `Learner.example_states`.
+        critic_space: of what the value function sees beside observations; None: nothing.
     """
-    found = {}
-    for module_id, (seen, acts) in spaces.items():
-        pipeline, own = pipelines.get(module_id), states.get(module_id, {})
-        stored = pipeline.stored_space if pipeline else seen
-        columns = _columns(stored, acts, own, critic_spaces.get(module_id))
-        found[module_id] = pipeline.in_context(columns) if pipeline else columns
-    return found
+    if pipeline is None:
+        return _columns(observation_space, action_space, states, critic_space)
+    return pipeline.in_context(_columns(pipeline.stored_space, action_space, states, critic_space))
 
 
 def _columns(

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from juggler.learner.data.sources import DataSource, Sample, Sums, alone
+from juggler.learner.data.sources import Columns, DataSource, Sums, alone
 from juggler.runtime.modules.columns import LIVE
 from juggler.runtime.wire.trees import Tree
 
@@ -27,18 +27,15 @@ class Ranked(DataSource):
         self._source, self._rank = source, 0
         self.keeps_frames, self.keeps_rows = source.keeps_frames, source.keeps_rows
 
-    def add(self, sample: Sample, sums: Sums = alone) -> Iterator[Sample]:
+    def add(self, sample: Columns, sums: Sums = alone) -> Iterator[Columns]:
         for due in self._source.add(sample, sums):
-            yield {
-                module_id: {**columns, RANK: torch.tensor(self._rank, device=columns[LIVE].device)}
-                for module_id, columns in due.items()
-            }
+            yield {**due, RANK: torch.tensor(self._rank, device=due[LIVE].device)}
 
-    def expect(self, sample: Sample) -> float:
+    def expect(self, sample: Columns) -> float:
         return self._source.expect(sample)
 
-    def learned(self, priorities: Mapping[str, Tensor] | None) -> None:
-        self._source.learned(priorities)
+    def update_priorities(self, priorities: Tensor | None) -> None:
+        self._source.update_priorities(priorities)
 
     def try_out(self) -> None:
         self._source.try_out()
@@ -49,10 +46,10 @@ class Ranked(DataSource):
     def taken_in(self) -> int:
         return self._source.taken_in()
 
-    def metrics(self) -> Mapping[str, Mapping[str, float]]:
+    def metrics(self) -> Mapping[str, float]:
         return self._source.metrics()
 
-    def books(self) -> Mapping[str, Mapping[str, float]]:
+    def books(self) -> Mapping[str, float]:
         return self._source.books()
 
     def draw_apart(self, rank: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.runtime.episodes.batch import DEFAULT_MODULE, EpisodeBatch
+from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.columns import batch_of_columns
 from juggler.runtime.wire.structures import tree_map
 
@@ -25,40 +25,29 @@ _SEGMENTS = (
 
 
 def shard(
-    episodes: Mapping[str, Sequence[EpisodeBatch] | Mapping[str, Any]] | Sequence[EpisodeBatch],
-    count: int,
-) -> list[dict[str, list[EpisodeBatch]]]:
+    episodes: Sequence[EpisodeBatch] | Mapping[str, Any], count: int
+) -> list[list[EpisodeBatch]]:
     """Split batches into shards of consecutive rows.
 
-    Each shard has a live step of every module, and about as many live steps as the others: they
-    differ by less than those of two rows, unless a shard would be empty otherwise. Rows are views
-    of the given arrays.
+    Each shard has a live step, and about as many live steps as the others: they differ by less than
+    those of two rows, unless a shard would be empty otherwise. Rows are views of the given arrays.
 
     Args:
-        episodes: batches by module id; a plain list is for the module "default". Columns, as
-            `update_from_batch` takes them, count as one batch.
+        episodes: batches of a module. Columns, as `update_from_batch` takes them, count as one.
         count: the number of shards.
 
     Returns:
         For each shard, an argument for `update_from_episodes`.
 
     Raises:
-        ValueError: a module has fewer rows with a live step than shards are wanted.
+        ValueError: there are fewer rows with a live step than shards are wanted.
     """
     if count < 1:
         raise ValueError(f"{count} shards: there must be at least 1")
-    by_module = episodes if isinstance(episodes, Mapping) else {DEFAULT_MODULE: episodes}
-    shards: list[dict[str, list[EpisodeBatch]]] = [{} for _ in range(count)]
-    for module_id, given in by_module.items():
-        batches = [batch_of_columns(given, module_id)] if isinstance(given, Mapping) else given
-        live_steps = [np.count_nonzero(batch.live, axis=1) for batch in batches]  # [N] each
-        try:
-            ends = _ends(np.concatenate([np.zeros(0, np.int64), *live_steps]), count)
-        except ValueError as error:
-            raise ValueError(f"module {module_id!r}: {error}") from None
-        for part, start, end in zip(shards, [0, *ends], ends, strict=False):
-            part[module_id] = _between(batches, start, end)
-    return shards
+    batches = [batch_of_columns(episodes)] if isinstance(episodes, Mapping) else episodes
+    live_steps = [np.count_nonzero(batch.live, axis=1) for batch in batches]  # [N] each
+    ends = _ends(np.concatenate([np.zeros(0, np.int64), *live_steps]), count)
+    return [_between(batches, *each) for each in zip([0, *ends], ends, strict=False)]
 
 
 def _ends(live_steps: NDArray[np.integer[Any]], count: int) -> list[int]:

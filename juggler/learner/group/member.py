@@ -49,18 +49,15 @@ class GroupMember(ABC):
 
     def why_alone(self) -> str:
         """Why no update can be made together with other learners; "": it can."""
-        try:
-            self.core.nothing(self.state)
-        except ValueError as error:
-            return str(error)
+        if not self.core.trains_in_groups:
+            return f"{self.core.name} cannot train in a group of learners"
         return self._data.why_alone()
 
     def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
         """As `Seam`."""
         self.progresses()
         if self._peers is not None:
-            nothing = self.core.nothing(self.state)
-            grads, aux = mean_over_learners(grads, aux, nothing, self._peers.sum)
+            grads, aux = mean_over_learners(grads, aux, self._peers.sum)
         return self.after_gradients(grads, aux)
 
     def sums(self, x: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def begin_with(
 
     Args:
         learner: of one module.
-        weights: name -> array by module id.
+        weights: name -> array.
         source: where they are from, for errors: a key with its value, or words.
         whole: whether missing weights are an error.
         selectable: the key `from_parameters` can have only some of them taken.

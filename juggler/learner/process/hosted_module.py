@@ -17,10 +17,10 @@ from juggler.learner.process.beginning import begin_with, go_on_with
 from juggler.learner.process.overlap import InTurn, Overlapped, Updating, works_by_itself
 from juggler.learner.process.pending_metrics import PendingMetrics
 from juggler.learner.process.setup import critic_space_of
-from juggler.learner.process.shares import OWN, Share, Shares
+from juggler.learner.process.shares import Share, Shares
 from juggler.learner.process.state_handover import StateHandover
 from juggler.runtime.checkpoints.weights import weights_in
-from juggler.runtime.episodes.version import Version
+from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.layouts import Limits
@@ -75,7 +75,7 @@ class HostedModule:
             space_from_message(command.observation_space),
             space_from_message(command.action_space),
         )
-        states = {self.module_id: learner.example_states().get(OWN, {})}
+        states = {self.module_id: learner.example_states()}
         critic = critic_space_of(command)
         self.store = BatchStore(
             {self.module_id: spaces},
@@ -141,23 +141,25 @@ class HostedModule:
         if not part.weights:
             extras = json.loads(frame.header.extra)
             return go_on_with(self.learner, frame.tree, extras, self.module_id)
+        weights = frame.tree[DEFAULT_MODULE]
         if part.source:
             begin_with(
                 self.learner,
-                frame.tree,
+                weights,
                 part.source,
                 whole=part.whole,
                 selectable=part.selectable,
             )
         else:
-            self.learner.set_weights(frame.tree, whole=part.whole)
+            self.learner.set_weights(weights, whole=part.whole)
 
     def snapshot(self, command: training_pb2.Snapshot) -> Iterator[bytes]:
         """Its state, or only its weights, as a frame that later updates do not change."""
+        tree: dict[str, Tree]
         if command.weights:
-            tree, extra = self.learner.get_weights(), "{}"
+            tree, extra = {DEFAULT_MODULE: self.learner.get_weights()}, "{}"
         elif command.whole:
-            tree, extra = dict(weights_in(self.learner.save()[0], acting=True)), "{}"
+            tree, extra = {**weights_in(self.learner.save()[0], acting=True)}, "{}"
         else:
             tree, saved = self.learner.save()
             extra = json.dumps(saved)
@@ -238,7 +240,7 @@ class HostedModule:
                     sample = self.updating.sample(share)
                     # A replay that is still filling up gives nothing to learn from.
                     if found := self.learner.step(sample):
-                        self._metrics.add(found[OWN])
+                        self._metrics.add(found)
                     self.updating.made()
                 except PeerLost as error:
                     self.membership.lose(self.learner, str(error))
@@ -272,7 +274,7 @@ class HostedModule:
         """Complete an answer with what every answer has, and keep it in case the driver misses
         it."""
         # Also while a replay fills, and there is nothing to learn from.
-        done.replay.update(self.learner.books_of_samples().get(OWN, {}))
+        done.replay.update(self.learner.books_of_samples())
         if metrics:
             done.metrics[self.module_id].values.update(metrics)
         if metrics or done.replay:
@@ -303,7 +305,7 @@ class HostedModule:
             minibatch_size=update.minibatch_size or None,
             num_epochs=update.num_epochs or None,
         )
-        metrics = fetch_metrics(updated).get(OWN, {})
+        metrics = fetch_metrics(updated)
         if metrics.get("skipped") == 1.0:
             self.learner.forget()  # or samples that are not saved would be used again
             raise ValueError(
@@ -335,4 +337,4 @@ class HostedModule:
         self._published = self.version
 
     def _give_out(self, version: Version, weights: dict[str, Tree]) -> None:
-        self._publisher.publish(version, {self.module_id: weights[OWN]}, self.module_id)
+        self._publisher.publish(version, {self.module_id: weights}, self.module_id)

@@ -22,10 +22,10 @@ from juggler.learner.learner import Learner
 from juggler.learner.process.devices import device_for, devices_here, reserved_bytes, use_threads
 from juggler.learner.process.hosted_module import HostedModule
 from juggler.learner.process.listening import LearnerServer, peer_host
-from juggler.learner.process.mirrored_parts import MirroredParts
 from juggler.learner.process.program import LEARNER, LearnerProgram
 from juggler.learner.process.setup import LearnerSetup, ModuleSetup, critic_space_of
 from juggler.learner.process.state_handover import StateHandover, hand_over, receive
+from juggler.learner.shared_parts import SharedParts
 from juggler.runtime.actors.attachment import LOST_THE_DRIVER, Attachment, Detached
 from juggler.runtime.actors.credentials import why_refused
 from juggler.runtime.actors.endpoints import EndpointError
@@ -143,7 +143,7 @@ class LearnerWorker:
     def _setup(self, _: int, command: training_pb2.Setup) -> attach_pb2.Done:
         setup = from_json(command.config, LearnerSetup)
         self._settings = setup
-        self._shared = MirroredParts(setup.shared)
+        self._shared = SharedParts(setup.shared)
         self._unpublished: set[str] = set()  # modules that wait for others which share their parts
         self._outlives_failures = setup.outlives_failures
         index = int(self._attachment.worker_id.rpartition("-")[2])
@@ -215,7 +215,7 @@ class LearnerWorker:
     def _restore(self, _: int, part: training_pb2.Restore) -> attach_pb2.Done:
         self._module(part.module_id).restore(part)
         if part.last:
-            self._shared.give(part.module_id)
+            self._shared.broadcast(part.module_id)
         return attach_pb2.Done()
 
     def _group(self, _: int, group: training_pb2.Group) -> training_pb2.GroupFormed:
@@ -225,7 +225,7 @@ class LearnerWorker:
             return self._loop.waits(training_pb2.Group, lambda each: each.module_id == module_id)
 
         formed = self._module(module_id).join(group, superseded)
-        self._shared.give(module_id)  # the state may be that of another member
+        self._shared.broadcast(module_id)  # the state may be that of another member
         self._unpublished.discard(module_id)
         self._server.ready(all(module.serves for module in self.modules.values()))
         return formed
@@ -236,7 +236,7 @@ class LearnerWorker:
         module_id = update.module_id
         waits = self._settings.synchronous and bool(self._shared.partners(module_id))
         done = self._module(module_id).update(update, self._seconds, publishes=not waits)
-        self._shared.give(module_id)
+        self._shared.broadcast(module_id)
         if waits:
             self._publish_together(module_id)
         self._idle_since = time.perf_counter()
@@ -263,7 +263,7 @@ class LearnerWorker:
 
     def _reset(self, _: int, command: training_pb2.Reset) -> attach_pb2.Done:
         self._module(command.module_id).learner.reset(command.seed)
-        self._shared.give(command.module_id)
+        self._shared.broadcast(command.module_id)
         return attach_pb2.Done()
 
     # -- parts ----------------------------------------------------------------------------------

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from juggler.learner.core.learner_core import Sample
+from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.state import to_device
 from juggler.learner.learner import Learner
 from juggler.learner.process.publishing import Publish, Publishing
@@ -32,7 +32,7 @@ def works_by_itself(device: torch.device) -> bool:
 class Updating(Protocol):
     """Does the work around updates: `sample`, then the learner's `step`, then `made`."""
 
-    def sample(self, share: Share) -> Sample:
+    def sample(self, share: Share) -> Columns:
         """Turn these episodes into a sample for the learner's `step`."""
 
     def made(self) -> None:
@@ -55,7 +55,7 @@ class InTurn:
         self._learner = learner
         self._publish = publish
 
-    def sample(self, share: Share) -> Sample:
+    def sample(self, share: Share) -> Columns:
         return self._learner.sample_from_episodes(share.episodes)
 
     def made(self) -> None:
@@ -72,7 +72,7 @@ class InTurn:
 
 
 class _Staged(NamedTuple):
-    sample: Sample  # on the device
+    sample: Columns  # on the device
     copied: Any  # the event behind its copies
 
 
@@ -108,7 +108,7 @@ class Overlapped:
         self._prepared: tuple[list[int], Future[_Staged]] | None = None
         self._unfinished: deque[Any] = deque()  # events behind updates
 
-    def sample(self, share: Share) -> Sample:
+    def sample(self, share: Share) -> Columns:
         started = perf_counter()
         sample = self._ready(share)
         self._learner.collate_seconds += perf_counter() - started
@@ -133,7 +133,7 @@ class Overlapped:
         self._thread.shutdown(cancel_futures=True)
         self._publishing.close()
 
-    def _ready(self, share: Share) -> Sample:
+    def _ready(self, share: Share) -> Columns:
         """The sample that was prepared for this share, or a new one, on the device."""
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared[0] == share.batch_ids:
@@ -143,7 +143,7 @@ class Overlapped:
         self._side.give(staged.sample, staged.copied)
         return staged.sample
 
-    def _staged(self, episodes: Mapping[str, Sequence[EpisodeBatch]]) -> _Staged:
+    def _staged(self, episodes: Sequence[EpisodeBatch]) -> _Staged:
         on_host = self._learner.collated(episodes)
         with self._side.working():
             sample = to_device(on_host, self._learner.device)

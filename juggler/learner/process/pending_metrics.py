@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from juggler.learner.core.metrics import means_of
+from juggler.learner.core.metrics import mean_metrics
 
 #: After this many updates in a row without a step of the optimizer whose gradients are finite, the
 #: module is hopeless.
@@ -89,8 +89,8 @@ class PendingMetrics:
 
 
 def _sent_to_host(pending: list[Mapping[str, Tensor]], newest: int) -> _OnTheirWay:
-    found = means_of(pending)
-    means = torch.stack(list(found.values())) if found else torch.zeros(0)  # [M]
+    found = mean_metrics(pending)
+    means = torch.stack([x.double() for x in found.values()]) if found else torch.zeros(0)  # [M]
     none = means.new_zeros(())  # [] of a core that skips nothing, and has no such metric
     skipped = torch.stack([each.get("skipped", none) for each in pending])  # [updates]
     on_host = [x.to("cpu", non_blocking=True) for x in (means, skipped)]

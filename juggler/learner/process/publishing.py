@@ -12,7 +12,7 @@ from juggler.learner.process.side_stream import SideStream
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
 
-#: Takes a version of weights, name -> array by module id.
+#: Takes a version of weights, name -> array.
 Publish = Callable[[Version, dict[str, Tree]], None]
 
 

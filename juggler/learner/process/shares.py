@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from juggler.learner.data.batch_store import HeldBatch
 from juggler.learner.group.membership import Membership
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.episodes.version import DEFAULT_MODULE
-
-#: The learner's own id of its one module, so that equal seeds give equal weights for any id.
-OWN: Final = DEFAULT_MODULE
 
 
 class Share(NamedTuple):
     """A learner's part of an update."""
 
     batch_ids: list[int]
-    episodes: Mapping[str, Sequence[EpisodeBatch]]  # by module id; views of those batches
+    episodes: Sequence[EpisodeBatch]  # views of those batches
 
 
 class Shares:
@@ -48,7 +44,7 @@ class Shares:
             self._template = episodes[:1]
         if not episodes or self._membership.lost:
             return None
-        return Share([batch.batch_id for batch in fresh], {OWN: episodes})
+        return Share([batch.batch_id for batch in fresh], episodes)
 
     def coming(self, batches: list[HeldBatch]) -> Share | None:
         """The share of the next update, if this one makes new weights. None if no batch will be
@@ -56,7 +52,7 @@ class Shares:
         fresh = self._fresh(batches, self._learner.updates + 1)
         if not fresh:
             return None
-        return Share([batch.batch_id for batch in fresh], {OWN: self._episodes(fresh)})
+        return Share([batch.batch_id for batch in fresh], self._episodes(fresh))
 
     def _fresh(self, batches: list[HeldBatch], update: int) -> list[HeldBatch]:
         """The batches that are not too old for an update that starts from these weights."""

@@ -10,7 +10,6 @@ from typing import Any, Final
 from numpy.typing import NDArray
 
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
-from juggler.runtime.wire.trees import Tree
 
 #: Arrays by the names of parameters and buffers, by module id.
 Weights = dict[str, dict[str, NDArray[Any]]]
@@ -85,18 +84,6 @@ def acting_arrays(unit: Mapping[str, Any]) -> dict[str, Any]:
         KeyError: it has none.
     """
     return {**(unit.get(ACTING) or unit["parameters"]), **unit.get("buffers", {})}
-
-
-def without_acting(tree: Tree) -> Tree:
-    """The states of parameter groups without what is there for acting alone."""
-    if not isinstance(tree, Mapping):
-        return tree
-    return {
-        group_id: {key: unit[key] for key in unit if key != ACTING}
-        if isinstance(unit, Mapping)
-        else unit
-        for group_id, unit in tree.items()
-    }
 
 
 def is_named(pattern: str, full: str) -> bool:

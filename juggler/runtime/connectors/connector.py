@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from juggler.runtime.wire.trees import Tree
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 Space = gymnasium.Space[Any]
@@ -205,8 +204,7 @@ class LearnerConnector(Connector, ABC):
         sums: sums over a batch -> the same over the batches of all learners that make the update
             together, elementwise; set by the learner. Whoever estimates something from batches
             sends its sums through it, so that all learners have the estimate that one learner of
-            all batches would have. It must be called as often at each of them: once in `__call__`,
-            and once in `without_batch`.
+            all batches would have. It must be called as often at each of them: once in `__call__`.
         uses_observations: whether a call looks at observations or changes them.
     """
 
@@ -217,10 +215,6 @@ class LearnerConnector(Connector, ABC):
     @abstractmethod
     def __call__(self, columns: Columns) -> Columns:
         """Columns of the same batch; the given tensors stay as they are."""
-
-    def without_batch(self, device: torch.device) -> None:
-        """Take part in an update of a group to which this learner brings no batch: for a connector
-        that calls `sums`, which does so with zeros on the device."""
 
     def get_state(self) -> dict[str, Tensor]:
         """What the connector has learned from batches so far, for a checkpoint."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from juggler.runtime.connectors.connector import (
@@ -95,11 +94,6 @@ class LearnerPipeline:
         (name,) = (name for name, each in self.contexts.items() if each is of)
         return columns[c.STATES][c.CONNECTOR_STATES][name]
 
-    def without_batch(self, device: torch.device) -> None:
-        """Take part in an update of a group to which this learner brings no batch."""
-        for connector in self._connectors.values():
-            connector.without_batch(device)
-
     def add_up_with(self, sums: Callable[[Tensor], Tensor]) -> None:
         """Have connectors add up over all learners of a group; see `LearnerConnector.sums`."""
         for connector in self._connectors.values():
@@ -131,18 +125,6 @@ class LearnerPipeline:
             raise ValueError(f"states of other connectors: only one side has {sorted(odd)}")
         for name, state in states.items():
             self._connectors[name].set_state(state)
-
-
-def stacked(
-    sample: Mapping[str, Mapping[str, Any]], pipelines: Mapping[str, LearnerPipeline]
-) -> Mapping[str, Mapping[str, Any]]:
-    """A sample as modules see it, by module id, of what came out of their pipelines."""
-    if not pipelines:
-        return sample
-    return {
-        key: pipelines[key].stacked(dict(columns)) if key in pipelines else columns
-        for key, columns in sample.items()
-    }
 
 
 def _only_stack(

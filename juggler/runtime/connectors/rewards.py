@@ -135,10 +135,6 @@ class NormalizeRewards(LearnerConnector):
         backwards = linear_recurrence(carried.flip(1), columns[c.REWARDS].flip(1), before)
         return backwards.flip(1)
 
-    def without_batch(self, device: torch.device) -> None:
-        nothing = torch.zeros((1, 1), device=device)  # [N, T]
-        self._merge(nothing, torch.zeros_like(nothing, dtype=torch.bool))
-
     def _merge(self, returns: Tensor, live: Tensor) -> None:
         """Merge the live returns [N, T] of all learners into the moments."""
         self._state = with_live(self._state, returns.flatten(), live.flatten(), self.sums)

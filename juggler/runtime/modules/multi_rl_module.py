@@ -86,27 +86,26 @@ class MultiRLModule(nn.Module):
     def forward(self, batch: Mapping[str, Batch]) -> dict[str, dict[str, Any]]:
         return self.forward_train(batch)
 
-    def shared_groups(self) -> list[tuple[str, ...]]:
-        """All ids, in groups of modules that share parameters or buffers, directly or through
-        others.
+    def shared_parts(self) -> dict[str, list[str]]:
+        """By name of a parameter or buffer, the ids of the modules that share it under this name.
 
-        Most groups have one id. Groups and their ids are in the order in which modules were added.
+        A run takes this as its table `shared`, and a script gives it to `juggler.SharedParts`.
+
+        Raises:
+            ValueError: some modules share one tensor of a name, and others another one.
         """
-        groups: list[tuple[set[int], list[str]]] = []  # tensors, and ids with them
+        users: dict[tuple[str, int], list[str]] = {}
         for module_id, module in self.items():
-            tensors = {id(each) for each in chain(module.parameters(), module.buffers())}
-            sharing = [group for group in groups if group[0] & tensors]
-            if not sharing:
-                groups.append((tensors, [module_id]))
-                continue
-            merged, *others = sharing
-            for group in others:
-                merged[0].update(group[0])
-                merged[1].extend(group[1])
-                groups.remove(group)
-            merged[0].update(tensors)
-            merged[1].append(module_id)
-        return [tuple(sorted(ids, key=self.keys().index)) for _, ids in groups]
+            for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+                users.setdefault((name, id(tensor)), []).append(module_id)
+        shared: dict[str, list[str]] = {}
+        for (name, _), ids in users.items():
+            if len(ids) > 1 and shared.setdefault(name, ids) is not ids:
+                raise ValueError(
+                    f"{name!r} is shared by {shared[name]} and, with other values, by {ids}: give "
+                    "one of both parts another name"
+                )
+        return shared
 
     def keys(self) -> list[str]:
         return list(self._keys)

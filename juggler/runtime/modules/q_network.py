@@ -120,13 +120,10 @@ class QNetwork(RLModule):
         return {**outputs, ACTION_DIST_INPUTS: shares.clamp(min=1e-8).log()}
 
 
-def must_explore(
-    algorithm: str, module_id: str, module: RLModule, learns_returns: bool = False
-) -> None:
+def must_explore(algorithm: str, module: RLModule, learns_returns: bool = False) -> None:
     """
     Args:
         algorithm: its name, for errors.
-        module_id: the module's name, for errors.
         module: what the algorithm trains.
         learns_returns: whether the algorithm learns the probabilities of returns.
 
@@ -147,6 +144,6 @@ def must_explore(
         )
     if EPSILON not in dict(module.named_buffers()):
         raise ValueError(
-            f"{algorithm} needs modules with a buffer {EPSILON!r}, such as QNetwork; "
-            f"module {module_id!r}, {type(module).__name__}, has none"
+            f"{algorithm} needs a module with a buffer {EPSILON!r}, such as QNetwork, and "
+            f"{type(module).__name__} has none"
         )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
 from juggler.learner.core.forward import Forward
-from juggler.learner.core.gradient_core import Factories, GradientCore, ParameterGroupState
+from juggler.learner.core.gradient_core import GradientCore, MakeModule, TrainState
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.returns import Estimates, next_values
 from juggler.learner.core.sequences import all_seen
@@ -30,16 +30,16 @@ class ActorCriticCore(GradientCore):
     """Whether it adds the column `EXTRA_ADVANTAGES` of a sample to those that it estimates, and has
     `estimates` for others to estimate as it does."""
 
-    def __init__(self, factories: Factories, config: ActorCriticConfig) -> None:
-        super().__init__(factories, config)
-        if config.burn_in and not self.initial_states():
+    def __init__(self, make_module: MakeModule, config: ActorCriticConfig) -> None:
+        super().__init__(make_module, config)
+        if config.burn_in and not self.initial_state():
             raise ValueError(
-                f"burn_in = {config.burn_in}: no module has a state that could be warmed up"
+                f"burn_in = {config.burn_in}: the module has no state that could be warmed up"
             )
         self.schedules["entropy_coefficient"] = Schedule(config.entropy_coefficient)
 
     def total(
-        self, policy_loss: Tensor, value_loss: Tensor, entropy: Tensor, state: ParameterGroupState
+        self, policy_loss: Tensor, value_loss: Tensor, entropy: Tensor, state: TrainState
     ) -> Tensor:
         """What is minimized: the losses [] of policy and value function and the entropy [], with
         their coefficients at the steps trained on so far -> []."""
@@ -96,7 +96,7 @@ def actor_critic_pass(forward: Forward, columns: Columns, burn_in: int = 0) -> P
 
     Args:
         forward: the module's training pass.
-        columns: the module's part of the sample.
+        columns: the sample.
         burn_in: steps at the start of every segment that continues an episode. In these, a module
             with a state only computes a state that fits its present parameters, without gradients;
             they are not among the steps to learn from (Kapturowski et al. 2019, "Recurrent

@@ -24,7 +24,7 @@ section 4).
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,8 +32,8 @@ from torch import Tensor
 from juggler.learner.algorithms.actor_critic.core import actor_critic_pass, clipped_surrogates
 from juggler.learner.algorithms.appo.config import AppoConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.core.gradient_core import Factories, Forward, Loss, ParameterGroupState
-from juggler.learner.core.learner_core import Columns, GradientAux
+from juggler.learner.core.gradient_core import Forward, Loss, MakeModule, TrainState
+from juggler.learner.core.learner_core import Aux, Columns
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.data.sources import CircularBuffer, DataSource
 from juggler.runtime.modules import columns as c
@@ -42,15 +42,15 @@ from juggler.runtime.modules import columns as c
 class Appo(Impala):
     """The core of APPO, which estimates as IMPALA does.
 
-    A parameter group also keeps the target network's parameters, the optimizer steps since they
-    were copied, and β.
+    Its state also has the target network's parameters, the optimizer steps since they were copied,
+    and β.
     """
 
     name = "appo"
     config: AppoConfig
 
-    def __init__(self, factories: Factories, config: AppoConfig) -> None:
-        super().__init__(factories, config)
+    def __init__(self, make_module: MakeModule, config: AppoConfig) -> None:
+        super().__init__(make_module, config)
         self.mean_names = () if config.target_kl is None else ("kl_from_target",)
         # The `steps` of a state count each use of a batch; schedules count environment steps.
         self.schedules = {
@@ -69,7 +69,7 @@ class Appo(Impala):
             )  # []
         return extra
 
-    def next_extra(self, new: ParameterGroupState, aux: GradientAux) -> dict[str, Tensor]:
+    def next_extra(self, new: TrainState, aux: Aux) -> dict[str, Tensor]:
         target, since_copy = new["extra"]["target"], new["extra"]["since_copy"] + 1  # [P], []
         due = since_copy >= self.config.target_period  # []
         extra = {
@@ -77,14 +77,14 @@ class Appo(Impala):
             "since_copy": torch.where(due, 0, since_copy),  # []
         }
         if self.config.target_kl is not None:
-            kl = reduce(torch.maximum, (means["kl_from_target"] for means in aux.means.values()))
+            kl = aux.means["kl_from_target"]  # []
             factor = torch.where(kl > 1.5 * self.config.target_kl, 2.0, 1.0)  # []
             factor = torch.where(kl < self.config.target_kl / 1.5, 0.5, factor)  # []
             factor = torch.where(due, factor, 1.0)  # [] just after a renewal the KL is 0 for any β
             extra["kl_coefficient"] = new["extra"]["kl_coefficient"] * factor  # []
         return extra
 
-    def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
+    def loss(self, forward: Forward, columns: Columns, state: TrainState) -> Loss:
         config = self.config
         inputs, values, _, live = actor_critic_pass(forward, columns, config.burn_in)
         policy = forward.module.action_distribution()(inputs)  # [N, T]

@@ -15,7 +15,7 @@ import torch
 
 from juggler.learner.algorithms.actor_critic.core import actor_critic_pass
 from juggler.learner.algorithms.bc.config import BcConfig
-from juggler.learner.core.gradient_core import Forward, GradientCore, Loss, ParameterGroupState
+from juggler.learner.core.gradient_core import Forward, GradientCore, Loss, TrainState
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.live_mean import LiveMean
 from juggler.runtime.modules import columns as c
@@ -29,7 +29,7 @@ class Bc(GradientCore):
     learns_from_rewards = False
     config: BcConfig
 
-    def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
+    def loss(self, forward: Forward, columns: Columns, state: TrainState) -> Loss:
         seen = actor_critic_pass(forward, columns)
         policy = forward.module.action_distribution()(seen.action_dist_inputs)  # [N, T]
         mean = LiveMean(seen.live)

@@ -39,7 +39,7 @@ from juggler.learner.algorithms.off_policy.core import (
     OffPolicyCore,
     importance_weights,
 )
-from juggler.learner.core.gradient_core import Factories, Forward, Loss, ParameterGroupState
+from juggler.learner.core.gradient_core import Forward, Loss, MakeModule, TrainState
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.optim.schedules import Schedule
@@ -54,19 +54,18 @@ class Dqn(OffPolicyCore):
     name = "dqn"
     config: DqnConfig
 
-    def __init__(self, factories: Factories, config: DqnConfig) -> None:
-        super().__init__(factories, config)
+    def __init__(self, make_module: MakeModule, config: DqnConfig) -> None:
+        super().__init__(make_module, config)
         self.schedules["exploration_epsilon"] = Schedule(config.exploration_epsilon)
-        for module_id, module in self.modules.items():
-            must_explore(self.name, module_id, module, learns_returns=True)
+        must_explore(self.name, self.module, learns_returns=True)
 
-    def acting_parameters(self, state: ParameterGroupState) -> Tensor:
+    def acting_parameters(self, state: TrainState) -> Tensor:
         return state["extra"]["target"] if self.config.target_acts else state["parameters"]  # [P]
 
-    def exploration(self, state: ParameterGroupState) -> dict[str, Tensor]:
+    def exploration(self, state: TrainState) -> dict[str, Tensor]:
         return {EPSILON: self.schedules["exploration_epsilon"](state["steps"])}  # []
 
-    def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
+    def loss(self, forward: Forward, columns: Columns, state: TrainState) -> Loss:
         live = columns[c.LIVE]  # [N, T]
         n, t = live.shape
         rewards, discounts, following = self.led_to(columns)  # [N, T], [N, T], [N T, ...]
@@ -86,7 +85,7 @@ class Dqn(OffPolicyCore):
         if RETURN_LOGITS in outputs:
             with torch.no_grad():
                 likely = _of(after[RETURN_LOGITS], best).softmax(-1)  # [N T, K]
-                returns = forward.buffers[forward.group.names(forward.module_id)[RETURNS]]  # [K]
+                returns = forward.buffer(RETURNS)  # [K]
                 goals = projected(likely, rewards.flatten(), discounts.flatten(), returns)
             found = divergence(_of(outputs[RETURN_LOGITS], actions), goals)
             costs = torch.where(live, found.cross_entropy.view(n, t), 0.0)  # [N, T]
@@ -104,7 +103,7 @@ class Dqn(OffPolicyCore):
         return Loss(loss, mean.live_steps, metrics, means={}, priorities=surprises.amax(1))
 
     def _best(
-        self, forward: Forward, following: Any, state: ParameterGroupState
+        self, forward: Forward, following: Any, state: TrainState
     ) -> tuple[dict[str, Any], Tensor]:
         """What the target network returns for each observation, and the best action [B] there."""
         target = forward.using(state["extra"]["target"])

@@ -44,7 +44,7 @@ from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
 from juggler.learner.core.around_core import AroundCore, AroundState
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
-from juggler.learner.core.learner_core import Columns, Metrics, Sample, Seam
+from juggler.learner.core.learner_core import Columns, Metrics, Seam
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.own_network import LossSum, OwnNetwork
 from juggler.learner.core.transitions import terminated
@@ -52,11 +52,11 @@ from juggler.learner.data.ranked import RANK, Ranked
 from juggler.learner.data.sources import DataSource
 from juggler.learner.imitation_config import ImitationConfig
 from juggler.runtime.checkpoints.checkpoint import IMITATION
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.encoders import build_encoder, feature_size
 from juggler.runtime.modules.layers import initialized
 from juggler.runtime.modules.model_config import ModelConfig
-from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import tree_map
 
 Space = gymnasium.Space[Any]
@@ -77,23 +77,6 @@ class Logits(nn.Module):
             return self.absorbing
         logits: Tensor = self.head(self.encoder(steps)).squeeze(-1)  # [B]
         return logits
-
-
-class Imitator:
-    """The demonstrations for one module, how they are shown to the discriminator, and that."""
-
-    def __init__(self, module_id: str, module: RLModule, config: ImitationConfig) -> None:
-        observations, actions = module.observation_space, module.action_space
-        self.demonstrations = Demonstrations.read(config.demonstrations, observations, actions)
-        self.shown = Shown(observations, actions, self.demonstrations)
-        space, model = self.shown.space, ModelConfig.parse(config.model)
-        self.network = OwnNetwork(f"{module_id} imitation", lambda: Logits(space, model))
-
-    def on(self, device: torch.device) -> None:
-        """Keep all on this device."""
-        if self.demonstrations.terminated.device != device:
-            self.demonstrations = self.demonstrations.on(device)
-            self.shown.to(device)
 
 
 class Discriminator(AroundCore):
@@ -125,10 +108,11 @@ class Discriminator(AroundCore):
         self.inner: GradientCore = inner
         self.own = config
         config.validate()
-        self._imitators = {
-            module_id: Imitator(module_id, module, config)
-            for module_id, module in inner.modules.items()
-        }
+        observations, actions = inner.module.observation_space, inner.module.action_space
+        self._demonstrations = Demonstrations.read(config.demonstrations, observations, actions)
+        self._shown = Shown(observations, actions, self._demonstrations)
+        space, model = self._shown.space, ModelConfig.parse(config.model)
+        self.network = OwnNetwork(f"{DEFAULT_MODULE} imitation", lambda: Logits(space, model))
         # The same at all learners of a group: a replay gives one minibatch at a time.
         keeps = isinstance(inner.config, OffPolicyConfig)
         self._minibatches = 1 if keeps else max(1, inner.config.batch_size // config.minibatch_size)
@@ -137,43 +121,28 @@ class Discriminator(AroundCore):
         return Ranked(super().data_source(seed))
 
     def own_state(self, seed: int) -> dict[str, Any]:
-        return {key: each.network.beginning(seed) for key, each in self._imitators.items()}
+        return self.network.beginning(seed)
 
-    def shown(self, state: AroundState, sample: Sample) -> Sample:
-        return {
-            module_id: self._rewarded(module_id, state["own"][module_id], columns)[0]
-            for module_id, columns in sample.items()
-        }
+    def shown(self, state: AroundState, sample: Columns) -> Columns:
+        return self._rewarded(state["own"], sample)[0]
 
     def learned(
-        self, state: AroundState, sample: Sample, seam: Seam
-    ) -> tuple[dict[str, Any], Sample, Metrics]:
-        after, changed, metrics = {}, {}, {}
-        for module_id in self._imitators:
-            own, columns = state["own"][module_id], sample.get(module_id)
-            found: Metrics = {}
-            if columns is not None:
-                changed[module_id], found[module_id] = self._rewarded(module_id, own, columns)
-            after[module_id], losses = self._trained(module_id, own, columns, seam)
-            if columns is not None:
-                policy_loss, demonstration_loss, penalty = losses.unbind()  # [] each
-                metrics[module_id] = {
-                    **found[module_id],
-                    "discriminator_loss": policy_loss + demonstration_loss,
-                    "gradient_penalty": penalty,
-                }
-        return after, changed, metrics
+        self, state: AroundState, sample: Columns, seam: Seam
+    ) -> tuple[dict[str, Any], Columns, Metrics]:
+        rewarded, metrics = self._rewarded(state["own"], sample)
+        own, losses = self._trained(state["own"], sample, seam)
+        policy_loss, demonstration_loss, penalty = losses.unbind()  # [] each
+        metrics["discriminator_loss"] = policy_loss + demonstration_loss
+        metrics["gradient_penalty"] = penalty
+        return own, rewarded, metrics
 
     @torch.no_grad()
-    def _rewarded(
-        self, module_id: str, own: dict[str, Any], columns: Columns
-    ) -> tuple[Columns, dict[str, Tensor]]:
+    def _rewarded(self, own: dict[str, Any], columns: Columns) -> tuple[Columns, Metrics]:
         """The columns with the discriminator's rewards, and metrics."""
-        imitator, live = self._imitators[module_id], columns[c.LIVE]  # [N, T]
-        imitator.on(live.device)
+        live, network = columns[c.LIVE], self.network  # [N, T]
+        self._keep_on(live.device)
         limit, gamma = self.own.limit, self.config.gamma
-        network = imitator.network
-        found = network.in_chunks(own, self._steps(imitator, columns))  # [N T]
+        found = network.in_chunks(own, self._steps(columns))  # [N T]
         absorbing = network(own, own["trained"], None)  # []
         rewards = found.clamp(-limit, limit).view(live.shape)  # [N, T]
         forever = gamma / (1 - gamma) * absorbing.clamp(-limit, limit)  # []
@@ -187,39 +156,40 @@ class Discriminator(AroundCore):
         rest = {name: column for name, column in columns.items() if name != RANK}
         return {**rest, c.REWARDS: rewards}, metrics
 
-    def _steps(self, imitator: Imitator, columns: Columns) -> Any:
+    def _keep_on(self, device: torch.device) -> None:
+        """Keep the demonstrations on this device."""
+        if self._demonstrations.terminated.device != device:
+            self._demonstrations = self._demonstrations.on(device)
+            self._shown.to(device)
+
+    def _steps(self, columns: Columns) -> Any:
         """What the discriminator sees of a sample: trees [N T, ...]."""
         observations, actions = (
             tree_map(lambda x: x.flatten(0, 1), columns[name])
             for name in (c.OBSERVATIONS, c.ACTIONS)
         )
-        return imitator.shown(observations, actions)
+        return self._shown(observations, actions)
 
     def _trained(
-        self, module_id: str, own: dict[str, Any], columns: Columns | None, seam: Seam
+        self, own: dict[str, Any], columns: Columns, seam: Seam
     ) -> tuple[dict[str, Any], Tensor]:
-        """The state after some steps of the optimizer, and the means of its losses [3]. Without a
-        sample, this learner takes part in those of the others. Each draws demonstrations of its
-        own."""
-        imitator, count, each = self._imitators[module_id], self._minibatches, []
-        network = imitator.network
-        parts: list[Tensor | None] = [None] * count
-        if columns is not None:
-            live, ends = columns[c.LIVE].flatten(), terminated(columns).flatten()  # [N T] both
-            steps = self._steps(imitator, columns)
-            apart = mixed(columns[RANK]) if RANK in columns else 0  # [], and 0 for rank 0
-            key = mixed(own["key"]) ^ apart  # []
-            order = uniform(key, (live.numel(),)).argsort()  # [N T]
-            parts = list(order.tensor_split(count))  # [B] each
+        """The state after some steps of the optimizer, and the means of its losses [3]. Each
+        learner draws demonstrations of its own."""
+        network, demonstrations, each = self.network, self._demonstrations, []
+        live, ends = columns[c.LIVE].flatten(), terminated(columns).flatten()  # [N T] both
+        steps = self._steps(columns)
+        apart = mixed(columns[RANK]) if RANK in columns else 0  # [], and 0 for rank 0
+        key = mixed(own["key"]) ^ apart  # []
+        order = uniform(key, (live.numel(),)).argsort()  # [N T]
+        parts = order.tensor_split(self._minibatches)  # [B] each
         for number, part in enumerate(parts, start=1):
             losses = [network.nothing(own)] * 3
-            if part is not None and part.numel():
+            if part.numel():
                 policy = tree_map(lambda x, part=part: x[part], steps)  # [B, ...]
-                shown = imitator.demonstrations
                 some_key, other_key = key ^ (2 * number - 1), key ^ (2 * number)  # [] both
                 draws = uniform(some_key, (len(part),))  # [B]
-                drawn = shown.drawn((draws * len(shown.terminated)).long())
-                demonstrated = imitator.shown(drawn.observations, drawn.actions)
+                drawn = demonstrations.drawn((draws * len(demonstrations.terminated)).long())
+                demonstrated = self._shown(drawn.observations, drawn.actions)
                 # Without a live step there is nothing to be told from.
                 some = live[part].any().expand(len(part))  # [B]
                 losses = [

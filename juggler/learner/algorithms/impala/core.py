@@ -21,7 +21,7 @@ from juggler.learner.algorithms.actor_critic.core import (
     with_extra,
 )
 from juggler.learner.algorithms.impala.config import ImpalaConfig
-from juggler.learner.core.gradient_core import Forward, Loss, ParameterGroupState
+from juggler.learner.core.gradient_core import Forward, Loss, TrainState
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.returns import Estimates, vtrace
@@ -61,7 +61,7 @@ class Impala(ActorCriticCore):
         """Which samples are learned from, without the old rows that `replay_share` adds."""
         return Queue()
 
-    def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
+    def loss(self, forward: Forward, columns: Columns, state: TrainState) -> Loss:
         config = self.config
         seen = actor_critic_pass(forward, columns, config.burn_in)
         policy = forward.module.action_distribution()(seen.action_dist_inputs)  # [N, T]

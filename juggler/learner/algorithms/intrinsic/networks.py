@@ -1,4 +1,4 @@
-"""The networks of random network distillation, for the observations of one module."""
+"""The networks of random network distillation."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from juggler.learner.core.own_network import OwnNetwork
 from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.runtime.connectors.leaves import at, observed_leaves, replaced, space_with
 from juggler.runtime.connectors.tensor_moments import TensorMoments, no_moments, variance
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.encoders import build_encoder, feature_size
 from juggler.runtime.modules.layers import initialized
 from juggler.runtime.modules.model_config import ModelConfig
@@ -51,9 +52,7 @@ class Explorer:
     In a state, `observed` has the moments of each leaf of the observations, by name.
     """
 
-    def __init__(
-        self, module_id: str, space: Space[Any], config: IntrinsicConfig, *, with_values: bool
-    ) -> None:
+    def __init__(self, space: Space[Any], config: IntrinsicConfig, *, with_values: bool) -> None:
         self._clip = config.clip
         self._leaves: dict[Path, spaces.Box] = {
             path: leaf
@@ -65,7 +64,7 @@ class Explorer:
             for path, leaf in self._leaves.items()
         }
         make = partial(Networks, space_with(space, normalized), config, with_values=with_values)
-        self.networks = OwnNetwork(f"{module_id} intrinsic", make, constant="target.")
+        self.networks = OwnNetwork(f"{DEFAULT_MODULE} intrinsic", make, constant="target.")
 
     def beginning(self, seed: int) -> dict[str, Any]:
         """The state before the first sample."""

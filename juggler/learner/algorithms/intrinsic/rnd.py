@@ -43,7 +43,7 @@ from juggler.learner.algorithms.intrinsic.seen_steps import Seen, Stream, along_
 from juggler.learner.core.around_core import AroundCore, AroundState
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
-from juggler.learner.core.learner_core import Columns, Metrics, Sample, Seam
+from juggler.learner.core.learner_core import Columns, Metrics, Seam
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.own_network import LossSum
 from juggler.learner.intrinsic_config import IntrinsicConfig
@@ -80,84 +80,52 @@ class Rnd(AroundCore):
             self._estimator.config = replace(
                 inner.config, gamma=self.own.gamma_int, reward_scale=1.0
             )
-        self._explorers = {
-            module_id: Explorer(
-                module_id,
-                module.observation_space,
-                self.own,
-                with_values=self._estimator is not None,
-            )
-            for module_id, module in inner.modules.items()
-        }
+        self._explorer = Explorer(
+            inner.module.observation_space, self.own, with_values=self._estimator is not None
+        )
 
     def own_state(self, seed: int) -> dict[str, Any]:
-        return {
-            module_id: {**explorer.beginning(seed), "returns": no_moments()}
-            for module_id, explorer in self._explorers.items()
-        }
+        return {**self._explorer.beginning(seed), "returns": no_moments()}
 
-    def shown(self, state: AroundState, sample: Sample) -> Sample:
-        changed: dict[str, Any] = {}
-        for module_id, columns in sample.items():
-            own, explorer = state["own"][module_id], self._explorers[module_id]
-            seen = Seen.of(columns)
-            everything = explorer.normalized(own["observed"], seen.observations)
-            rewards = self._scaled(own, self._errors(explorer, own, everything, seen))  # [N, T]
-            changed[module_id] = self._with_bonus(
-                state["inner"], module_id, own, columns, seen, everything, rewards
-            )[0]
-        return changed
+    def shown(self, state: AroundState, sample: Columns) -> Columns:
+        own, seen = state["own"], Seen.of(sample)
+        everything = self._explorer.normalized(own["observed"], seen.observations)
+        rewards = self._scaled(own, self._errors(own, everything, seen))  # [N, T]
+        return self._with_bonus(state["inner"], own, sample, seen, everything, rewards)[0]
 
     def learned(
-        self, state: AroundState, sample: Sample, seam: Seam
-    ) -> tuple[dict[str, Any], Sample, Metrics]:
-        after, changed, metrics = {}, {}, {}
-        for module_id, explorer in self._explorers.items():
-            own, columns = dict(state["own"][module_id]), sample.get(module_id)
-            seen = None if columns is None else Seen.of(columns)
-            own["observed"] = self._watched(explorer, own["observed"], seen, seam)
-            if columns is None or seen is None:
-                own["returns"] = _nothing_more(own["returns"], seam)
-                after[module_id] = self._trained(explorer, own, None, None, None, seam)[0]
-                continue
-            everything = explorer.normalized(own["observed"], seen.observations)
-            # By the predictor as it was before it learns from these observations.
-            errors = self._errors(explorer, own, everything, seen)  # [N, T]
-            returns = along_rows(errors, seen.live, self.own.gamma_int)  # [N, T]
-            own["returns"] = with_live(
-                own["returns"], returns.flatten(), seen.live.flatten(), seam.sums
-            )
-            rewards = self._scaled(own, errors)  # [N, T]
-            changed[module_id], targets = self._with_bonus(
-                state["inner"], module_id, own, columns, seen, everything, rewards
-            )
-            after[module_id], found = self._trained(explorer, own, everything, seen, targets, seam)
-            metrics[module_id] = {
-                "intrinsic_reward": LiveMean(seen.live)(rewards),
-                "novelty": LiveMean(seen.known)(errors),
-                **found,
-            }
-        return after, changed, metrics
+        self, state: AroundState, sample: Columns, seam: Seam
+    ) -> tuple[dict[str, Any], Columns, Metrics]:
+        own, seen = dict(state["own"]), Seen.of(sample)
+        own["observed"] = self._watched(own["observed"], seen, seam)
+        everything = self._explorer.normalized(own["observed"], seen.observations)
+        # By the predictor as it was before it learns from these observations.
+        errors = self._errors(own, everything, seen)  # [N, T]
+        returns = along_rows(errors, seen.live, self.own.gamma_int)  # [N, T]
+        own["returns"] = with_live(
+            own["returns"], returns.flatten(), seen.live.flatten(), seam.sums
+        )
+        rewards = self._scaled(own, errors)  # [N, T]
+        changed, targets = self._with_bonus(state["inner"], own, sample, seen, everything, rewards)
+        own, found = self._trained(own, everything, seen, targets, seam)
+        metrics = {
+            "intrinsic_reward": LiveMean(seen.live)(rewards),
+            "novelty": LiveMean(seen.known)(errors),
+        }
+        return own, changed, {**metrics, **found}
 
-    def _watched(
-        self, explorer: Explorer, observed: dict[str, Any], seen: Seen | None, seam: Seam
-    ) -> dict[str, Any]:
+    def _watched(self, observed: dict[str, Any], seen: Seen, seam: Seam) -> dict[str, Any]:
         """The moments of observations, with those that live steps led to and that are known."""
-        if seen is None:
-            return {name: _nothing_more(each, seam) for name, each in observed.items()}
-        leaves = explorer.leaves(seen.observations)
         known = seen.known.flatten()  # [N T]
         return {
             name: with_live(observed[name], x[seen.after.flatten()], known, seam.sums)
-            for name, x in leaves.items()
+            for name, x in self._explorer.leaves(seen.observations).items()
         }
 
-    def _errors(
-        self, explorer: Explorer, own: dict[str, Any], everything: Any, seen: Seen
-    ) -> Tensor:
+    def _errors(self, own: dict[str, Any], everything: Any, seen: Seen) -> Tensor:
         """The predictor's error at the observation that each step led to [N, T]; 0 where it is not
         known."""
-        errors = explorer.networks.in_chunks(own, everything, "errors")
+        errors = self._explorer.networks.in_chunks(own, everything, "errors")
         return torch.where(seen.known, errors[seen.after], 0.0)  # [N, T]
 
     def _scaled(self, own: dict[str, Any], errors: Tensor) -> Tensor:
@@ -172,7 +140,6 @@ class Rnd(AroundCore):
     def _with_bonus(
         self,
         inner: Any,
-        module_id: str,
         own: dict[str, Any],
         columns: Columns,
         seen: Seen,
@@ -185,9 +152,8 @@ class Rnd(AroundCore):
         if self._estimator is None:
             bonus = weight * rewards / self.config.reward_scale  # [N, T]
             return {**columns, c.REWARDS: columns[c.REWARDS] + bonus}, None
-        networks = self._explorers[module_id].networks
-        values = networks.in_chunks(own, everything, "values")  # [M]
-        forward = self.inner.forward(inner, module_id).in_chunks()
+        values = self._explorer.networks.in_chunks(own, everything, "values")  # [M]
+        forward = self.inner.forward(inner).in_chunks()
         log_ratios, live = self._estimator.log_ratios(forward, columns)  # [N, T] both
         stream = Stream.of(live, seen, values)
         nothing = torch.zeros_like(live)  # [N, T]: nothing ever ends
@@ -206,27 +172,23 @@ class Rnd(AroundCore):
 
     def _trained(
         self,
-        explorer: Explorer,
         own: dict[str, Any],
         everything: Any,
-        seen: Seen | None,
+        seen: Seen,
         targets: _Targets | None,
         seam: Seam,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The state after steps of the optimizer, as many as the algorithm makes of a sample, and
-        metrics. Without a sample, this learner takes part in those of the others."""
+        metrics."""
         minibatches, epochs = self.inner.passes()
-        networks, each = explorer.networks, []
+        networks, each = self._explorer.networks, []
         nothing = [networks.nothing(own)] * (1 if self._estimator is None else 2)
         for _ in range(epochs):
-            parts: list[Tensor | None] = [None] * minibatches
-            if seen is not None:
-                order = uniform(mixed(own["key"]), (seen.live.numel(),)).argsort()  # [N T]
-                parts = list(order.tensor_split(minibatches))  # [B] each
-            for part in parts:
+            order = uniform(mixed(own["key"]), (seen.live.numel(),)).argsort()  # [N T]
+            for part in order.tensor_split(minibatches):  # [B] each
                 losses = nothing
-                if seen is not None and part is not None and part.numel():
-                    losses = self._losses(explorer, own, everything, seen, targets, part)
+                if part.numel():
+                    losses = self._losses(own, everything, seen, targets, part)
                 own, means = networks.stepped(own, losses, self.own.lr, seam)
                 each.append(means)  # [1] or [2]
         names = ("predictor_loss", "intrinsic_value_loss")
@@ -234,7 +196,6 @@ class Rnd(AroundCore):
 
     def _losses(
         self,
-        explorer: Explorer,
         own: dict[str, Any],
         everything: Any,
         seen: Seen,
@@ -242,7 +203,7 @@ class Rnd(AroundCore):
         part: Tensor,
     ) -> list[LossSum]:
         """On these of the N T steps: the loss of the predictor, and that of the values."""
-        networks = explorer.networks
+        networks = self._explorer.networks
         after = tree_map(lambda x: x[seen.after.flatten()[part]], everything)  # [B, ...]
         share = self.own.predictor_share
         known = seen.known.flatten()[part]  # [B]
@@ -270,11 +231,3 @@ class _Targets(NamedTuple):
 
     values: Tensor  # [N, T]
     live: Tensor  # [N, T] bool: the steps to learn from, without those of a burn-in
-
-
-def _nothing_more(moments: dict[str, Tensor], seam: Seam) -> dict[str, Tensor]:
-    """Moments with what the other learners of a group have seen."""
-    none = moments["mean"].unsqueeze(0)  # [1, ...]
-    return with_live(
-        moments, none, torch.zeros_like(none.flatten()[:1], dtype=torch.bool), seam.sums
-    )

@@ -21,7 +21,7 @@ from juggler.learner.algorithms.off_policy.core import (
     OffPolicyCore,
     importance_weights,
 )
-from juggler.learner.core.gradient_core import Forward, Loss, ParameterGroupState
+from juggler.learner.core.gradient_core import Forward, Loss, TrainState
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.live_mean import LiveMean
 from juggler.runtime.modules import columns as c
@@ -38,7 +38,7 @@ class Iql(OffPolicyCore):
     name = "iql"
     config: IqlConfig
 
-    def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
+    def loss(self, forward: Forward, columns: Columns, state: TrainState) -> Loss:
         config, live = self.config, columns[c.LIVE]  # [N, T]
         n, t = live.shape
         rewards, discounts, following = self.led_to(columns)  # [N, T], [N, T], [N T, ...]

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
 from juggler.learner.core.gradient_core import (
-    Factories,
     GradientCore,
-    ParameterGroupState,
+    MakeModule,
+    TrainState,
 )
 from juggler.learner.core.hashing import content_key, uniform
-from juggler.learner.core.learner_core import Columns, GradientAux
+from juggler.learner.core.learner_core import Aux, Columns
 from juggler.learner.core.sequences import all_observations
 from juggler.learner.core.transitions import DISCOUNTS, rows_of_transitions, transitions
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS, MakeTable, Replay
@@ -32,8 +32,8 @@ from juggler.runtime.wire.structures import tree_map
 class TargetNetworkCore(GradientCore, ABC):
     """The core of an algorithm that keeps what arrives, and has a target network.
 
-    A parameter group also keeps the target network's parameters, and the optimizer steps since they
-    moved. Its `steps` count each step that arrived once, however often it is drawn.
+    Its state also has the target network's parameters, and the optimizer steps since they moved.
+    `steps` count each step that arrived once, however often it is drawn.
     """
 
     learns_from_episodes = True
@@ -42,14 +42,12 @@ class TargetNetworkCore(GradientCore, ABC):
     def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
         return {"target": parameters.clone(), "since_move": torch.zeros((), dtype=torch.int64)}
 
-    def next_extra(self, new: ParameterGroupState, aux: GradientAux) -> dict[str, Tensor]:
+    def next_extra(self, new: TrainState, aux: Aux) -> dict[str, Tensor]:
         """All but the target network, which `extra_after` moves."""
         since_move = torch.where(self.target_moves(new), 0, new["extra"]["since_move"] + 1)  # []
         return {**new["extra"], "since_move": since_move}
 
-    def extra_after(
-        self, new: ParameterGroupState, aux: GradientAux, stepped: Tensor
-    ) -> dict[str, Tensor]:
+    def extra_after(self, new: TrainState, aux: Aux, stepped: Tensor) -> dict[str, Tensor]:
         extra, target = super().extra_after(new, aux, stepped), new["extra"]["target"]  # [P]
         moves = stepped & self.target_moves(new)  # []
         if self.reads(moves):
@@ -59,7 +57,7 @@ class TargetNetworkCore(GradientCore, ABC):
         share = moves.to(target.dtype) * self.config.target_share  # []
         return {**extra, "target": torch.lerp(target, new["parameters"], share)}  # [P]
 
-    def target_moves(self, state: ParameterGroupState) -> Tensor:
+    def target_moves(self, state: TrainState) -> Tensor:
         """Whether the target network moves in the optimizer step that follows -> [] bool."""
         return state["extra"]["since_move"] + 1 >= self.config.target_period  # []
 
@@ -92,15 +90,13 @@ class TargetNetworkCore(GradientCore, ABC):
 class OffPolicyCore(TargetNetworkCore, ABC):
     """The core of an algorithm that learns from n-step transitions, which it keeps."""
 
-    def __init__(self, factories: Factories, config: OffPolicyConfig) -> None:
-        super().__init__(factories, config)
-        for module_id, module in self.modules.items():
-            if module.get_initial_state():
-                raise ValueError(
-                    f"{self.name} keeps single steps, and module {module_id!r}, "
-                    f"{type(module).__name__}, has a state: leave out model.recurrent, or take "
-                    "another algorithm, such as r2d2 or ppo"
-                )
+    def __init__(self, make_module: MakeModule, config: OffPolicyConfig) -> None:
+        super().__init__(make_module, config)
+        if self.module.get_initial_state():
+            raise ValueError(
+                f"{self.name} keeps single steps, and {type(self.module).__name__} has a state: "
+                "leave out model.recurrent, or take another algorithm, such as r2d2 or ppo"
+            )
 
     def must_keep_each_step(self, table: str) -> None:
         """For a core around this one that gives each step a reward of its own when it is drawn.

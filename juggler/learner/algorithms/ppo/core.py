@@ -20,10 +20,8 @@ which KL(μ || π) is more than 1.5 times `target_kl`.
 from __future__ import annotations
 
 import copy
-import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import reduce
 from typing import Final
 
 import torch
@@ -42,25 +40,22 @@ from juggler.learner.algorithms.ppo.minibatches import Table
 from juggler.learner.core.gradient_core import (
     Forward,
     Loss,
-    ParameterGroupState,
-    State,
+    TrainState,
+    copied,
 )
 from juggler.learner.core.hashing import mixed
 from juggler.learner.core.learner_core import (
     ALONE,
     Aux,
     Columns,
-    GradientAux,
     Grads,
     Metrics,
-    Sample,
     Seam,
     StepOutput,
 )
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.metrics import mean_metrics
 from juggler.learner.core.returns import Estimates, gae
-from juggler.learner.optim.parameter_group_state import copied, with_steps
 from juggler.runtime.modules import columns as c
 
 # Columns that are computed for a sample, beside its own.
@@ -76,8 +71,8 @@ _OF_STEPS = (*_SEEN, c.ACTIONS, c.ACTION_LOGP, c.LIVE, ADVANTAGES, TARGETS, OLD_
 class Ppo(ActorCriticCore):
     """The core of PPO.
 
-    Modules without a state learn from steps, those with a state from segments of episodes. Each
-    parameter group keeps a key, from which the deal of minibatches follows.
+    Modules without a state learn from steps, those with a state from segments of episodes. The
+    state has a key, from which the deal of minibatches follows.
     """
 
     name = "ppo"
@@ -89,29 +84,44 @@ class Ppo(ActorCriticCore):
     def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
         return {"key": torch.tensor(seed % 2**32)}  # []
 
-    def next_extra(self, new: ParameterGroupState, aux: GradientAux) -> dict[str, Tensor]:
+    def next_extra(self, new: TrainState, aux: Aux) -> dict[str, Tensor]:
         return {"key": (new["extra"]["key"] + 1) % 2**32}  # [] counts steps of the optimizer
 
-    def step(self, state: State, sample: Sample, seam: Seam = ALONE) -> StepOutput[State]:
+    def step(
+        self, state: TrainState, sample: Columns, seam: Seam = ALONE
+    ) -> StepOutput[TrainState]:
         config, before = self.config, state
-        prepared, live_steps = self._prepared(state, sample, seam)
+        table, live_steps = self._prepared(state, sample, seam)
         state = copied(state)  # if the seam fails midway, the old one stays as it was
         each: list[Metrics] = []
-        stopped: dict[str, Tensor] = {}  # [] bool by group
-        for minibatch in self._minibatches(before, prepared):
+        stopped = torch.zeros_like(live_steps, dtype=torch.bool)  # []
+        for minibatch in self._minibatches(before["extra"]["key"], table):
             grads, aux = seam.gradients(*super().grads(state, minibatch))
             if config.target_kl is not None:
-                aux = _until(config.target_kl, aux, stopped)
+                stopped = stopped | (aux.means["kl"] > 1.5 * config.target_kl)  # []
+                metrics = {**aux.metrics, "kl_stop_fraction": stopped.float()}
+                aux = aux._replace(live_steps=aux.live_steps * ~stopped, metrics=metrics)
             state, metrics, _ = self.apply(state, grads, aux)
             # A step counts once for schedules, however often it is learned from: see below.
-            state = with_steps(state, {group_id: before[group_id]["steps"] for group_id in grads})
+            state["steps"] = before["steps"]
             each.append(metrics)
-        state = with_steps(state, self._counted(before, state, live_steps))
-        return StepOutput(state, _metrics(each, prepared))
+        moved = state["extra"]["key"] != before["extra"]["key"]  # []
+        state["steps"] = before["steps"] + moved * live_steps  # []
+        found = mean_metrics(each)
+        targets = table.columns[TARGETS]  # [N T], or [N, T]
+        errors = targets - table.columns[OLD_VALUES]  # [N T], or [N, T]
+        mean = LiveMean(table.columns[c.LIVE])
+        found["explained_variance"] = mean.explained_variance(targets, errors)
+        return StepOutput(state, found)
 
     def step_in_parts(
-        self, state: State, sample: Sample, seam: Seam, minibatches: int | None, epochs: int | None
-    ) -> StepOutput[State]:
+        self,
+        state: TrainState,
+        sample: Columns,
+        seam: Seam,
+        minibatches: int | None,
+        epochs: int | None,
+    ) -> StepOutput[TrainState]:
         config = self.config
         other = copy.copy(self)
         other.config = replace(
@@ -121,12 +131,12 @@ class Ppo(ActorCriticCore):
         )
         return other.step(state, sample, seam)
 
-    def grads(self, state: State, sample: Sample) -> tuple[Grads, Aux]:
+    def grads(self, state: TrainState, sample: Columns) -> tuple[Grads, Aux]:
         """Gradients of a first optimizer step with the whole sample as its minibatch."""
-        prepared, _ = self._prepared(state, sample, ALONE)
-        return super().grads(state, {key: table.columns for key, table in prepared.items()})
+        table, _ = self._prepared(state, sample, ALONE)
+        return super().grads(state, table.columns)
 
-    def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
+    def loss(self, forward: Forward, columns: Columns, state: TrainState) -> Loss:
         config = self.config
         if c.SEGMENT_ROWS in columns:
             inputs, values, _, live = actor_critic_pass(forward, columns, config.burn_in)
@@ -167,28 +177,16 @@ class Ppo(ActorCriticCore):
         return Loss(total, mean.live_steps, metrics, means={"kl": kl})
 
     @torch.no_grad()
-    def _prepared(
-        self, state: State, sample: Sample, seam: Seam
-    ) -> tuple[dict[str, Table], dict[str, Tensor]]:
-        """By module id: the table of a sample, and the number of live steps [] in the samples of
-        all learners."""
-        estimated = {
-            module_id: self._estimated(self.forward(state, module_id).in_chunks(), columns)
-            for module_id, columns in sample.items()
-        }
-        advantages = {key: columns[ADVANTAGES] for key, columns in estimated.items()}
-        lives = {key: columns[c.LIVE] for key, columns in estimated.items()}
-        device = next(iter(state.values()))["parameters"].device
-        normalized, live_steps = self._normalized(advantages, lives, seam, device)
-        tables = {}
-        for module_id, columns in estimated.items():
-            columns = {**columns, ADVANTAGES: normalized[module_id]}
-            if self.modules[module_id].get_initial_state():
-                tables[module_id] = Table.of_segments(columns)
-            else:
-                of_steps = {name: columns[name] for name in _OF_STEPS if name in columns}
-                tables[module_id] = Table.of_steps(of_steps)
-        return tables, live_steps
+    def _prepared(self, state: TrainState, sample: Columns, seam: Seam) -> tuple[Table, Tensor]:
+        """The table of a sample, and the number of live steps [] in the samples of all learners."""
+        columns = self._estimated(self.forward(state).in_chunks(), sample)
+        advantages, live_steps = _normalized(columns[ADVANTAGES], columns[c.LIVE], seam)
+        if self.config.normalize_advantages:
+            columns = {**columns, ADVANTAGES: advantages}
+        if self.module.get_initial_state():
+            return Table.of_segments(columns), live_steps
+        of_steps = {name: columns[name] for name in _OF_STEPS if name in columns}
+        return Table.of_steps(of_steps), live_steps
 
     def _estimated(self, forward: Forward, columns: Columns) -> Columns:
         """The columns of a sample with advantages, targets and old values; `live` marks the steps
@@ -228,88 +226,18 @@ class Ppo(ActorCriticCore):
     def passes(self) -> tuple[int, int]:
         return self.config.minibatches, self.config.epochs
 
-    def _normalized(
-        self,
-        advantages: Mapping[str, Tensor],
-        live: Mapping[str, Tensor],
-        seam: Seam,
-        device: torch.device,
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """By module id: advantages [N, T] of mean 0 and variance 1 over the live steps of all
-        learners, and the number of these steps []."""
-        # Over all modules of the core, because all learners must reduce the same.
-        absent = torch.zeros(3, dtype=torch.float64, device=device)
-        own = [_sums(advantages[key], live[key]) if key in live else absent for key in self.modules]
-        sums = dict(zip(self.modules, seam.sums(torch.stack(own)), strict=True))  # [3] each
-        live_steps = {key: each[0].long() for key, each in sums.items()}  # []
-        if not self.config.normalize_advantages:
-            return dict(advantages), live_steps
-        normalized = {}
-        for key, values in advantages.items():
-            mean, mean_square = sums[key][1:] / sums[key][0].clamp(min=1)  # []
-            deviation = (mean_square - mean.square()).clamp(min=0).sqrt()  # []
-            normalized[key] = ((values - mean) / (deviation + 1e-8)).to(values.dtype)  # [N, T]
-        return normalized, live_steps
-
-    def _minibatches(self, state: State, tables: Mapping[str, Table]) -> Iterator[Sample]:
-        """The minibatches of all epochs; each epoch deals the tables out anew."""
-        keys = {
-            key: state[group.id]["extra"]["key"]
-            for group in self._groups.values()
-            for key in group.modules
-        }
+    def _minibatches(self, key: Tensor, table: Table) -> Iterator[Columns]:
+        """The minibatches of all epochs; each epoch deals the table out again."""
         for epoch in range(self.config.epochs):
-            dealt = {
-                key: table.minibatches(mixed(mixed(keys[key]) ^ epoch), self.config.minibatches)
-                for key, table in tables.items()
-            }
-            # The same number at every learner, even if its sample has no part for any module.
-            for _ in range(self.config.minibatches):
-                yield {key: next(parts) for key, parts in dealt.items()}
-
-    def _counted(
-        self, before: State, after: State, live_steps: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """By group, the steps trained on [], including this update's if it made any optimizer
-        step."""
-        counted = {}
-        for group in self._groups.values():
-            old = before[group.id]
-            moved = after[group.id]["extra"]["key"] != old["extra"]["key"]  # []
-            most = reduce(torch.maximum, (live_steps[key] for key in group.modules))  # []
-            counted[group.id] = old["steps"] + moved * most  # []
-        return counted
+            yield from table.minibatches(mixed(mixed(key) ^ epoch), self.config.minibatches)
 
 
-def _sums(advantages: Tensor, live: Tensor) -> Tensor:
-    """The number of live steps, and the sums of their advantages and of the squares -> [3]."""
+def _normalized(advantages: Tensor, live: Tensor, seam: Seam) -> tuple[Tensor, Tensor]:
+    """Advantages [N, T] of mean 0 and variance 1 over the live steps of all learners, and the
+    number of these steps []."""
     doubles = advantages.double() * live  # [N, T]
-    return torch.stack([live.sum(), doubles.sum(), doubles.square().sum()])  # [3]
-
-
-def _until(target_kl: float, aux: Aux, stopped: dict[str, Tensor]) -> Aux:
-    """Set live steps to 0 for groups whose policy has moved too far; records these in `stopped`."""
-    held = {}
-    for group_id, found in aux.items():
-        far = [means["kl"] > 1.5 * target_kl for means in found.means.values()]  # [] bool
-        stopped[group_id] = reduce(
-            operator.or_, far, stopped.get(group_id, torch.zeros_like(far[0]))
-        )
-        held[group_id] = found._replace(
-            live_steps={key: steps * ~stopped[group_id] for key, steps in found.live_steps.items()},
-            metrics={
-                key: {**metrics, "kl_stop_fraction": stopped[group_id].float()}
-                for key, metrics in found.metrics.items()
-            },
-        )
-    return held
-
-
-def _metrics(each: Sequence[Metrics], tables: Mapping[str, Table]) -> Metrics:
-    """Means over the optimizer steps, and the explained variance of the values before them."""
-    metrics = mean_metrics(each)
-    for key, table in tables.items():
-        mean = LiveMean(table.columns[c.LIVE])
-        targets, values = table.columns[TARGETS], table.columns[OLD_VALUES]  # [N, T] or [N T]
-        metrics[key]["explained_variance"] = mean.explained_variance(targets, targets - values)
-    return metrics
+    sums = seam.sums(torch.stack([live.sum(), doubles.sum(), doubles.square().sum()]))  # [3]
+    mean, mean_square = sums[1:] / sums[0].clamp(min=1)  # []
+    deviation = (mean_square - mean.square()).clamp(min=0).sqrt()  # []
+    normalized = ((advantages - mean) / (deviation + 1e-8)).to(advantages.dtype)  # [N, T]
+    return normalized, sums[0].long()

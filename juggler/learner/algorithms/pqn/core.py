@@ -24,14 +24,13 @@ from torch import Tensor
 from juggler.learner.algorithms.actor_critic.core import actor_critic_pass
 from juggler.learner.algorithms.pqn.config import PqnConfig
 from juggler.learner.core.gradient_core import (
-    Factories,
     Forward,
     GradientCore,
     Loss,
-    ParameterGroupState,
-    State,
+    MakeModule,
+    TrainState,
 )
-from juggler.learner.core.learner_core import ALONE, Columns, Sample, Seam, StepOutput
+from juggler.learner.core.learner_core import ALONE, Columns, Seam, StepOutput
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.returns import gae
 from juggler.learner.optim.schedules import Schedule
@@ -50,22 +49,23 @@ class Pqn(GradientCore):
     learns_from_episodes = True
     config: PqnConfig
 
-    def __init__(self, factories: Factories, config: PqnConfig) -> None:
-        super().__init__(factories, config)
+    def __init__(self, make_module: MakeModule, config: PqnConfig) -> None:
+        super().__init__(make_module, config)
         self.schedules["exploration_epsilon"] = Schedule(config.exploration_epsilon)
-        for module_id, module in self.modules.items():
-            must_explore(self.name, module_id, module)
+        must_explore(self.name, self.module)
 
-    def step(self, state: State, sample: Sample, seam: Seam = ALONE) -> StepOutput[State]:
+    def step(
+        self, state: TrainState, sample: Columns, seam: Seam = ALONE
+    ) -> StepOutput[TrainState]:
         return self.step_in_parts(state, sample, seam, None, None)
 
     def passes(self) -> tuple[int, int]:
         return self.config.minibatches, self.config.epochs
 
-    def exploration(self, state: ParameterGroupState) -> dict[str, Tensor]:
+    def exploration(self, state: TrainState) -> dict[str, Tensor]:
         return {EPSILON: self.schedules["exploration_epsilon"](state["steps"])}  # []
 
-    def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
+    def loss(self, forward: Forward, columns: Columns, state: TrainState) -> Loss:
         config = self.config
         values, best, next_best, live = actor_critic_pass(forward, columns)  # [N, T, n], 3 [N, T]
         mean = LiveMean(live)

@@ -36,7 +36,7 @@ from juggler.learner.algorithms.off_policy.core import (
     importance_weights,
 )
 from juggler.learner.algorithms.r2d2.config import R2d2Config
-from juggler.learner.core.gradient_core import Factories, Forward, Loss, ParameterGroupState
+from juggler.learner.core.gradient_core import Forward, Loss, MakeModule, TrainState
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.transitions import transitions
@@ -58,28 +58,26 @@ class R2d2(TargetNetworkCore):
     name = "r2d2"
     config: R2d2Config
 
-    def __init__(self, factories: Factories, config: R2d2Config) -> None:
-        super().__init__(factories, config)
+    def __init__(self, make_module: MakeModule, config: R2d2Config) -> None:
+        super().__init__(make_module, config)
         self.schedules["exploration_epsilon"] = Schedule(config.exploration_epsilon)
-        for module_id, module in self.modules.items():
-            must_explore(self.name, module_id, module)
-            if not module.get_initial_state():
-                raise ValueError(
-                    f"{self.name} trains a memory, and module {module_id!r}, "
-                    f'{type(module).__name__}, has none: set model.recurrent = "lstm", or take '
-                    "another algorithm, such as dqn"
-                )
+        must_explore(self.name, self.module)
+        if not self.module.get_initial_state():
+            raise ValueError(
+                f"{self.name} trains a memory, and {type(self.module).__name__} has none: set "
+                'model.recurrent = "lstm", or take another algorithm, such as dqn'
+            )
 
     def data_source(self, seed: int = 0) -> DataSource:
         return self.replay(living_rows, seed, EpisodeTable, episodes_of_rows)
 
-    def acting_parameters(self, state: ParameterGroupState) -> Tensor:
+    def acting_parameters(self, state: TrainState) -> Tensor:
         return state["extra"]["target"] if self.config.target_acts else state["parameters"]  # [P]
 
-    def exploration(self, state: ParameterGroupState) -> dict[str, Tensor]:
+    def exploration(self, state: TrainState) -> dict[str, Tensor]:
         return {EPSILON: self.schedules["exploration_epsilon"](state["steps"])}  # []
 
-    def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
+    def loss(self, forward: Forward, columns: Columns, state: TrainState) -> Loss:
         weights = importance_weights(columns, columns[c.REWARDS])  # [N, 1]
         own = unrolled(forward, columns, self.config.burn_in)
         space = forward.module.action_space
@@ -104,7 +102,7 @@ class R2d2(TargetNetworkCore):
         return Loss(loss, mean.live_steps, metrics, means={}, priorities=priorities)
 
     def _targets(
-        self, forward: Forward, columns: Columns, state: ParameterGroupState, own: Unrolled
+        self, forward: Forward, columns: Columns, state: TrainState, own: Unrolled
     ) -> Tensor:
         """y_t [N, T]; 0 where nothing is learned from a step."""
         config = self.config

@@ -36,8 +36,8 @@ from juggler.learner.algorithms.off_policy.core import (
     importance_weights,
 )
 from juggler.learner.algorithms.sac.config import SacConfig
-from juggler.learner.core.gradient_core import Factories, Forward, Loss, ParameterGroupState
-from juggler.learner.core.learner_core import Columns, GradientAux
+from juggler.learner.core.gradient_core import Forward, Loss, MakeModule, TrainState
+from juggler.learner.core.learner_core import Aux, Columns
 from juggler.learner.core.live_mean import LiveMean
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.distributions import SquashedGaussianSpec
@@ -57,30 +57,29 @@ class _Acted(NamedTuple):
 class Sac(OffPolicyCore):
     """The core of SAC, for modules like `SoftActorCritic`.
 
-    A parameter group also keeps a key, from which the noise of actions follows.
+    Its state also has a key, from which the noise of actions follows.
     """
 
     name = "sac"
     config: SacConfig
 
-    def __init__(self, factories: Factories, config: SacConfig) -> None:
-        super().__init__(factories, config)
-        for module_id, module in self.modules.items():
-            if not isinstance(module, SoftActorCritic):
-                raise ValueError(
-                    f"sac needs modules with two values of actions, such as SoftActorCritic or "
-                    f"what derives from it; module {module_id!r} is a {type(module).__name__}"
-                )
-            _must_be_reachable(module, config.target_entropy)
+    def __init__(self, make_module: MakeModule, config: SacConfig) -> None:
+        super().__init__(make_module, config)
+        if not isinstance(self.module, SoftActorCritic):
+            raise ValueError(
+                "sac needs a module with two values of actions, such as SoftActorCritic or what "
+                f"derives from it, not a {type(self.module).__name__}"
+            )
+        _must_be_reachable(self.module, config.target_entropy)
 
     def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
         return {**super().initial_extra(parameters, seed), "key": torch.tensor(seed % 2**32)}  # []
 
-    def next_extra(self, new: ParameterGroupState, aux: GradientAux) -> dict[str, Tensor]:
+    def next_extra(self, new: TrainState, aux: Aux) -> dict[str, Tensor]:
         key = (new["extra"]["key"] + 1) % 2**32  # []
         return {**super().next_extra(new, aux), "key": key}
 
-    def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
+    def loss(self, forward: Forward, columns: Columns, state: TrainState) -> Loss:
         live = columns[c.LIVE]  # [N, T]
         n, t = live.shape
         rewards, discounts, following = self.led_to(columns)  # [N, T], [N, T], [N T, ...]

@@ -21,7 +21,6 @@ an action's bounds, and actions are clipped to these bounds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -35,13 +34,12 @@ from juggler.learner.algorithms.off_policy.core import (
 )
 from juggler.learner.algorithms.td3.config import Td3Config
 from juggler.learner.core.gradient_core import (
-    Factories,
     Forward,
     Loss,
-    ParameterGroup,
-    ParameterGroupState,
+    MakeModule,
+    TrainState,
 )
-from juggler.learner.core.learner_core import Columns, GradientAux
+from juggler.learner.core.learner_core import Aux, Columns
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.optim.optimizers import chosen
 from juggler.learner.optim.schedules import Schedule
@@ -59,25 +57,25 @@ from juggler.runtime.wire.structures import tree_map
 class Td3(OffPolicyCore):
     """The core of TD3, for modules like `DeterministicActorCritic`.
 
-    A parameter group also keeps a key, from which the noise follows, and the optimizer steps since
-    its policy moved.
+    Its state also has a key, from which the noise follows, and the optimizer steps since the policy
+    moved.
     """
 
     name = "td3"
     config: Td3Config
     counts_each = True
 
-    def __init__(self, factories: Factories, config: Td3Config) -> None:
-        super().__init__(factories, config)
+    def __init__(self, make_module: MakeModule, config: Td3Config) -> None:
+        super().__init__(make_module, config)
         self.schedules["exploration_noise"] = Schedule(config.exploration_noise)
-        for module_id, module in self.modules.items():
-            if not isinstance(module, DeterministicActorCritic):
-                raise ValueError(
-                    "td3 needs modules that choose one action and value it twice, such as "
-                    f"DeterministicActorCritic or what derives from it; module {module_id!r} is a "
-                    f"{type(module).__name__}"
-                )
-        self._of_critics = {key: _training_only(group) for key, group in self.groups.items()}
+        if not isinstance(self.module, DeterministicActorCritic):
+            raise ValueError(
+                "td3 needs a module that chooses one action and values it twice, such as "
+                "DeterministicActorCritic or what derives from it, not a "
+                f"{type(self.module).__name__}"
+            )
+        critics = self.flat.training_only()
+        self._of_critics = Constants(np.array([name in critics for name in self.flat.sizes]))  # [K]
 
     def initial_extra(self, parameters: Tensor, seed: int) -> dict[str, Tensor]:
         return {
@@ -86,17 +84,15 @@ class Td3(OffPolicyCore):
             "key": torch.tensor(seed % 2**32),  # []
         }
 
-    def moving(
-        self, group: ParameterGroup, state: ParameterGroupState, live_steps: Mapping[str, Tensor]
-    ) -> Tensor:
-        (of_critics,) = self._of_critics[group.id].on(state["parameters"].device)  # [K]
-        return super().moving(group, state, live_steps) & (of_critics | self._policy_moves(state))
+    def moving(self, state: TrainState, live_steps: Tensor) -> Tensor:
+        (of_critics,) = self._of_critics.on(state["parameters"].device)  # [K]
+        return super().moving(state, live_steps) & (of_critics | self._policy_moves(state))
 
-    def decided(self, state: ParameterGroupState) -> bool | None:
+    def decided(self, state: TrainState) -> bool | None:
         moves = self._policy_moves(state)  # []
         return bool(moves) if self.reads(moves) else None
 
-    def next_extra(self, new: ParameterGroupState, aux: GradientAux) -> dict[str, Tensor]:
+    def next_extra(self, new: TrainState, aux: Aux) -> dict[str, Tensor]:
         old, moves = new["extra"], self._policy_moves(new)  # []
         return {
             **chosen(moves, super().next_extra(new, aux), old),
@@ -104,13 +100,13 @@ class Td3(OffPolicyCore):
             "key": (old["key"] + 1) % 2**32,  # []
         }
 
-    def target_moves(self, state: ParameterGroupState) -> Tensor:
+    def target_moves(self, state: TrainState) -> Tensor:
         return super().target_moves(state) & self._policy_moves(state)  # []
 
-    def exploration(self, state: ParameterGroupState) -> dict[str, Tensor]:
+    def exploration(self, state: TrainState) -> dict[str, Tensor]:
         return {EXPLORATION_NOISE: self.schedules["exploration_noise"](state["steps"])}  # []
 
-    def loss(self, forward: Forward, columns: Columns, state: ParameterGroupState) -> Loss:
+    def loss(self, forward: Forward, columns: Columns, state: TrainState) -> Loss:
         live = columns[c.LIVE]  # [N, T]
         n, t = live.shape
         rewards, discounts, following = self.led_to(columns)  # [N, T], [N, T], [N T, ...]
@@ -145,7 +141,7 @@ class Td3(OffPolicyCore):
         priorities = errors.detach().abs().mean(-1).amax(1)  # [N]
         return Loss(total, mean.live_steps, metrics, means={}, priorities=priorities)
 
-    def _policy_moves(self, state: ParameterGroupState) -> Tensor:
+    def _policy_moves(self, state: TrainState) -> Tensor:
         """Whether the policy moves in the optimizer step that follows -> [] bool."""
         return state["extra"]["since_policy_move"] + 1 >= self.config.policy_period  # []
 
@@ -169,9 +165,3 @@ def _values(forward: Forward, observations: Any, actions: Tensor) -> Tensor:
     """Both values [B, 2] of actions [B, ...]."""
     values: Tensor = forward({c.OBSERVATIONS: observations, c.ACTIONS: actions})[Q_VALUES]
     return values  # [B, 2]
-
-
-def _training_only(group: ParameterGroup) -> Constants:
-    """Which of a group's parameters no module needs to act: those of the critics -> [K] bool."""
-    names = group.training_only()
-    return Constants(np.array([name in names for name in group.sizes]))  # [K]

@@ -1,4 +1,4 @@
-"""What a replay keeps of one module: its table, who is drawn from it, and its books."""
+"""What a replay keeps: its table, who is drawn from it, and its books."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from juggler.runtime.wire.trees import Tree
 
 
 class Kept:
-    """What is kept of one module's rows."""
+    """The rows that are kept."""
 
     def __init__(self, table: Table, selection: Selection) -> None:
         self.table, self.selection, self._step_bytes = table, selection, 0.0

@@ -21,7 +21,8 @@ from juggler.learner.data.replay.episode_rows import (
 from juggler.learner.data.replay.episode_table import EpisodeTable
 from juggler.learner.data.replay.generators import Draws, go_on_from, words_of
 from juggler.learner.data.replay.room import Room, bytes_of_step, steps_of_row
-from juggler.learner.data.sources import NEW_STEPS, Columns, DataSource, Sample, Sums, alone
+from juggler.learner.data.sources import NEW_STEPS, Columns, DataSource, Sums, alone
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.trees import Tree
 
@@ -45,11 +46,11 @@ class MixInReplay(DataSource):
         source: decides which samples are learned from, and when. It keeps none of them in a
             checkpoint.
         share: of old steps among all steps of a sample, from 0 to below 1.
-        capacity: the most steps of a module that are kept.
+        capacity: the most steps that are kept.
         saved: whether `state` holds the table. Else whoever restores it begins with an empty one.
         seed: of the draws.
         directory: where kept rows lie on disk; "": in memory.
-        memory: the most gigabytes that kept rows take, of a module; none: what `capacity` takes.
+        memory: the most gigabytes that kept rows take; none: what `capacity` takes.
     """
 
     keeps_rows = True
@@ -68,27 +69,22 @@ class MixInReplay(DataSource):
         self._source, self._saved, self._draws = source, saved, Draws(seed)
         self._room = Room(capacity, memory, directory, saved=saved)
         self._old_per_new = share / (1 - share)
-        self._modules: dict[str, _Kept] = {}
+        self._kept = _Kept(self._room)
         self._arrived = 0  # samples
-        self._told: dict[str, Mapping[str, float]] = {}
+        self._told: Mapping[str, float] = {}
 
-    def add(self, sample: Sample, sums: Sums = alone) -> Iterator[Sample]:
+    def add(self, sample: Columns, sums: Sums = alone) -> Iterator[Columns]:
         """Take a sample, and give those that are due, with old rows added to each."""
         for due in self._source.add(sample, sums):
-            live = torch.stack([columns[c.LIVE].sum() for columns in due.values()])  # [M]
-            new = sums(live.double()).round().long()  # [M] at all learners
-            yield {
-                module_id: {**self._mixed(module_id, columns), NEW_STEPS: new[place]}
-                for place, (module_id, columns) in enumerate(due.items())
-            }
-        for module_id, columns in sample.items():
-            if rows := living_rows(columns):
-                self._kept(module_id).put(rows, self._arrived)
+            live = due[c.LIVE].sum().double()  # []
+            new = sums(live).round().long()  # [] at all learners
+            yield {**self._mixed(due), NEW_STEPS: new}
+        if rows := living_rows(sample):
+            self._kept.put(rows, self._arrived)
         self._arrived += 1
 
-    def expect(self, sample: Sample) -> float:
-        rows = [rows_of_episodes(columns) for columns in sample.values()]
-        return self._source.expect(sample) + sum(map(self._room.taken_by, rows))
+    def expect(self, sample: Columns) -> float:
+        return self._source.expect(sample) + self._room.taken_by(rows_of_episodes(sample))
 
     def try_out(self) -> None:
         self._source.try_out()
@@ -99,7 +95,7 @@ class MixInReplay(DataSource):
     def taken_in(self) -> int:
         return self._source.taken_in()
 
-    def metrics(self) -> Mapping[str, Mapping[str, float]]:
+    def metrics(self) -> Mapping[str, float]:
         return self._told
 
     def draw_apart(self, rank: int) -> None:
@@ -119,53 +115,48 @@ class MixInReplay(DataSource):
             **self._draws.state(anew=False),
             "generator": words_of(self._draws.generator),
             "arrived": np.array(self._arrived),
-            "modules": {key: kept.state() for key, kept in self._modules.items()},
+            "modules": {DEFAULT_MODULE: self._kept.state()} if self._arrived else {},
         }
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
         if not state:
             self._source.clear()
             return self._discard()
+        kept, saved = _Kept(self._room), None
         try:
-            draws, arrived, saved = self._draws.restored(state), 0, {}
+            draws, arrived = self._draws.restored(state), 0
             if self._saved and "modules" in state:
+                saved, arrived = state["modules"].get(DEFAULT_MODULE), int(state["arrived"])
                 go_on_from(draws.generator, state["generator"])
-                arrived, saved = int(state["arrived"]), state["modules"]
-            modules = {module_id: _Kept(self._room) for module_id in saved}
-            for module_id, kept in modules.items():
-                kept.prepare(saved[module_id])
+            if saved is not None:
+                kept.prepare(saved)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"the checkpoint holds no table of old rows: {error!r}") from None
         self._source.clear()
         self._draws, self._arrived, self._told = draws, arrived, {}
-        self._modules = {}  # there is no memory for rows from before as well
-        for module_id, kept in modules.items():
-            kept.restore(saved[module_id], device)
-        self._modules = modules
+        self._kept = _Kept(self._room)  # there is no memory for rows from before as well
+        if saved is not None:
+            kept.restore(saved, device)
+        self._kept = kept
 
     def _discard(self) -> None:
         """Keep no rows, and draw others than from those that were kept."""
         if self._arrived:
-            self._modules, self._told, self._arrived = {}, {}, 0
+            self._kept, self._told, self._arrived = _Kept(self._room), {}, 0
             self._draws.begin_anew()
 
-    def _kept(self, module_id: str) -> _Kept:
-        if module_id not in self._modules:
-            self._modules[module_id] = _Kept(self._room)
-        return self._modules[module_id]
-
-    def _mixed(self, module_id: str, columns: Columns) -> dict[str, Any]:
+    def _mixed(self, columns: Columns) -> dict[str, Any]:
         if columns[c.LIVE].ndim != 2:
             raise ValueError(
                 "replay_share: old rows cannot be mixed into samples that each member of a "
                 "population has of its own; set it to 0"
             )
-        kept = self._kept(module_id)
+        kept = self._kept
         kept.due += int(columns[c.LIVE].sum()) * self._old_per_new
         slots = kept.draw(self._draws.generator)  # [B]
         steps = kept.steps[slots].sum()
         ages = (self._arrived - kept.arrived[slots]) * kept.steps[slots]  # [B]
-        self._told[module_id] = {
+        self._told = {
             "replayed_steps": float(steps),
             "replay_age": float(ages.sum() / max(steps, 1)),
         }
@@ -179,7 +170,7 @@ class MixInReplay(DataSource):
 
 
 class _Kept:
-    """What is kept of one module's rows.
+    """The rows that are kept.
 
     Attributes:
         table: the rows.

@@ -18,8 +18,9 @@ from juggler.learner.data.replay.room import Room, bytes_of_step, steps_of_row
 from juggler.learner.data.replay.rules import Remover, Rules, Selector
 from juggler.learner.data.replay.selection import Selection
 from juggler.learner.data.replay.table import Table
-from juggler.learner.data.sources import NEW_STEPS, Columns, DataSource, Sample, Sums, alone
+from juggler.learner.data.sources import NEW_STEPS, Columns, DataSource, Sums, alone
 from juggler.runtime.connectors.frame_stack import FRAMES
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.trees import Tree
 
@@ -52,9 +53,9 @@ class Replay(DataSource):
     With the oldest rows first, each of them once, it is a queue.
 
     Args:
-        rows: what is kept of an arriving sample, of one module: by name, tensors [n, ...] or trees
-            of them; {}: nothing.
-        capacity: the most steps of a module that are kept.
+        rows: what is kept of an arriving sample: by name, tensors [n, ...] or trees of them; {}:
+            nothing.
+        capacity: the most steps that are kept.
         size: B, rows in a drawn sample.
         ratio: how often a row is drawn on average, if it stays for long.
         begin: how many live steps must have arrived before the first draw, at all learners of a
@@ -68,10 +69,10 @@ class Replay(DataSource):
         importance_exponent: β.
         saved: whether `state` holds the table. Else whoever restores it begins with an empty one.
         seed: of the draws.
-        table: makes the table of a module, of a capacity.
+        table: makes the table, of a capacity.
         columns: what is learned from, of drawn rows: the inverse of `rows`, if that is needed.
         directory: where kept rows lie on disk; "": in memory.
-        memory: the most gigabytes that kept rows take, of a module; none: what `capacity` takes.
+        memory: the most gigabytes that kept rows take; none: what `capacity` takes.
 
     Raises:
         ValueError: a number is out of range, such as size = 0, with which no draw would end.
@@ -113,89 +114,76 @@ class Replay(DataSource):
         self._beta = importance_exponent
         self._saved, self._draws = saved, Draws(seed)
         self._taken_in, self._is_trial = 0, False
-        self._tried: list[str] = []  # modules that rows were drawn for last, in a trial
         self._ones = torch.ones(size)  # [B]
-        self._modules: dict[str, Kept] = {}
+        self._kept: Kept | None = None  # once a sample has come
 
-    def add(self, sample: Sample, sums: Sums = alone) -> Iterator[Sample]:
+    def add(self, sample: Columns, sums: Sums = alone) -> Iterator[Columns]:
         """Take a sample, and draw others, each one when it is asked for: so each draw knows the
         priorities of those before it."""
-        for module_id, columns in sample.items():
-            rows = self._rows_of(columns)
-            kept = self._kept(module_id)
-            count = len(rows[c.LIVE] if c.LIVE in rows else any_leaf(rows)) if rows else 0
-            if count and not kept.table.capacity:
-                self._room.taken_by(rows)
-                each, framed = bytes_of_step(rows), FRAMES in rows
-                self._begin(kept, self._draws, each, framed, steps_of_row(rows))
-            steps = np.count_nonzero(rows[c.LIVE].cpu().numpy()) if c.LIVE in rows else count
-            told = [count, steps, 1.0, float(count > 0 or kept.table.size > 0)]
-            if sums is not alone:  # all learners of a group make the same number of steps
-                device = any_leaf(columns).device
-                told = sums(torch.tensor(told, dtype=torch.float64, device=device)).tolist()
-            arrived, live, learners, filled = told
-            if count:  # not before the others have answered: whoever loses them keeps nothing
-                kept.selection.put(rows)
-                self._taken_in += self._saved
-            # None draws before all can.
-            begin = self._room.begin if filled == learners else inf
-            kept.arrived(arrived / learners, round(live), begin, self._ratio)
+        rows = self._rows_of(sample)
+        if self._kept is None:
+            self._kept = self._empty(self._draws)
+        kept = self._kept
+        count = len(rows[c.LIVE] if c.LIVE in rows else any_leaf(rows)) if rows else 0
+        if count and not kept.table.capacity:
+            self._room.taken_by(rows)
+            each, framed = bytes_of_step(rows), FRAMES in rows
+            self._begin(kept, self._draws, each, framed, steps_of_row(rows))
+        steps = np.count_nonzero(rows[c.LIVE].cpu().numpy()) if c.LIVE in rows else count
+        told = [count, steps, 1.0, float(count > 0 or kept.table.size > 0)]
+        if sums is not alone:  # all learners of a group make the same number of steps
+            device = any_leaf(sample).device
+            told = sums(torch.tensor(told, dtype=torch.float64, device=device)).tolist()
+        arrived, live, learners, filled = told
+        if count:  # not before the others have answered: whoever loses them keeps nothing
+            kept.selection.put(rows)
+            self._taken_in += self._saved
+        # None draws before all can.
+        begin = self._room.begin if filled == learners else inf
+        kept.arrived(arrived / learners, round(live), begin, self._ratio)
         if self._is_trial:
-            there = {
-                module_id: self._modules[module_id].selection.may_draw() for module_id in sample
-            }
-            tried = {key: min(self._size, rows) for key, rows in there.items() if rows}
-            self._tried = list(tried)
-            if tried:
-                yield {
-                    key: self._draw(self._modules[key], int(size)) for key, size in tried.items()
-                }
+            if rows_there := kept.selection.may_draw():
+                yield self._draw(kept, int(min(self._size, rows_there)))
             return
-        while drawn := {
-            module_id: self._draw(self._modules[module_id], self._size)
-            for module_id in sample
-            if self._modules[module_id].may_draw(self._size, self._least_steps)
-        }:
-            yield drawn
+        while kept.may_draw(self._size, self._least_steps):
+            yield self._draw(kept, self._size)
 
     def try_out(self) -> None:
         self._is_trial = True
 
-    def expect(self, sample: Sample) -> float:
-        return sum(self._room.taken_by(self._rows_of(columns)) for columns in sample.values())
+    def expect(self, sample: Columns) -> float:
+        return self._room.taken_by(self._rows_of(sample))
 
-    def learned(self, priorities: Mapping[str, Tensor] | None) -> None:
+    def update_priorities(self, priorities: Tensor | None) -> None:
         """Take the priorities [B] of the rows drawn last. Those of rows that have left since are
         ignored.
 
         Raises:
-            ValueError: the replay is tried out and draws by priority, and a module's loss gave
-                none, or such that rows cannot be drawn by.
+            ValueError: the replay is tried out and draws by priority, and the loss gave none, or
+                such that rows cannot be drawn by.
         """
-        if self._is_trial and self._rules.priority_exponent:
-            self._check(priorities or {})
-        for module_id, given in (priorities or {}).items():
-            kept = self._modules[module_id]
-            if self._rules.priority_exponent:
-                values = given.detach().cpu().double().numpy()  # [B]
-                kept.stale_priorities += kept.selection.prioritize(kept.drawn, values)
+        kept = self._kept
+        if not self._rules.priority_exponent or kept is None:
+            return
+        if self._is_trial:
+            self._check(priorities)
+        if priorities is not None:
+            values = priorities.detach().cpu().double().numpy()  # [B]
+            kept.stale_priorities += kept.selection.prioritize(kept.drawn, values)
 
-    def _check(self, priorities: Mapping[str, Tensor]) -> None:
+    def _check(self, priorities: Tensor | None) -> None:
         """Those of a trial. A run ignores the ones that are no numbers, and goes on."""
-        for module_id in self._tried:
-            given = priorities.get(module_id)
-            if given is not None and bool((given.isfinite() & (given >= 0)).all()):
-                continue
-            found = "gave no priorities"
-            if given is not None:
-                wrong = given[~(given >= 0) | given.isinf()][0].item()
-                found = f"gave the priority {wrong:.5g}"
-            raise ValueError(
-                f"priority_exponent = {self._rules.priority_exponent:g}, and the loss of module "
-                f"{module_id!r} {found}: return juggler.Loss(..., priorities=...) with a finite "
-                "number of at least 0 for each row, such as its largest error, or set "
-                "priority_exponent = 0"
-            )
+        found = "gave no priorities"
+        if priorities is not None:
+            wrong = priorities[~(priorities >= 0) | priorities.isinf()]
+            if not len(wrong):
+                return
+            found = f"gave the priority {wrong[0].item():.5g}"
+        raise ValueError(
+            f"priority_exponent = {self._rules.priority_exponent:g}, and the loss {found}: return "
+            "juggler.Loss(..., priorities=...) with a finite number of at least 0 for each row, "
+            "such as its largest error, or set priority_exponent = 0"
+        )
 
     def why_alone(self) -> str:
         if not (most := self._rules.max_times_sampled):
@@ -209,15 +197,16 @@ class Replay(DataSource):
     def taken_in(self) -> int:
         return self._taken_in
 
-    def metrics(self) -> Mapping[str, Mapping[str, float]]:
+    def metrics(self) -> Mapping[str, float]:
         return self.books()
 
-    def books(self) -> Mapping[str, Mapping[str, float]]:
-        begin, least = self._room.begin, self._least_steps
-        return {key: kept.books(begin, least) for key, kept in self._modules.items()}
+    def books(self) -> Mapping[str, float]:
+        if self._kept is None:
+            return {}
+        return self._kept.books(self._room.begin, self._least_steps)
 
     def draw_apart(self, rank: int) -> None:
-        self._draws.draw_apart(rank, going_on=bool(self._modules))
+        self._draws.draw_apart(rank, going_on=self._kept is not None)
 
     def clear(self) -> None:
         if not self._saved:
@@ -225,23 +214,22 @@ class Replay(DataSource):
 
     def state(self) -> dict[str, Tree]:
         """Without the table, who goes on from here draws what this replay does after `clear`."""
-        if not self._saved or not self._modules:
-            return self._draws.state(anew=bool(self._modules))
+        if not self._saved or self._kept is None:
+            return self._draws.state(anew=self._kept is not None)
         return {
             **self._draws.state(anew=False),
             "format": np.array(_FORMAT),
             "generator": words_of(self._draws.generator),
-            "modules": {key: kept.state() for key, kept in self._modules.items()},
+            "modules": {DEFAULT_MODULE: self._kept.state()},
         }
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
         if not state:
             return self._discard()
+        kept, saved = None, {}
         try:
             draws = self._draws.restored(state)
-            saved = {}
             if self._saved and "modules" in state:
-                saved = state["modules"]
                 found = int(state["format"]) if "format" in state else 1
                 if found != _FORMAT:
                     raise ValueError(
@@ -249,32 +237,28 @@ class Replay(DataSource):
                         f"Juggler reads format {_FORMAT}: resume with save_replay = false, which "
                         "begins with an empty one"
                     )
+                saved = state["modules"][DEFAULT_MODULE]
                 go_on_from(draws.generator, state["generator"])
-            modules = {key: self._prepared(own, draws) for key, own in saved.items()}
+                kept = self._prepared(saved, draws)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"the checkpoint holds no replay table: {error!r}") from None
-        self._draws, self._modules = draws, {}  # there is no memory for rows from before as well
-        for module_id, kept in modules.items():
-            kept.restore(saved[module_id], device)
-        self._modules = modules
+        self._draws, self._kept = draws, None  # there is no memory for rows from before as well
+        if kept is not None:
+            kept.restore(saved, device)
+        self._kept = kept
 
     def _discard(self) -> None:
         """Keep no rows, and draw others than from those that were kept."""
-        if self._modules:
-            self._modules = {}
+        if self._kept is not None:
+            self._kept = None
             self._draws.begin_anew()
-
-    def _kept(self, module_id: str) -> Kept:
-        if module_id not in self._modules:
-            self._modules[module_id] = self._empty(self._draws)
-        return self._modules[module_id]
 
     def _empty(self, draws: Draws) -> Kept:
         none = Table(0)  # the first rows tell how many there may be
         return Kept(none, Selection(none, self._rules, draws.generator))
 
     def _prepared(self, state: Mapping[str, Any], draws: Draws) -> Kept:
-        """What is to be restored from this state of a module, and can be."""
+        """What is to be restored from this state, and can be."""
         kept = self._empty(draws)
         if step_bytes := float(state["step_bytes"]):
             self._begin(kept, draws, step_bytes, FRAMES in state["table"])
@@ -291,8 +275,7 @@ class Replay(DataSource):
     def _begin(
         self, kept: Kept, draws: Draws, step_bytes: float, frames: bool, row_steps: int = 1
     ) -> None:
-        """Give a module an empty table for rows whose steps take so many bytes, perhaps with
-        frames."""
+        """Begin an empty table for rows whose steps take so many bytes, perhaps with frames."""
         steps = self._room.steps_of(step_bytes, row_steps)
         make = FrameTable if frames else self._make_table
         table = make(steps, directory=self._room.directory)

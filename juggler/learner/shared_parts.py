@@ -1,18 +1,15 @@
-"""Parts that several modules share: each has a copy and a learner of its own, in one process."""
+"""Parts that modules share, each of which has a copy of them and a learner of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.learner import Learner
-from juggler.learner.optim.optimizers import Optimizer
-from juggler.learner.optim.parameter_group import ParameterGroup
-from juggler.learner.optim.parameter_group_state import ParameterGroupState
+from juggler.learner.optim.flat_module import FlatModule, TrainState
 from juggler.runtime.checkpoints.weights import is_named
 from juggler.runtime.nearest import nearest
 
@@ -24,40 +21,34 @@ class _Member:
     module_id: str
     learner: Learner
     core: GradientCore
-    group: ParameterGroup
     patterns: dict[str, list[str]]  # the names that each pattern matches
-    #: By module id, the names of what both share: by that in this group, that in the other one.
+    #: By module id, the names of what both share: that of the other one, by that here.
     links: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @property
-    def state(self) -> ParameterGroupState:
-        own: ParameterGroupState = self.learner.state[self.group.id]
+    def state(self) -> TrainState:
+        own: TrainState = self.learner.state
         return own
 
-    def optimizer_of(self, name: str) -> Optimizer:
-        """The optimizer of a parameter, by its name in the group."""
-        return self.core.optimizer_of(self.group.id, name)
-
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers, by their names in the group."""
-        return {**self.group.named(self.state["parameters"]), **self.state["buffers"]}
+        """Parameters and buffers by name."""
+        return {**self.core.flat.named(self.state["parameters"]), **self.state["buffers"]}
 
     def take(self, source: _Member) -> None:
         """Take over what this module shares with another one: parameters, buffers, and the
         optimizer's moments of them."""
-        own, theirs = self.state, source.state
+        own, theirs, flat = self.state, source.state, self.core.flat
         names = self.links[source.module_id]
 
         def joined(mine: Tensor, other: Tensor) -> Tensor:
-            named = source.group.named(other)
-            taken = {to: named[name] for to, name in names.items() if to in self.group.sizes}
-            pieces = {**self.group.named(mine), **taken}
-            return torch.cat([piece.reshape(-1) for piece in pieces.values()])  # [P]
+            named = source.core.flat.named(other)
+            taken = {to: named[name] for to, name in names.items() if to in flat.sizes}
+            return flat.joined({**flat.named(mine), **taken})  # [P]
 
         buffers = {
             to: theirs["buffers"][name] for to, name in names.items() if to in own["buffers"]
         }
-        state = ParameterGroupState(
+        self.learner.state = TrainState(
             parameters=joined(own["parameters"], theirs["parameters"]),
             buffers={**own["buffers"], **buffers},
             moments={
@@ -66,23 +57,28 @@ class _Member:
             extra=own["extra"],
             steps=own["steps"],
         )
-        self.learner.state = {**self.learner.state, self.group.id: state}
 
 
-class MirroredParts:
+class SharedParts:
     """Keeps the shared parts of modules in one process equal, bit for bit.
 
+        shared = SharedParts({"encoder.*": ["left", "right"]})
+        for module_id, learner in learners.items():
+            shared.add(module_id, learner)
+        learners["left"].update_from_episodes(episodes)
+        shared.broadcast("left")
+
     An update of a module steps the shared parameters with its own, at its own learning rate and
-    with its own gradient clipping. Right after it, the other modules take over the shared
+    with its own gradient clipping. `broadcast` then has the other modules take over the shared
     parameters and buffers with the optimizer's moments of them. So there is one value of each, and
-    one optimizer for all who share it: its steps are those of all their updates, in the order in
-    which they are made. A target network stays each module's own.
+    one optimizer of it: its steps are those of all modules' updates, in the order in which they are
+    made. A target network stays each module's own.
     """
 
     def __init__(self, shared: Mapping[str, Sequence[str]]) -> None:
         """Args:
         shared: by pattern of names of parameters and buffers, the ids of the modules that share
-            what it matches.
+            what it matches; `MultiRLModule.shared_parts` makes such a table.
         """
         self._shared = shared
         self._members: dict[str, _Member] = {}
@@ -98,13 +94,12 @@ class MirroredParts:
         if not patterns:
             return
         core = learner.core
-        if not isinstance(core, GradientCore) or len(core.groups) != 1:
+        if not isinstance(core, GradientCore):
             raise ValueError(
                 f"shared: module {module_id!r} cannot share parts, because its algorithm "
                 f"{core.name!r} is not a GradientCore: leave the module out of the table shared"
             )
-        (group,) = core.groups.values()
-        member = _Member(module_id, learner, core, group, _matched(module_id, group, patterns))
+        member = _Member(module_id, learner, core, _matched(module_id, core.flat, patterns))
         links = {each.module_id: _links(each, member) for each in self._members.values()}
         learner.wait()
         learner.state = core.shares_parts(learner.state)
@@ -131,22 +126,20 @@ class MirroredParts:
             coming += new
         return found - {module_id}
 
-    def give(self, module_id: str) -> None:
+    def broadcast(self, module_id: str) -> None:
         """Have the others take over what they share with a module whose state has changed."""
         if (member := self._members.get(module_id)) is not None:
             for other_id in member.links:
                 self._members[other_id].take(member)
 
 
-def _matched(
-    module_id: str, group: ParameterGroup, patterns: Sequence[str]
-) -> dict[str, list[str]]:
+def _matched(module_id: str, flat: FlatModule, patterns: Sequence[str]) -> dict[str, list[str]]:
     """By pattern, the names of the module's parameters and buffers that it matches.
 
     Raises:
         ValueError: a pattern matches nothing, or two of them match the same.
     """
-    known = group.names(*group.modules)
+    known = flat.names
     found = {
         pattern: [name for name in known if is_named(pattern, f"{module_id}:{name}")]
         for pattern in patterns
@@ -168,7 +161,7 @@ def _matched(
 
 
 def _links(one: _Member, other: _Member) -> dict[str, str]:
-    """What two modules share: the names in the other's group, by those in the first one's.
+    """What two modules share: the other one's names, by the first one's.
 
     Raises:
         ValueError: they cannot share it.
@@ -184,15 +177,10 @@ def _links(one: _Member, other: _Member) -> dict[str, str]:
                         "parts, or a pattern that matches fewer"
                     )
         for name in one.patterns[pattern]:
-            ours, theirs = _name(one, name), _name(other, name)
+            ours, theirs = one.core.flat.names[name], other.core.flat.names[name]
             _must_be_alike(one, other, name, ours, theirs)
             links[ours] = theirs
     return links
-
-
-def _name(member: _Member, name: str) -> str:
-    """The name in its group of a module's tensor."""
-    return member.group.names(*member.group.modules)[name]
 
 
 def _must_be_alike(one: _Member, other: _Member, name: str, ours: str, theirs: str) -> None:
@@ -209,11 +197,12 @@ def _must_be_alike(one: _Member, other: _Member, name: str, ours: str, theirs: s
         )
     if mine.dtype != its.dtype:
         raise ValueError(f"{both} has the dtypes {mine.dtype} and {its.dtype}: must be the same")
-    trained = ours in one.group.sizes, theirs in other.group.sizes
+    trained = ours in one.core.flat.sizes, theirs in other.core.flat.sizes
     if trained[0] != trained[1]:
         frozen = (other if trained[0] else one).module_id
         raise ValueError(f"{both} is trained in one of them, and is frozen in {frozen!r}")
-    if trained[0] and one.optimizer_of(ours) != other.optimizer_of(theirs):
+    optimizers = one.core.optimizers, other.core.optimizers
+    if trained[0] and optimizers[0].optimizer_of(ours) != optimizers[1].optimizer_of(theirs):
         raise ValueError(
             f"{both} has one optimizer: give both modules the same optimizer, adam_betas, "
             "rmsprop_decay and optimizer_epsilon"

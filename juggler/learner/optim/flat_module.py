@@ -1,0 +1,313 @@
+"""FlatModule: a module's structure, with its parameters in one vector."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from juggler.learner.optim.optimizers import Moments
+from juggler.runtime.modules.acting import acting_names
+from juggler.runtime.modules.rl_module import Batch, RLModule
+from juggler.runtime.wire.structures import tree_map
+
+#: Makes a module with newly drawn parameters.
+MakeModule = Callable[[], RLModule]
+
+
+class TrainState(TypedDict):
+    """All that training changes of a module. On the CPU, an optimizer step changes vectors in
+    place; see `LearnerCore`."""
+
+    parameters: Tensor  # [P]
+    buffers: dict[str, Tensor]
+    moments: Moments  # of the optimizer
+    extra: dict[str, Tensor]  # the algorithm's own: 0-d, or [P]
+    steps: Tensor  # [] int64: live steps trained on, for schedules
+
+
+class FlatModule:
+    """The structure of a module, and the place of its parameters in a vector [P].
+
+    With all parameters in one vector, an optimizer step, a norm or a reduction over learners takes
+    only a few operations, however many layers there are. Parameters that need no gradient count as
+    buffers. A tensor that a module has under several names goes by the first of them.
+
+    Attributes:
+        module: for its spaces and distribution. Its own parameters are not trained.
+        names: the names that the module's tensors go by here, by all of their names.
+        sizes: the sizes of the parameters by name, in the vector's order.
+    """
+
+    def __init__(self, module: RLModule, training_pass: TrainingPass) -> None:
+        """Args:
+            module: the module.
+            training_pass: computes its training passes.
+
+        Raises:
+            ValueError: the module cannot be trained.
+        """
+        self.module = module
+        self._pass = training_pass
+        found: dict[int, str] = {}
+        self.names: Mapping[str, str] = {
+            name: found.setdefault(id(tensor), name)
+            for name, tensor in chain(
+                module.named_parameters(remove_duplicate=False),
+                module.named_buffers(remove_duplicate=False),
+            )
+        }
+        self._shapes = {name: x.shape for name, x in _trained(module).items()}
+        self.arrange(list(self._shapes))
+        self._initial_state = Places(_InitialState(module)) if module.get_initial_state() else None
+        self._acting = acting_names(module)
+
+    def arrange(self, names: Sequence[str]) -> None:
+        """Put the parameters into this order; only before any vector is made."""
+        self._shapes = {name: self._shapes[name] for name in names}
+        self.sizes = {name: math.prod(shape) for name, shape in self._shapes.items()}
+        self._sizes = list(self.sizes.values())
+
+    def flatten(self, module: RLModule) -> tuple[Tensor, dict[str, Tensor]]:
+        """Copies of the parameters [P] and buffers of another module of the same structure."""
+        tensors = {
+            name: tensor.detach()
+            for name, tensor in chain(module.named_parameters(), module.named_buffers())
+        }
+        flat = torch.cat([tensors.pop(name).reshape(-1) for name in self._shapes])  # [P]
+        return flat, {name: buffer.clone() for name, buffer in tensors.items()}
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of a vector [P], by the parameters' names."""
+        pieces = torch.split(flat, self._sizes)  # [p] each
+        return {
+            name: piece.view(shape)
+            for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)
+        }
+
+    @staticmethod
+    def joined(named: Mapping[str, Tensor]) -> Tensor:
+        """The inverse of `named`."""
+        return torch.cat([piece.reshape(-1) for piece in named.values()])  # [P]
+
+    def by_name(self, state: TrainState) -> dict[str, Any]:
+        """A state with every vector [P] split into parameters."""
+        return {
+            **state,
+            "parameters": self.named(state["parameters"]),
+            "moments": {k: self.named(x) if x.ndim else x for k, x in state["moments"].items()},
+            "extra": {k: self.named(x) if x.ndim else x for k, x in state["extra"].items()},
+        }
+
+    def from_names(self, named: Mapping[str, Any]) -> TrainState:
+        """The inverse of `by_name`."""
+
+        def joined(each: Tensor | dict[str, Tensor]) -> Tensor:
+            return each if isinstance(each, Tensor) else self.joined(each)
+
+        return TrainState(
+            parameters=joined(named["parameters"]),  # [P]
+            buffers=named["buffers"],
+            moments={name: joined(each) for name, each in named["moments"].items()},
+            extra={name: joined(each) for name, each in named["extra"].items()},
+            steps=named["steps"],
+        )
+
+    def training_only(self) -> set[str]:
+        """Names of the parameters that acting does not need."""
+        return self.sizes.keys() - {self.names[name] for name in self._acting}
+
+    def acting(self, parameters: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors that acting needs, by the module's own names; not copied."""
+        tensors = {**self.named(parameters), **buffers}
+        return {name: tensors[self.names[name]] for name in self._acting}
+
+    def forward_train(
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Batch
+    ) -> dict[str, Any]:
+        """The training pass with these parameters, as from `named`, and buffers.
+
+        The pass may update the given buffers in place, for example those of a normalization.
+        """
+        return self._pass(self.module, self._under_all_names(parameters, buffers), batch)
+
+    def initial_state(
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
+    ) -> dict[str, Any]:
+        """The module's state at the start of an episode, which may be learned."""
+        if self._initial_state is None:
+            return {}
+        tensors = self._under_all_names(parameters, buffers)
+        named = {f"module.{name}": tensor for name, tensor in tensors.items()}
+        state: dict[str, Any] = self._initial_state.call(named)
+        return state
+
+    def _under_all_names(
+        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        tensors = {**parameters, **buffers}
+        return {name: tensors[first] for name, first in self.names.items()}
+
+
+class Places:
+    """Where a module looks for its parameters and buffers, so that others can be put there. It is
+    what torch.func.functional_call does, some eight times as fast, because it looks them up once.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._places: list[tuple[dict[str, Any], str, str]] = []  # a map, the key there, the name
+        names: dict[int, str] = {}  # of tensors that the module has under several: the first one
+        for prefix, part in module.named_modules(remove_duplicate=False):
+            for tensors in (part._parameters, part._buffers):
+                for key, tensor in tensors.items():
+                    if tensor is not None:
+                        name = names.setdefault(id(tensor), f"{prefix}.{key}" if prefix else key)
+                        self._places.append((tensors, key, name))
+
+    def call(self, tensors: Mapping[str, Tensor], *args: Any) -> Any:
+        """Call the module with these parameters and buffers, each listed under its first name."""
+        before = [place[key] for place, key, _ in self._places]
+        try:
+            for place, key, name in self._places:
+                place[key] = tensors[name]
+            return self._module(*args)
+        finally:
+            for (place, key, _), tensor in zip(self._places, before, strict=True):
+                place[key] = tensor
+
+
+class TrainingPass:
+    """Calls `forward_train` of a module with tensors that replace its own.
+
+    Attributes:
+        compiled_calls: how often graphs compiled by torch.compile have run.
+    """
+
+    def __init__(self, *, bfloat16: bool = False, compiled: bool = False) -> None:
+        """Args:
+            bfloat16: whether passes run under torch.autocast; their outputs are float32 again.
+            compiled: whether torch.compile compiles passes, for any number of rows. The first pass
+                is not compiled, because specs are checked then.
+
+        Raises:
+            ValueError: `compiled` is set, and there is no C++ compiler.
+        """
+        self.compiled_calls = 0
+        self._bfloat16 = bfloat16
+        self._compiled: Callable[..., Any] | None = None
+        self._places: dict[RLModule, Places] = {}  # of modules that have made a pass
+        if compiled:
+            _check_compiler()
+            self._compiled = torch.compile(_call, backend=self._counted)
+
+    def __call__(
+        self, module: RLModule, tensors: dict[str, Tensor], batch: Batch
+    ) -> dict[str, Any]:
+        """A module's pass with these parameters and buffers, each listed under all of its names.
+        The pass may update the given buffers in place."""
+        if not self._bfloat16:
+            return self._outputs(module, tensors, batch)
+        with torch.autocast(next(iter(tensors.values())).device.type, torch.bfloat16):
+            outputs = self._outputs(module, tensors, batch)
+        return {name: tree_map(_float32, x) for name, x in outputs.items()}
+
+    def _outputs(
+        self, module: RLModule, tensors: dict[str, Tensor], batch: Batch
+    ) -> dict[str, Any]:
+        outputs: dict[str, Any]
+        if self._compiled is not None and module in self._places:
+            tree_map(_any_rows, batch)
+            outputs = self._compiled(module, tensors, (batch,))
+        else:
+            if module not in self._places:
+                self._places[module] = Places(module)
+            outputs = self._places[module].call(tensors, batch)
+        return outputs
+
+    def _counted(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        """The backend for torch.compile: its default one, with calls counted."""
+        compile_graph = torch._dynamo.lookup_backend("inductor")
+        return partial(self._count, compile_graph(graph, inputs))
+
+    def _count(self, compiled: Callable[..., Any], *inputs: Any) -> Any:
+        self.compiled_calls += 1
+        return compiled(*inputs)
+
+
+def _call(module: RLModule, tensors: dict[str, Tensor], arguments: tuple[Batch]) -> Any:
+    # torch.compile traces our functions, but not those of torch.
+    return functional_call(module, tensors, arguments, tie_weights=False)
+
+
+def _any_rows(x: Tensor) -> None:
+    """Let code compiled for this tensor [B, ...] serve every B."""
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+
+
+def _float32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype is torch.bfloat16 else x
+
+
+def _check_compiler() -> None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise ValueError(
+            "compile = true: torch.compile needs a C++ compiler, and this host has none. Install "
+            "g++ or clang, name one in the environment variable CXX, or set compile = false"
+        ) from error
+
+
+class _InitialState(nn.Module):
+    """`get_initial_state` as a forward pass, because torch can call that with other parameters."""
+
+    def __init__(self, module: RLModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self) -> dict[str, Any]:
+        return self.module.get_initial_state()
+
+
+def _trained(module: RLModule) -> dict[str, nn.Parameter]:
+    """Parameters that need a gradient.
+
+    Raises:
+        ValueError: there are none, or they are neither all float32 nor all float64.
+    """
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if not trained:
+        raise ValueError(f"{type(module).__name__} has no parameters to train")
+    dtypes = {p.dtype for p in trained.values()}
+    if dtypes not in ({torch.float32}, {torch.float64}):
+        raise ValueError(
+            f"{type(module).__name__} has parameters in {', '.join(sorted(map(str, dtypes)))}: "
+            "trained parameters must be all float32 or all float64; to compute in fewer bits, keep "
+            "them so and use torch.autocast in the module"
+        )
+    return trained
+
+
+@contextmanager
+def seeded(seed: int, name: str) -> Iterator[None]:
+    """Seed torch's CPU generator by the seed and the name; restore it afterwards."""
+    entropy = np.random.SeedSequence([seed, zlib.crc32(name.encode())])
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(int(entropy.generate_state(1, np.uint64)[0] >> 1))
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
