@@ -19,7 +19,7 @@ from juggler.driver.trial_updates import Built, can_be_tried, rounds_of_batches
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.process.beginning import begin_with
+from juggler.learner.process.hosted_module import begin_with
 from juggler.learner.process.mirrored_parts import MirroredParts
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.episodes.version import DEFAULT_MODULE

@@ -16,8 +16,7 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
 from juggler.driver.workers.local_workers import LocalWorkers
-from juggler.learner.process.program import LEARNER
-from juggler.learner.process.setup import LearnerSetup
+from juggler.learner.process.program import LEARNER, LearnerSetup
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.hub import Hub, HubSettings
 from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Worker

@@ -23,8 +23,13 @@ from juggler.learner.process.devices import device_for, devices_here, reserved_b
 from juggler.learner.process.hosted_module import HostedModule
 from juggler.learner.process.listening import LearnerServer, peer_host
 from juggler.learner.process.mirrored_parts import MirroredParts
-from juggler.learner.process.program import LEARNER, LearnerProgram
-from juggler.learner.process.setup import LearnerSetup, ModuleSetup, critic_space_of
+from juggler.learner.process.program import (
+    LEARNER,
+    LearnerProgram,
+    LearnerSetup,
+    ModuleSetup,
+    critic_space_of,
+)
 from juggler.learner.process.state_handover import StateHandover, hand_over, receive
 from juggler.runtime.actors.attachment import LOST_THE_DRIVER, Attachment, Detached
 from juggler.runtime.actors.credentials import why_refused
