@@ -34,8 +34,7 @@ from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.process.devices import devices_here
 from juggler.learner.process.learner_worker import LearnerWorker
 from juggler.learner.process.listening import LearnerServer
-from juggler.learner.process.program import LearnerProgram
-from juggler.learner.process.setup import LearnerSetup, ModuleSetup
+from juggler.learner.process.program import LearnerProgram, LearnerSetup, ModuleSetup
 from juggler.runtime.actors.attachment import Command, Detached
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.mailbox import Mailbox

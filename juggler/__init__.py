@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from juggler.driver.league.events import RetirePlayer as RetirePlayer
     from juggler.driver.league.results import LeagueResults as LeagueResults
     from juggler.driver.learner_group.group import LearnerGroup as LearnerGroup
-    from juggler.driver.learner_group.results import LearnerGroupError as LearnerGroupError
-    from juggler.driver.learner_group.results import ShardLost as ShardLost
-    from juggler.driver.learner_group.results import UpdateFailed as UpdateFailed
-    from juggler.driver.learner_group.spec import LearnerSpec as LearnerSpec
+    from juggler.driver.learner_group.group import LearnerSpec as LearnerSpec
+    from juggler.driver.learner_group.group import UpdateFailed as UpdateFailed
+    from juggler.driver.learner_group.shards import LearnerGroupError as LearnerGroupError
+    from juggler.driver.learner_group.shards import ShardLost as ShardLost
     from juggler.driver.line_ups import PlayedMatches as PlayedMatches
     from juggler.driver.line_ups import play_matches as play_matches
     from juggler.driver.recording import Demonstrations as Demonstrations
@@ -238,8 +238,8 @@ _PUBLIC = {
     "Interval": "juggler.experiments.statistics",
     "interquartile_mean": "juggler.experiments.statistics",
     "LearnerGroup": "juggler.driver.learner_group.group",
-    "LearnerGroupError": "juggler.driver.learner_group.results",
-    "LearnerSpec": "juggler.driver.learner_group.spec",
+    "LearnerGroupError": "juggler.driver.learner_group.shards",
+    "LearnerSpec": "juggler.driver.learner_group.group",
     "LiveMean": "juggler.learner.core.live_mean",
     "Loss": "juggler.learner.core.forward",
     "MatrixGame": "juggler.envrunner.multi_agent.matrix_game",
@@ -284,7 +284,7 @@ _PUBLIC = {
     "Schedule": "juggler.learner.optim.schedules",
     "Scheduled": "juggler.learner.optim.config",
     "Seam": "juggler.learner.core.learner_core",
-    "ShardLost": "juggler.driver.learner_group.results",
+    "ShardLost": "juggler.driver.learner_group.shards",
     "SoftActorCritic": "juggler.runtime.modules.soft_actor_critic",
     "StartedRun": "juggler.driver.started",
     "StateMismatch": "juggler.learner.core.state",
@@ -298,7 +298,7 @@ _PUBLIC = {
     "TensorSpec": "juggler.runtime.modules.specs",
     "TrainState": "juggler.learner.optim.flat_module",
     "Tree": "juggler.runtime.wire.trees",
-    "UpdateFailed": "juggler.driver.learner_group.results",
+    "UpdateFailed": "juggler.driver.learner_group.group",
     "VectorStep": "juggler.envrunner.multi_agent.vector_env",
     "acting_names": "juggler.runtime.modules.acting",
     "actor_critic_pass": "juggler.learner.algorithms.actor_critic.core",

@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from juggler.driver.agents_found import FoundGroup
 from juggler.driver.config import RunConfig
-from juggler.driver.learner_group.placement import Hosting
+from juggler.driver.hosting import Hosting
 from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
 from juggler.learner.algorithms.registry import find_algorithm
 from juggler.runtime.episodes.version import DEFAULT_MODULE

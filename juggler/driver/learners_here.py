@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.learner_group.placement import CPU, Hosting
+from juggler.driver.hosting import Hosting
+from juggler.learner.process.devices import CPU
 from juggler.runtime.actors.resources import usable_memory
 
 

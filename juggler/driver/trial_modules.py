@@ -20,7 +20,7 @@ from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.core.population import Population
-from juggler.learner.process.beginning import begin_with
+from juggler.learner.process.hosted_module import begin_with
 from juggler.learner.shared_parts import SharedParts
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.modules.by_name import given_or_named

@@ -14,7 +14,7 @@ from juggler.driver.trial_updates import Built
 from juggler.envrunner.multi_agent.turns import AgentGroup
 from juggler.learner.core.state import StateMismatch
 from juggler.learner.learner import Learner
-from juggler.learner.process.beginning import REMEDY
+from juggler.learner.process.hosted_module import REMEDY
 from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.trees import Path, unflatten
 from juggler.runtime.wire.v1 import spaces_pb2

@@ -8,8 +8,8 @@ import pytest
 
 from juggler.driver import learners_here
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.learner_group.placement import CPU
 from juggler.driver.learners_here import must_be_alone, must_fit_together
+from juggler.learner.process.devices import CPU
 
 GPUS = ["cuda:0", "cuda:1"]
 QUEUE = {"algorithm": "dqn", "max_times_sampled": 1, "replay_ratio": 1.0}

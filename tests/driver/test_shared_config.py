@@ -10,7 +10,7 @@ import pytest
 from juggler.driver.agents_config import AgentsConfig
 from juggler.driver.agents_found import FoundGroup, with_agents
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.learner_group.placement import Hosting
+from juggler.driver.hosting import Hosting
 
 FOUR: dict[str, Any] = {"agents": {name: name for name in "abcd"}}
 PAIR = {"encoder.*": ["d", "b"]}

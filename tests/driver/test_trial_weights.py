@@ -21,7 +21,7 @@ from juggler.driver.trial_weights import must_go_on
 from juggler.envrunner.multi_agent.turns import AgentGroup
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.core.state import StateMismatch
-from juggler.learner.process.beginning import begin_with, go_on_with
+from juggler.learner.process.hosted_module import begin_with, go_on_with
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.wire.spaces import space_to_message
 

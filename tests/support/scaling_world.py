@@ -10,7 +10,7 @@ from juggler.driver.config import DriverConfig
 from juggler.driver.monitoring import ScaleAsked
 from juggler.driver.scaling import scale
 from juggler.driver.workers.local_workers import LocalWorkers
-from juggler.learner.process.setup import LearnerSetup
+from juggler.learner.process.program import LearnerSetup
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.setups import from_json

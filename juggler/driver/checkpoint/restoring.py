@@ -12,8 +12,8 @@ from juggler.driver.checkpoint.books import books_in, past_in
 from juggler.driver.config import RunConfig
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.state import ModuleSettings, ModuleStart
+from juggler.driver.hosting import Hosting
 from juggler.driver.league_players import trained_now
-from juggler.driver.learner_group.placement import Hosting
 from juggler.driver.record.candidates import Candidates
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.workers.connector_state import ConnectorState

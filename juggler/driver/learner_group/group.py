@@ -1,53 +1,178 @@
-"""LearnerGroup: many modules, each trained by an algorithm of its own, over shards of devices."""
+"""LearnerGroup: many modules, each trained by its own algorithm, over shards of devices."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from functools import partial
-from types import TracebackType
-from typing import Any, Literal, Self, Unpack, overload
+from typing import Any, Literal, NamedTuple, TypeVar, Unpack, cast, overload
 
+import gymnasium
 import numpy as np
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
 
-from juggler.driver.config import ConfigError
-from juggler.driver.learner_group.modules import GroupModules, Spec
-from juggler.driver.learner_group.placement import Place
-from juggler.driver.learner_group.results import ModuleState, ModuleUpdate, UpdateHandle
-from juggler.driver.learner_group.shard import Job
+from juggler.driver.checkpoint.restoring import restores
+from juggler.driver.checkpoint.snapshots import state_reader
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.learner_group.shards import LearnerGroupError, ShardLost, Shards
+from juggler.driver.workers.module_setups import add_module
+from juggler.driver.workers.module_spaces import Spaces
 from juggler.learner.config import Passes, given_passes
+from juggler.learner.process.devices import AUTO, CPU, parse_devices
+from juggler.runtime.actors.seeds import worker_seed
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.columns import COLUMNS, batch_of_columns
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.nearest import nearest
-from juggler.runtime.streams.episodes import EpisodeSender
+from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
 
-#: Batches of episodes by module id.
-Episodes = Mapping[str, Sequence[EpisodeBatch]]
-#: Columns by name, by module id.
-Columns = Mapping[str, Mapping[str, Any]]
+T = TypeVar("T")
+Episodes = Mapping[str, Sequence[EpisodeBatch]]  # by module id
+Columns = Mapping[str, Mapping[str, Any]]  # by name, by module id
 
 
-class LearnerGroup:
-    """Trains many modules at once, each with its own algorithm, learning rate and model.
+@dataclass(frozen=True, kw_only=True)
+class LearnerSpec:
+    """A module and its training, in names instead of objects: see `juggler.RunConfig`."""
 
-    They are spread over shards: processes, with a device each. A shard updates its modules one
-    after the other, in the order in which that was asked for, and waits for no other shard.
-    Modules come and go while the others go on.
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+    learner: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the algorithm: `algorithm`, `lr`, …"""
+    module: str | None = None
+    """The RLModule, or the Catalog that builds it, as "package.module:Class"."""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the module."""
+    distribution: str | None = None
+    """The function that makes the distribution of actions, as "package.module:function"."""
+    connectors: Mapping[str, Any] = field(default_factory=dict)
+    """The table `connectors` of a run, of which the part `learner` is used."""
+    seed: int | None = None
+    """Seed of the first parameters; None: one from the group's seed and the module's id."""
 
-    To be made in a thread that lives as long as the group, as the processes die with it, and closed
-    in the end, which `with` does. Its methods may be called in any thread, but not in a callback of
-    a handle.
+    def command(self, module_id: str, seed: int) -> training_pb2.AddModule:
+        """The command that adds this module to a learner process.
+
+        Raises:
+            ConfigError: a value is wrong.
+        """
+        try:
+            if not isinstance(self.learner, Mapping):
+                raise ConfigError(f"learner = {self.learner!r}: expected a table of keys")
+            keys: dict[str, Any] = dict(self.learner)
+            if isinstance(burn_in := keys.get("burn_in"), int):
+                keys["fragment_steps"] = max(burn_in, 0) + 1  # nothing is sampled here
+            for name in ("module", "model", "distribution", "connectors"):
+                keys[name] = getattr(self, name)
+            config = RunConfig.from_flat(keys, "learner")
+            known = [each.name for each in fields(config.learner)]
+            for key in self.learner:
+                if key not in known:
+                    raise ConfigError(f"learner has no key {key!r}{nearest(key, known)}")
+            spaces = space_to_message(self.observation_space), space_to_message(self.action_space)
+            seed = seed if self.seed is None else self.seed
+            return add_module(config, module_id, Spaces(*spaces), seed)
+        except (TypeError, ValueError) as error:  # also what JSON, or a message, cannot hold
+            raise ConfigError(f"module {module_id!r}: {error}") from error
+
+
+Spec = LearnerSpec | Mapping[str, Any]
+
+
+class ModuleUpdate(NamedTuple):
+    """Result of an update of a module, whose updates so far it counts."""
+
+    metrics: dict[str, float]
+    live_steps: int
+    updates: int
+
+
+class ModuleState(NamedTuple):
+    """State of a module, as `Learner.save` returns it: arrays, and values for JSON."""
+
+    tree: Mapping[str, Tree]
+    extra: Mapping[str, Any]
+
+
+class Place(NamedTuple):
+    """Place of a module: its shard, which computes on the first of these devices."""
+
+    shard: int
+    devices: tuple[str, ...]
+    share: float
+    """Number of GPUs for each module."""
+
+
+class UpdateFailed(LearnerGroupError):
+    """Modules could not update: `failures` by module id, and `results` of the others."""
+
+    def __init__(
+        self, failures: Mapping[str, BaseException], results: Mapping[str, ModuleUpdate]
+    ) -> None:
+        super().__init__("\n".join(dict.fromkeys(map(str, failures.values()))))
+        self.failures, self.results = dict(failures), dict(results)
+
+
+class UpdateHandle(dict[str, Future[ModuleUpdate]]):
+    """Futures of an update by module id."""
+
+    def done(self) -> bool:
+        """Whether `result` returns at once."""
+        return all(part.done() for part in self.values())
+
+    def result(self, timeout: float | None = None) -> dict[str, ModuleUpdate]:
+        """Wait for the results by module id.
+
+        Raises:
+            TimeoutError: the update is unfinished.
+            UpdateFailed: a module could not update.
+        """
+        if wait(self.values(), timeout).not_done:
+            raise TimeoutError(f"the update is unfinished after {timeout} s")
+        errors = {module_id: part.exception() for module_id, part in self.items()}
+        failures = {module_id: error for module_id, error in errors.items() if error is not None}
+        results = {key: part.result() for key, part in self.items() if key not in failures}
+        if failures:
+            raise UpdateFailed(failures, results)
+        return results
+
+
+@dataclass(slots=True)
+class _Module:
+    shard: int
+    command: training_pb2.AddModule
+    is_built: bool = False
+    kept: ModuleState | None = None  # its newest known state; None: there is only the seed
+    updates: int = 0
+    unkept: int = 0  # updates since the state was last fetched
+
+    @property
+    def kept_updates(self) -> int:
+        return 0 if self.kept is None else int(self.kept.extra["updates"])
+
+
+class LearnerGroup(Shards):
+    """Trains many modules, each with its own algorithm, learning rate and model.
+
+    They are spread over shards: processes, each with a device. A shard does what it is asked for in
+    order, and waits for no other shard. It ends with the thread that started it.
     """
 
     def __init__(
         self,
         modules: Mapping[str, Spec],
         *,
-        devices: str = "auto",
+        devices: str = AUTO,
         seed: int = 0,
         updates_in_flight: int = 2,
         snapshot_updates: int = 100,
@@ -55,28 +180,54 @@ class LearnerGroup:
     ) -> None:
         """Args:
             modules: by id, a `LearnerSpec` or its fields by name.
-            devices: as a run's: "auto" (all GPUs of this host, or its CPU), "cpu" (a process for
-                each module), or several with commas, such as "cuda:0,cuda:1"; "fake:4" are four
-                processes on the CPU that stand for GPUs.
-            seed: of what specs have no seed for.
-            updates_in_flight: updates that a shard may have unfinished.
-            snapshot_updates: after so many updates of a module its state is fetched, for a process
-                that takes the place of one that died.
-            hang_seconds: a shard that makes no progress for so long is killed and replaced.
+            devices: "auto" (all GPUs of this host, or its CPU), "cpu" (a process for each module),
+                "cuda:0,cuda:1", or "fake:4", four processes on the CPU that stand for GPUs.
+            seed: of modules whose specs have none.
+            updates_in_flight: the most unfinished updates of a shard.
+            snapshot_updates: updates of a module after which its state is fetched, for a new
+                process after a loss.
+            hang_seconds: a process without progress for this long is killed, and started again.
 
         Raises:
-            ConfigError: something of that cannot be; names it, and the nearest that can.
-            LearnerGroupError: a shard could not build a module, or could not start.
+            ConfigError: an argument is wrong.
+            LearnerGroupError: a shard could not start, or could not build a module.
         """
-        if updates_in_flight < 1:
-            raise ConfigError(f"updates_in_flight = {updates_in_flight}: must be at least 1")
-        self._updates_in_flight = updates_in_flight
+        for name, value, least in (
+            ("updates_in_flight", updates_in_flight, 1),
+            ("snapshot_updates", snapshot_updates, 1),
+            ("seed", seed, 0),
+        ):
+            if value < least:
+                raise ConfigError(f"{name} = {value}: must be at least {least}")
+        if not modules:
+            raise ConfigError("a learner group needs at least one module")
+        try:
+            self._devices = parse_devices(devices)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        if AUTO in self._devices and len(self._devices) > 1:
+            raise ConfigError(f"devices = {devices!r}: auto stands alone, for all GPUs")
+        self._seed, self._snapshot_updates = seed, snapshot_updates
+        self._modules: dict[str, _Module] = {}
         self._batch_ids = itertools.count(1)
-        self._modules = GroupModules(
-            modules, devices, seed, snapshot_updates, hang_seconds, updates_in_flight
-        )
-        self._shards = self._modules.shards
-        self._changed = self._shards.changed
+        commands = [self._command(module_id, spec) for module_id, spec in modules.items()]
+        super().__init__(hang_seconds, updates_in_flight)
+        try:
+            with self._changed:
+                if self._devices == [AUTO]:
+                    first = self._start(AUTO)
+                    self._changed.wait_for(lambda: first.worker or first.losses or first.down)
+                    if first.worker is None:
+                        raise first.lost
+                    self._devices = list(first.worker.devices)
+                if self._devices == [CPU]:
+                    self._devices = []
+                added = [self._add(command) for command in commands]
+            for job in added:
+                job.result()
+        except BaseException:
+            self._close()
+            raise
 
     # -- updates ----------------------------------------------------------------------------------
 
@@ -93,42 +244,51 @@ class LearnerGroup:
     def update_from_episodes(
         self, episodes: Episodes, *, async_update: bool = False, **passes: Unpack[Passes]
     ) -> dict[str, ModuleUpdate] | UpdateHandle:
-        """One update of each of these modules, on episodes of its own.
+        """Update each of these modules, on its own episodes.
 
-        Where a shard has `updates_in_flight` unfinished, or is being started again, this waits
-        until it has room; the other shards get their share first.
+        Waits for room at a shard with `updates_in_flight` unfinished updates; asks others first.
 
         Args:
             episodes: batches by module id; copied before this returns.
-            async_update: return as soon as all shards have been asked.
+            async_update: whether to return a handle as soon as all shards are asked.
             passes: `minibatch_size` and `num_epochs`, as for `Learner.update_from_batch`.
-
-        Returns:
-            By module id, metrics and counts; with `async_update` a handle, whose `result(timeout)`
-            waits for them, and whose `done()` says whether it would.
 
         Raises:
             ValueError: there is no such module, or there are no episodes.
-            UpdateFailed: a module could not update; has what became of the others. Of a handle, its
-                `result` raises it.
+            UpdateFailed: a module could not update.
         """
-        passes = given_passes(passes)
-        shares = self._shares(episodes)
-        handle = UpdateHandle(episodes)
-        like = training_pb2.Update(exact=True, **passes)
+        passes, handle, shares = given_passes(passes), UpdateHandle(), self._shares(episodes)
         while shares:
             with self._changed:
                 self._changed.wait_for(lambda: any(map(self._has_room, shares)))
-                self._shards.must_run()
+                self._must_run()
                 shard = next(filter(self._has_room, shares))
-                sender = self._shards.links[shard].sender
-                asked = [
-                    (module_id, batches, self._ask(shard, module_id, len(batches), like, handle))
-                    for module_id, batches in shares.pop(shard).items()
-                ]
-            for module_id, batches, batch_ids in asked:
-                for batch_id, batch in zip(batch_ids, batches, strict=True):
-                    self._send(shard, sender, module_id, batch_id, batch)
+                batches = shares.pop(shard)
+                asked = {
+                    module_id: list(itertools.islice(self._batch_ids, len(own)))
+                    for module_id, own in batches.items()
+                }
+                sender = self._shards[shard].sender
+                for module_id, batch_ids in asked.items():
+                    update = training_pb2.Update(module_id=module_id, exact=True, **passes)
+                    update.batch_ids.extend(batch_ids)
+                    then = partial(self._updated, module_id)
+                    what = f"update of {module_id!r}"
+                    handle[module_id] = self._put(shard, what, [update], then, batch_ids)
+                self._shards[shard].updates.append([handle[module_id] for module_id in asked])
+            for module_id, batch_ids in asked.items():
+                for batch_id, batch in zip(batch_ids, batches[module_id], strict=True):
+                    header = episodes_pb2.BatchHeader(
+                        module_id=module_id,
+                        batch_id=batch_id,
+                        live_steps=batch.live_steps,
+                        permit=self._permits.of(batch_id, module_id),
+                    )
+                    try:
+                        if sender is not None:  # else the job fails already
+                            sender.send(header, {module_id: tree_map(np.copy, batch.to_tree())})
+                    except ValueError as error:  # what cannot be sent
+                        self._settled(shard, batch_id, "refused", str(error))
         return handle if async_update else handle.result()
 
     @overload
@@ -144,139 +304,111 @@ class LearnerGroup:
     def update_from_batch(
         self, batch: Columns, *, async_update: Any = False, **passes: Unpack[Passes]
     ) -> dict[str, ModuleUpdate] | UpdateHandle:
-        """The same on columns that are put together already.
-
-        Args:
-            batch: by module id, arrays by column, as `juggler.Learner` takes them: docs/learners.md
-                lists them.
-            async_update: as for `update_from_episodes`.
-            passes: the same.
+        """As `update_from_episodes`, on columns as `juggler.Learner` takes them.
 
         Raises:
-            ValueError: as `update_from_episodes`; or a column is missing, unknown, or does not fit
-                the others. What does not fit the module is told in an UpdateFailed.
+            ValueError: as there; or a column is missing, unknown, or does not fit the others.
         """
         if not isinstance(batch, Mapping) or not batch:
             raise ValueError("no batch: give columns by name, by module id")
-        episodes = {module_id: [_episodes(module_id, each)] for module_id, each in batch.items()}
+        for module_id, columns in batch.items():
+            for name in columns:
+                if name not in COLUMNS:
+                    raise ValueError(
+                        f"{module_id}: unknown column {name!r}{nearest(name, COLUMNS)}"
+                    )
+        episodes = {key: [batch_of_columns(columns, key)] for key, columns in batch.items()}
         done: dict[str, ModuleUpdate] | UpdateHandle
         done = self.update_from_episodes(episodes, async_update=async_update, **passes)
         return done
 
     def _shares(self, episodes: Episodes) -> dict[int, dict[str, list[EpisodeBatch]]]:
-        """By shard, its modules' batches."""
+        """Batches by shard and module id."""
         if not isinstance(episodes, Mapping) or not episodes:
             raise ValueError("no episodes: give lists of EpisodeBatch by module id")
         shares: dict[int, dict[str, list[EpisodeBatch]]] = {}
         for module_id, batches in episodes.items():
-            with self._changed:
-                share = shares.setdefault(self._modules.shard_of(module_id), {})
             given = list(batches) if isinstance(batches, Sequence) else []
+            shares.setdefault(self._module(module_id).shard, {})[module_id] = given
             if not given or not all(isinstance(each, EpisodeBatch) for each in given):
                 raise ValueError(
                     f"module {module_id!r} needs a list of EpisodeBatch, with at least one in it"
                 )
-            share[module_id] = given
         return shares
 
-    def _has_room(self, shard: int) -> bool:
-        """Whether to go on with an update of this shard, be it to hear that it cannot be."""
-        link = self._shards.links[shard]
-        there = link.set_up and link.updates < self._updates_in_flight
-        return there or bool(link.down or self._shards.over)
+    def _updated(self, module_id: str, bodies: Sequence[any_pb2.Any]) -> ModuleUpdate:
+        done = training_pb2.UpdateDone()
+        bodies[0].Unpack(done)
+        module = self._modules.get(module_id)
+        if module is not None:
+            self._local.of_use(f"learner-{module.shard}")
+            module.updates = done.version.update
+            module.unkept += 1
+            if module.unkept >= self._snapshot_updates and not self._over:
+                module.unkept = 0
+                snapshot = training_pb2.Snapshot(module_id=module_id)
+                then = partial(self._keep, module_id)
+                self._put(module.shard, f"state of {module_id!r}", [snapshot], then)
+        live_steps = sum(batch.live_steps for batch in done.batches)
+        return ModuleUpdate(dict(done.metrics[module_id].values), live_steps, done.version.update)
 
-    def _ask(
-        self,
-        shard: int,
-        module_id: str,
-        batches: int,
-        like: training_pb2.Update,
-        handle: UpdateHandle,
-    ) -> list[int]:
-        """Have an update like this one made of so many batches; their ids."""
-        batch_ids = [next(self._batch_ids) for _ in range(batches)]
-        update = training_pb2.Update(module_id=module_id, batch_ids=batch_ids)
-        update.MergeFrom(like)
-        job = Job(
-            module_id,
-            f"update of {module_id!r}",
-            [update],
-            partial(self._modules.updated, module_id),
-            update=handle,
-            unsettled=set(batch_ids),
-        )
-        job.ended.add_done_callback(partial(handle.end, module_id))
-        self._shards.put(shard, job)
-        return batch_ids
-
-    def _send(
-        self,
-        shard: int,
-        sender: EpisodeSender | None,
-        module_id: str,
-        batch_id: int,
-        batch: EpisodeBatch,
-    ) -> None:
-        header = episodes_pb2.BatchHeader(
-            module_id=module_id,
-            batch_id=batch_id,
-            live_steps=batch.live_steps,
-            permit=self._shards.permits.of(batch_id, module_id),
-        )
-        try:
-            if sender is not None:  # else the shard is down, and the job over
-                sender.send(header, {module_id: tree_map(np.copy, batch.to_tree())})
-        except ValueError as error:  # what cannot be sent, or a process that is gone by now
-            self._shards.settled(shard, batch_id, "refused", str(error))
-
-    # -- what modules have come to ----------------------------------------------------------------
+    # -- states -----------------------------------------------------------------------------------
 
     def get_weights(self, module_ids: Iterable[str] | None = None) -> dict[str, dict[str, Tree]]:
-        """What acting needs, name -> array by module id, as all updates asked for before make it.
+        """Weights that acting needs, name -> array by module id, behind all updates so far.
 
         Args:
-            module_ids: none: of all.
-
-        Raises:
-            ValueError: there is no such module.
-            ShardLost: its process died meanwhile.
+            module_ids: None: of all modules.
         """
-        states: Any = self._modules.fetch(module_ids, weights=True)
-        return {key: dict(state.tree[DEFAULT_MODULE]) for key, state in states.items()}
+        of = partial(training_pb2.Snapshot, weights=True)
+        states = self._each(module_ids, "weights of", lambda key: [of(module_id=key)], _state_in)
+        return {key: dict(cast(Any, state.tree[DEFAULT_MODULE])) for key, state in states.items()}
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Tree]]) -> None:
-        """Modules go on with weights from elsewhere, such as `juggler.read_weights` gives, behind
-        the updates that were asked for before. What these lack stays as it is; the optimizer begins
-        anew, kept samples are discarded, and the count of updates goes on.
+        """Replace weights, name -> array by module id, behind all updates so far.
 
-        Args:
-            weights: name -> array by module id.
-
-        Raises:
-            ValueError: there is no such module.
-            LearnerGroupError: a module has no such weights; it is as it was.
-            ShardLost: its process died meanwhile.
+        Missing weights stay. The optimizer begins anew, kept samples are discarded, and the count
+        of updates continues.
         """
-        self._modules.set_weights(weights)
+        commands = {key: _restoring(key, weights=each) for key, each in weights.items()}
+        self._each(weights, "weights for", commands.__getitem__, self._keep)
 
     def save(self, module_ids: Iterable[str] | None = None) -> dict[str, ModuleState]:
-        """All that `restore` needs, by module id, as all updates asked for before make it.
-
-        Args, Raises: as `get_weights`.
-        """
-        return self._modules.fetch(module_ids, weights=False)
+        """States by module id, as `get_weights`."""
+        of = training_pb2.Snapshot
+        return self._each(module_ids, "state of", lambda key: [of(module_id=key)], self._keep)
 
     def restore(self, states: Mapping[str, ModuleState]) -> None:
-        """Modules go on from where they were saved, or others with the same spec were.
+        """Continue from saved states, by module id, behind all updates so far."""
+        commands = {key: _restoring(key, state=each) for key, each in states.items()}
+        self._each(states, "restore of", commands.__getitem__, self._keep)
 
-        Raises:
-            ValueError: there is no such module.
-            LearnerGroupError: a state is another algorithm's or module's; that module is as it was.
-            ShardLost: its process died meanwhile.
-        """
-        self._modules.restore(states)
+    def _each(
+        self,
+        module_ids: Iterable[str] | None,
+        what: str,
+        commands: Callable[[str], Sequence[Message]],
+        then: Callable[[str, Sequence[any_pb2.Any]], T],
+    ) -> dict[str, T]:
+        """Carry out a job for each of these modules; None: for all. Returns results by id."""
+        with self._changed:
+            wanted = list(self._modules if module_ids is None else module_ids)
+            shards = [self._module(key).shard for key in wanted]
+            jobs = {
+                key: self._put(shard, f"{what} {key!r}", commands(key), partial(then, key))
+                for key, shard in zip(wanted, shards, strict=True)
+            }
+        wait(jobs.values())
+        return {key: job.result() for key, job in jobs.items()}
 
-    # -- who is there -----------------------------------------------------------------------------
+    def _keep(self, module_id: str, bodies: Sequence[any_pb2.Any]) -> ModuleState:
+        state = _state_in(module_id, bodies)
+        if (module := self._modules.get(module_id)) is not None:
+            module.kept = state
+            module.updates = module.kept_updates
+        return state
+
+    # -- modules ----------------------------------------------------------------------------------
 
     def add_module(
         self,
@@ -286,64 +418,150 @@ class LearnerGroup:
         weights: Mapping[str, Tree] | None = None,
         state: ModuleState | None = None,
     ) -> None:
-        """A further module: on a device that is free, else where there are fewest.
+        """Add a module to an empty shard, else to a free device, else where the fewest are.
 
         Args:
-            module_id: that no module has.
-            spec: as at first.
-            weights: to begin with, such as another module's `get_weights` gives. What they lack is
-                drawn from the seed; the optimizer begins anew.
-            state: to go on from, such as `save` gives; of the same algorithm.
+            module_id: a new one.
+            spec: as in the constructor.
+            weights: to begin with; what is missing is drawn from the seed.
+            state: to continue from; of the same algorithm.
 
         Raises:
-            ConfigError: the id is taken, or something in the spec cannot be.
-            LearnerGroupError: the shard could not build it, or it cannot begin with that.
+            ConfigError: the id is taken, or something in the spec is wrong.
+            LearnerGroupError: the shard could not build the module, or not begin with that.
         """
-        self._modules.add(module_id, spec, weights, state)
+        if weights is not None and state is not None:
+            raise ConfigError(f"module {module_id!r}: give weights or state, not both")
+        command = self._command(module_id, spec)
+        begins = _restoring(module_id, state, weights) if state or weights is not None else []
+        with self._changed:
+            self._must_run()
+            if module_id in self._modules:
+                raise ConfigError(f"module {module_id!r} is there already")
+            added = self._add(command, begins)
+        try:
+            added.result()
+        except BaseException:
+            self.remove_module(module_id)  # it may have been built before that failed
+            raise
 
     def remove_module(self, module_id: str) -> None:
-        """Let go of a module, behind the updates that were asked for before.
-
-        Raises:
-            ValueError: there is no such module.
-        """
-        self._modules.remove(module_id)
+        """Remove a module, behind all updates so far."""
+        with self._changed:
+            shard = self._module(module_id).shard
+            del self._modules[module_id]
+            command = training_pb2.RemoveModule(module_id=module_id)
+            removed = self._put(shard, f"removal of {module_id!r}", [command], len)
+        with suppress(ShardLost):  # and the module with it
+            removed.result()
 
     @property
     def placement(self) -> dict[str, Place]:
-        """By module id: the number of its shard, the shard's devices, of which it computes on the
-        first, and the module's share of them."""
-        return self._modules.places()
+        """Places by module id. With fewer shards than GPUs, the other GPUs are set aside for them
+        until modules are added."""
+        with self._changed:
+            shards = {module_id: module.shard for module_id, module in self._modules.items()}
+            return places(shards, self._devices, len(self._shards))
 
-    def close(self) -> None:
-        """Wait for what is in flight, and end the processes."""
-        try:
-            with self._changed:
-                self._shards.wait_until_idle()
-        finally:
-            self._shards.close(at_once=False)
+    def _module(self, module_id: str) -> _Module:
+        self._must_run()
+        if module_id not in self._modules:
+            raise ValueError(f"there is no module {module_id!r}{nearest(module_id, self._modules)}")
+        return self._modules[module_id]
 
-    def __enter__(self) -> Self:
-        return self
+    def _command(self, module_id: str, given: Spec) -> training_pb2.AddModule:
+        if not isinstance(module_id, str) or not module_id:
+            raise ConfigError(f"module {module_id!r}: an id is a string, and not empty")
+        if not isinstance(given, LearnerSpec):
+            try:
+                given = LearnerSpec(**given)
+            except TypeError as error:  # a key is missing or unknown
+                raise ConfigError(f"module {module_id!r}: {error}") from None
+        seed = worker_seed(self._seed, "module", zlib.crc32(module_id.encode()))
+        return given.command(module_id, seed)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:  # nobody waits for what is in flight
-            self._shards.close(at_once=True)
+    def _add(self, command: training_pb2.AddModule, begins: Sequence[Message] = ()) -> Future[None]:
+        loads = Counter(module.shard for module in self._modules.values())
+        number = choose_shard(
+            [None if shard.down else loads[shard.number] for shard in self._shards],
+            len(self._devices) or None,
+        )
+        if number == len(self._shards):
+            self._start(self._devices[number] if self._devices else CPU)
+        module_id = command.module_id
+        module = self._modules[module_id] = _Module(number, command)
+
+        def built(bodies: list[any_pb2.Any]) -> None:
+            module.is_built = True
+            if begins:
+                self._keep(module_id, bodies)
+
+        return self._put(number, f"module {module_id!r}", [command, *begins], built)
+
+    def _set_up_again(self, shard: int) -> list[Message]:
+        commands: list[Message] = []
+        for module_id, module in self._modules.items():
+            if module.shard == shard and module.is_built:
+                commands.append(module.command)
+                if module.kept is not None:
+                    commands += restores(module_id, *module.kept)
+        return commands
+
+    def _consequences(self, shard: int) -> str:
+        said = []
+        for module_id, module in self._modules.items():
+            if module.shard == shard and module.updates:
+                kept = module.kept_updates
+                said.append(f"Module {module_id!r} goes back to update {kept} of {module.updates}.")
+                module.updates, module.unkept = kept, 0
+        return " ".join(said)
 
 
-def _episodes(module_id: str, columns: Mapping[str, Any]) -> EpisodeBatch:
+def places(shards: Mapping[str, int], gpus: Sequence[str], count: int) -> dict[str, Place]:
+    """Places by module id.
+
+    Args:
+        shards: by module id.
+        gpus: of the group; (): it is on the CPU.
+        count: of shards, which computes on the first `count` GPUs.
     """
+    share = len(gpus) / len(shards) if shards else 0.0
+    return {key: Place(n, tuple(gpus[n::count]) or (CPU,), share) for key, n in shards.items()}
+
+
+def choose_shard(loads: Sequence[int | None], most: int | None) -> int:
+    """The shard for another module; the number after the last is a new one.
+
+    Args:
+        loads: numbers of modules by shard; None: it is down.
+        most: the most shards; None: any number.
+
     Raises:
-        ValueError: these are not the columns of a batch of episodes, or there are others.
+        ConfigError: all shards are down, and there can be no more.
     """
-    for name in columns:
-        if name not in COLUMNS:
-            raise ValueError(f"{module_id}: nobody knows a column {name!r}{nearest(name, COLUMNS)}")
-    return batch_of_columns(columns, module_id)
+    open_ = [shard for shard, load in enumerate(loads) if load is not None]
+    fewest = min(open_, key=lambda shard: loads[shard] or 0, default=None)
+    if (fewest is None or loads[fewest]) and (most is None or len(loads) < most):
+        return len(loads)
+    if fewest is None:
+        raise ConfigError("no shard is left that takes a module, and no device for another")
+    return fewest
+
+
+def _restoring(
+    module_id: str, state: ModuleState | None = None, weights: Mapping[str, Tree] | None = None
+) -> list[Message]:
+    """Commands that restore a state, or replace weights, and return the state that follows."""
+    tree, extra = state or ({DEFAULT_MODULE: weights or {}}, {})
+    parts = restores(module_id, tree, extra, training_pb2.Restore(weights=state is None))
+    return [*parts, training_pb2.Snapshot(module_id=module_id)]
+
+
+def _state_in(_: str, bodies: Sequence[any_pb2.Any]) -> ModuleState:
+    """The state in the replies to commands of which the last is a Snapshot."""
+    reader, frame = state_reader(), None
+    for body in bodies:
+        if body.TypeName() == training_pb2.StateChunk.DESCRIPTOR.full_name:
+            frame = reader.feed(body.value)
+    assert frame is not None
+    return ModuleState(cast(dict[str, Tree], frame.tree), json.loads(frame.header.extra))

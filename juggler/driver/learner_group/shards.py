@@ -1,86 +1,82 @@
-"""The shards of a LearnerGroup: learner processes, what they say, and how they are replaced."""
+"""Shards: the learner processes of a LearnerGroup, each with its jobs in order."""
 
 from __future__ import annotations
 
 import atexit
 import secrets
 import threading
-import warnings
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from google.protobuf import any_pb2
+from google.protobuf.message import Message
 
-from juggler.driver.learner_group.results import LearnerGroupError
-from juggler.driver.learner_group.shard import Job, Shard
 from juggler.driver.workers.local_workers import LocalWorkers
-from juggler.learner.process.program import LEARNER
-from juggler.learner.process.setup import LearnerSetup
+from juggler.learner.process.program import LEARNER, LearnerSetup
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Replied, Worker
+from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Worker
 from juggler.runtime.actors.mailbox import Mailbox
-from juggler.runtime.actors.requests import RequestPool
+from juggler.runtime.actors.requests import Completed, RequestPool
 from juggler.runtime.actors.setups import to_json
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.streams.permits import Permits
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
-_LEAVE_SECONDS = 0.5
-_FAREWELL_SECONDS = 5.0
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class _Settled:
-    """A batch has arrived at a shard, or will not."""
+class LearnerGroupError(RuntimeError):
+    """Failure of a shard; `traceback` is its own, or ""."""
 
-    shard: int
-    batch_id: int
-    reason: str
-    explanation: str
+    def __init__(self, message: str, traceback: str = "") -> None:
+        super().__init__(f"{message}\n{traceback}".rstrip())
+        self.message, self.traceback = message, traceback
+
+
+class ShardLost(LearnerGroupError):
+    """Loss of a shard's process, which is started again unless the message says otherwise."""
+
+
+@dataclass(eq=False, slots=True)
+class Shard:
+    """A learner process, the successors that take its place, and their jobs."""
+
+    number: int
+    device: str
+    jobs: ThreadPoolExecutor
+    worker: Worker | None = None
+    sender: EpisodeSender | None = None
+    setting_up: set[int] = field(default_factory=set)  # ids of commands
+    arrived: dict[int, str] = field(default_factory=dict)  # batch id -> why it was refused, or ""
+    updates: list[list[Future[Any]]] = field(default_factory=list)  # that may be unfinished
+    left: Left | None = None
+    exited: Exited | None = None
+    losses: int = 0
+    lost: ShardLost = field(default_factory=lambda: ShardLost("it is closed"))  # the last loss
+    down: bool = False  # for good
+
+    @property
+    def set_up(self) -> bool:
+        """Whether its process has all modules that it should have."""
+        return self.worker is not None and self.left is None and not self.setting_up
 
 
 class Shards:
-    """Shards by number. A thread hears what they say, and tells those who wait for it.
+    """Starts learner processes, and starts a lost one again with its modules."""
 
-    Attributes:
-        changed: to be held wherever something here is read or asked for; notified whenever a shard
-            has said something.
-        links: shards by number.
-        permits: for batches.
-        over: why nothing is done any more; "" as long as something is.
-    """
-
-    def __init__(
-        self,
-        hang_seconds: float,
-        updates_in_flight: int,
-        set_up: Callable[[int], list[Job]],
-        lost: Callable[[int], str],
-    ) -> None:
-        """To be called in a thread that outlives the processes: they die with it.
-
-        Args:
-            hang_seconds: a shard that makes no progress for so long is killed.
-            updates_in_flight: updates that a shard may have unfinished.
-            set_up: gives the jobs that make of a shard's new process what the one before was.
-            lost: called when a process has died; says for people what that means.
-        """
-        self.changed = threading.Condition()
-        self.links: dict[int, Shard] = {}
-        self.permits = Permits.new()
-        self.over = ""
+    def __init__(self, hang_seconds: float, updates_in_flight: int) -> None:
+        self._changed = threading.Condition()  # guards everything; notified after each event
+        self._over = ""  # why no job is accepted any more
+        self._shards: list[Shard] = []
+        self._permits = Permits.new()
         self._updates_in_flight = updates_in_flight
-        self._set_up = set_up
-        self._lost = lost
-        self._events: Mailbox[HubEvent | Exited | _Settled] = Mailbox()
-        self._ended: deque[tuple[Job, Any]] = deque()  # and nobody has been told
-        self._closed = False
+        self._events: Mailbox[HubEvent | Exited | tuple[int, int, str]] = Mailbox()
         self._token, self._run_id = secrets.token_hex(16), secrets.token_hex(6)
         self._local = LocalWorkers(self._events, self._run_id, self._token, b"")
         settings = HubSettings(
@@ -88,115 +84,192 @@ class Shards:
         )
         self._hub = Hub(settings, self._events)
         self._pool = RequestPool(self._hub, cap=1 << 16)
+        self._replies: dict[int, list[Completed]] = {}  # by command id
+        self._thread = threading.Thread(target=self._run, name="learner group", daemon=True)
+        # multiprocessing waits for processes of a script that ends without having closed them.
+        atexit.register(self._close)
         try:
             self._hub.start([self._local.driver_address])
+            self._thread.start()
         except BaseException:
-            self._local.close(grace=0.0)
-            self._hub.close()
+            self._close()
             raise
-        self._thread = threading.Thread(target=self._run, name="learner group", daemon=True)
-        self._thread.start()
-        # multiprocessing waits for processes of a script that ends without having closed them.
-        atexit.register(self.close, at_once=True)
 
-    def start(self, number: int, device: str) -> Shard:
-        """A new shard; its process is on the way."""
-        shard = self.links[number] = Shard(number, device, self._pool, self._job_ended)
+    def _set_up_again(self, shard: int) -> list[Message]:
+        """Return the commands that give a new process the modules of the lost one."""
+        raise NotImplementedError
+
+    def _consequences(self, shard: int) -> str:
+        """Return what the loss of a process means for its modules."""
+        raise NotImplementedError
+
+    def _start(self, device: str) -> Shard:
+        number = len(self._shards)
+        shard = Shard(number, device, ThreadPoolExecutor(1, f"shard {number}"))
+        self._shards.append(shard)
         self._local.start_learner(number)
         return shard
 
-    def put(self, number: int, job: Job) -> None:
-        """Have a shard do this, behind what it was asked for before."""
-        self.links[number].put(job)
-        self._events.wake()
+    def _put(
+        self,
+        number: int,
+        what: str,
+        commands: Sequence[Message],
+        then: Callable[[list[any_pb2.Any]], T],
+        batch_ids: Collection[int] = (),
+    ) -> Future[T]:
+        """Append a job, which waits for its batches, sends its commands and awaits the replies.
 
-    def must_run(self) -> None:
-        """Raises:
-        RuntimeError: all of it is over.
+        Args:
+            number: of the shard.
+            what: names the job in errors.
+            commands: of the job; it fails if one of them does.
+            then: makes the result of the bodies of all replies.
+            batch_ids: batches that the commands need.
         """
-        if self.over:
-            raise RuntimeError(self.over)
+        shard = self._shards[number]
+        losses = shard.losses
 
-    def settled(self, shard: int, batch_id: int, reason: str, explanation: str) -> None:
-        """What became of a batch; from any thread."""
-        self._events.put(_Settled(shard, batch_id, reason, explanation))
+        def job() -> T:
+            with self._changed:
+                try:
+                    return then(self._asked(shard, losses, commands, batch_ids))
+                except LearnerGroupError as error:
+                    raise type(error)(f"{what}: {error.message}", error.traceback) from None
 
-    def of_use(self, number: int) -> None:
-        """A shard has done what it is for: its failures count from zero again."""
-        self._local.of_use(self.links[number].worker_id)
+        future = shard.jobs.submit(job)
+        future.add_done_callback(self._notify)
+        return future
 
-    def wait_until_idle(self) -> None:
-        """Until all that was asked for is done; to be called with `changed` held."""
-        self.changed.wait_for(lambda: self.over or all(x.idle for x in self.links.values()))
+    def _asked(
+        self, shard: Shard, losses: int, commands: Sequence[Message], batch_ids: Collection[int]
+    ) -> list[any_pb2.Any]:
+        def gone() -> bool:
+            return shard.losses > losses or shard.down
 
-    def close(self, *, at_once: bool) -> None:
-        """End the processes; whatever they were still asked for has failed. Idempotent."""
-        with self.changed:
-            if self._closed:
-                return
-            self._closed = True
-            self.over = self.over or "the learner group is closed"
-            for shard in self.links.values():
-                if shard.worker is not None:
-                    with suppress(KeyError):  # it has just left
+        def wait_for(ready: Callable[[], bool]) -> None:
+            self._changed.wait_for(lambda: gone() or ready())
+            if gone():
+                raise shard.lost
+
+        wait_for(lambda: shard.set_up)
+        wait_for(lambda: shard.arrived.keys() >= set(batch_ids))
+        refused = [why for batch_id in batch_ids if (why := shard.arrived.pop(batch_id))]
+        if refused and isinstance(update := commands[0], training_pb2.Update):
+            discard = training_pb2.Discard(module_id=update.module_id, batch_ids=update.batch_ids)
+            commands = [discard]
+        assert shard.worker is not None
+        replies: list[Completed] = []
+        for command in commands:
+            self._replies[self._pool.submit(shard.worker, command)] = replies
+        self._changed.wait_for(lambda: sum(each.last for each in replies) == len(commands))
+        failure = next((each.failure for each in replies if each.failure is not None), None)
+        if failure is not None:
+            if shard.left is not None:
+                self._changed.wait_for(gone)
+            if gone():
+                raise shard.lost
+            raise LearnerGroupError(failure.message, failure.traceback)
+        if refused:
+            raise LearnerGroupError(refused[0])
+        return [each.body for each in replies if each.body is not None]
+
+    def _settled(self, number: int, batch_id: int, reason: str, explanation: str) -> None:
+        """Report what became of a batch, from any thread."""
+        self._events.put((number, batch_id, explanation if reason else ""))
+
+    def _has_room(self, number: int) -> bool:
+        """Whether an update of this shard need not wait, or fails at once."""
+        shard = self._shards[number]
+        shard.updates = [each for each in shard.updates if not all(x.done() for x in each)]
+        ready = shard.set_up and len(shard.updates) < self._updates_in_flight
+        return ready or shard.down
+
+    def _notify(self, _: object) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _must_run(self) -> None:
+        """
+        Raises:
+            RuntimeError: the group is closed, or broke.
+        """
+        if self._over:
+            raise RuntimeError(self._over)
+
+    def close(self) -> None:
+        """Wait for all jobs, and end the processes."""
+        try:
+            for idle in [shard.jobs.submit(int) for shard in self._shards]:
+                idle.result()
+        finally:
+            self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        with self._changed:
+            self._over = self._over or "the learner group is closed"
+            for shard in self._shards:
+                with suppress(KeyError):  # it has just left
+                    if shard.worker is not None:
                         self._pool.submit(shard.worker, attach_pb2.Stop())
-            self.changed.notify_all()
         self._events.wake()
-        if threading.current_thread() is not self._thread:
+        if self._thread.is_alive():
             self._thread.join()
-        self._local.close(0.0 if at_once else _LEAVE_SECONDS)
+        for shard in self._shards:
+            shard.jobs.shutdown(wait=False)
+        self._local.close(grace=0.5)
         self._hub.close()
-        with self.changed:
-            for shard in self.links.values():
-                shard.end("The learner group is closed.")
-        self._tell()
-        atexit.unregister(self.close)
+        atexit.unregister(self._close)
 
     # -- in the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            while not self.over:
+            while not self._over:
                 events = self._events.gather(timeout=3600.0)
-                with self.changed:
+                with self._changed:
                     for event in events:
                         self._on(event)
-                    self.changed.notify_all()
-                self._tell()
+                    self._changed.notify_all()
         except BaseException as error:
-            with self.changed:
-                self.over = f"the learner group broke: {error!r}"
-                for shard in self.links.values():
-                    shard.end(f"{self.over}.")
-                self.changed.notify_all()
-            self._tell()
+            self._over = f"the learner group broke: {error!r}"
             raise
+        finally:
+            with self._changed:
+                for shard in self._shards:
+                    shard.lost, shard.down = ShardLost(self._over), True
+                self._changed.notify_all()
 
-    def _on(self, event: HubEvent | Exited | _Settled) -> None:
-        if isinstance(event, _Settled):
-            return self.links[event.shard].settled(event.batch_id, event.reason, event.explanation)
-        if isinstance(event, Exited):
-            shard = self.links[int(event.worker_id.rpartition("-")[2])]
-            if shard.exited(event):
-                self._end(shard)
+    def _on(self, event: HubEvent | Exited | tuple[int, int, str]) -> None:
+        if isinstance(event, tuple):
+            number, batch_id, why = event
+            self._shards[number].arrived[batch_id] = why
             return
-        shard = self.links[event.worker.index]
-        answers = self._pool.complete(event)
+        if isinstance(event, Exited):
+            shard = self._shards[int(event.worker_id.rpartition("-")[2])]
+            shard.exited = event
+        else:
+            shard = self._shards[event.worker.index]
+            for reply in self._pool.complete(event):
+                self._replied(shard, reply)
         if isinstance(event, Joined):
-            if shard.worker is not None:
-                self._end(shard)
             self._joined(shard, event.worker)
-        elif isinstance(event, Replied):
-            for answer in answers:
-                shard.hear(answer)
-            if shard.broken:
-                self._hub.dismiss(event.worker, shard.broken)
-        elif isinstance(event, Left) and event.worker is shard.worker:
-            # It may hang, and must not stay at a post that a successor has to fill.
-            after = _FAREWELL_SECONDS if event.farewell else 0.0
-            self._local.kill(shard.worker_id, event.worker.pid, after, abort=False)
-            if shard.left(event):
-                self._end(shard)
+        elif isinstance(event, Left):
+            shard.left = event
+            # It may hang, and its place is needed.
+            after = 5.0 if event.farewell else 0.0
+            self._local.kill(event.worker.worker_id, event.worker.pid, after, abort=False)
+        if shard.exited is not None and (shard.worker is None or shard.left is not None):
+            self._ended(shard, shard.exited)
 
     def _joined(self, shard: Shard, worker: Worker) -> None:
         setup = LearnerSetup(
@@ -205,33 +278,40 @@ class Shards:
             may_meet=False,
             outlives_failures=True,
         )
-        command = training_pb2.Setup(config=to_json(setup), permits_key=self.permits.key)
-        sender = EpisodeSender(
+        commands: list[Message] = [
+            training_pb2.Setup(config=to_json(setup), permits_key=self._permits.key),
+            *self._set_up_again(shard.number),
+        ]
+        shard.worker = worker
+        shard.sender = EpisodeSender(
             worker.data_addresses[0],
             call_metadata(self._token, self._run_id, worker.incarnation),
-            partial(self.settled, shard.number),
-            inline=partial(warnings.warn, category=RuntimeWarning, stacklevel=2),
+            partial(self._settled, shard.number),
         )
-        jobs = [Job("", f"setup of {worker.worker_id}", [command]), *self._set_up(shard.number)]
-        shard.joined(worker, sender, jobs)
+        shard.setting_up = {self._pool.submit(worker, each) for each in commands}
 
-    def _end(self, shard: Shard) -> None:
-        shard.end(self._lost(shard.number))
+    def _replied(self, shard: Shard, reply: Completed) -> None:
+        if reply.command_id in self._replies:
+            self._replies[reply.command_id].append(reply)
+            if reply.last:
+                del self._replies[reply.command_id]
+        elif reply.command_id in shard.setting_up:
+            shard.setting_up.remove(reply.command_id)
+            if reply.failure is not None and reply.worker is shard.worker:
+                self._hub.dismiss(reply.worker, reply.failure.message)
 
-    def _job_ended(self, job: Job, outcome: list[any_pb2.Any] | LearnerGroupError) -> None:
-        value: Any = outcome
-        if not isinstance(outcome, LearnerGroupError):
-            try:
-                value = job.then(outcome)
-            except ValueError as error:
-                value = LearnerGroupError(f"{job.what}: the shard answered with {error}")
-        self._ended.append((job, value))
-
-    def _tell(self) -> None:
-        """Tell those who wait; without `changed`, as it is their code that may run here."""
-        while self._ended:
-            job, value = self._ended.popleft()
-            if isinstance(value, LearnerGroupError):
-                job.ended.set_exception(value)
-            else:
-                job.ended.set_result(value)
+    def _ended(self, shard: Shard, exited: Exited) -> None:
+        how, traceback = exited.how, ""
+        if shard.left is not None and shard.left.failure is not None:
+            how, traceback = shard.left.failure.message, shard.left.failure.traceback
+        elif shard.left is not None and shard.left.reason.startswith(("hung", "no heartbeat")):
+            how = shard.left.reason
+        text = f"{exited.worker_id} on {shard.device} was lost: {how}."
+        text = f"{text} {self._consequences(shard.number)}".rstrip()
+        if shard.sender is not None:
+            shard.sender.close()
+        shard.down = exited.restart_in is None
+        shard.lost = ShardLost(f"{text} It stays down" if shard.down else text, traceback)
+        shard.losses += 1
+        shard.worker = shard.sender = shard.left = shard.exited = None
+        shard.setting_up, shard.arrived = set(), {}

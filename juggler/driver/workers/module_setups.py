@@ -8,7 +8,7 @@ from juggler.driver.config import RunConfig
 from juggler.driver.workers.module_spaces import Spaces
 from juggler.envrunner.setup import ActingSetup
 from juggler.learner.algorithms.registry import find_algorithm
-from juggler.learner.process.setup import ModuleSetup
+from juggler.learner.process.program import ModuleSetup
 from juggler.runtime.actors.setups import to_json
 from juggler.runtime.wire.v1 import training_pb2
 

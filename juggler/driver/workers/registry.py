@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from juggler.driver.checkpoint.frozen_modules import FrozenModule
 from juggler.driver.config import RunConfig
-from juggler.driver.learner_group.placement import Hosting
+from juggler.driver.hosting import Hosting
 from juggler.driver.workers.module_setups import acting_setup, add_module, exploration_exponents
 from juggler.driver.workers.module_spaces import Spaces
 from juggler.driver.workers.worker_setups import env_runner_of, environments, learner_setup

@@ -8,7 +8,7 @@ from juggler.driver.config import RunConfig
 from juggler.driver.record.candidates import CONFIRMING_EPISODES
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.program import EVALUATOR
-from juggler.learner.process.setup import LearnerSetup
+from juggler.learner.process.program import LearnerSetup
 
 
 def environments(config: RunConfig, role: str) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from juggler.runtime.actors.resources import usable_cores
 from juggler.runtime.nearest import all_of, one_of
 
-AUTO = "auto"
+AUTO, CPU = "auto", "cpu"
 
 
 def parse_devices(text: str) -> list[str]:

@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, Final
 
 from juggler.learner.core.metrics import fetch_metrics
+from juggler.learner.core.state import StateMismatch
 from juggler.learner.data.batch_store import BatchStore, HeldBatch
 from juggler.learner.data.clipped_actions import CLIPPED, ClippedActions
 from juggler.learner.group.membership import Membership
 from juggler.learner.group.peers import PeerLost
 from juggler.learner.learner import Learner
-from juggler.learner.process.batch_books import BatchBooks
-from juggler.learner.process.beginning import begin_with, go_on_with
-from juggler.learner.process.overlap import InTurn, Overlapped, Updating, works_by_itself
-from juggler.learner.process.pending_metrics import PendingMetrics
-from juggler.learner.process.setup import critic_space_of
-from juggler.learner.process.shares import Share, Shares
+from juggler.learner.process.overlap import (
+    InTurn,
+    Overlapped,
+    PendingMetrics,
+    Share,
+    works_by_itself,
+)
+from juggler.learner.process.program import critic_space_of
 from juggler.learner.process.state_handover import StateHandover
 from juggler.runtime.checkpoints.weights import weights_in
+from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
 from juggler.runtime.wire.frames import FrameReader, encode_frame
@@ -27,6 +32,12 @@ from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
+
+#: What helps a run that cannot continue from its checkpoint.
+REMEDY: Final = (
+    "Restore the files and the settings that it was made with, or begin a new run with the "
+    "parameters that still fit: --from and --from-parameters"
+)
 
 
 class HostedModule:
@@ -84,18 +95,17 @@ class HostedModule:
             critic_spaces={} if critic is None else {self.module_id: critic},
         )
         learner.check_serves("episodes")
-        self.updating: Updating
+        self.updating = InTurn(learner, self._give_out)
         if works_by_itself(learner.device):
             self.updating = Overlapped(learner, self._give_out, self._coming)
-        else:
-            self.updating = InTurn(learner, self._give_out)
         self._generation = 0
         self._joined = False  # a group has formed
         self._published = Version(0, 0)
         self._restoring: FrameReader[training_pb2.StateHeader] | None = None
         self._has_newer = False  # than the state that the driver may restore before the group forms
-        self._shares = Shares(self.module_id, learner, membership)
-        self._books = BatchBooks(learner.config.max_staleness)
+        self._template: list[EpisodeBatch] = []  # one batch of an earlier update
+        self._steps_trained = 0  # also of steps that a replay keeps to learn from
+        self._steps_dropped = 0
         self._metrics = PendingMetrics(self.module_id)
         self._clipped, self._warn = ClippedActions(self.module_id, spaces[1]), warn
 
@@ -234,7 +244,7 @@ class HostedModule:
             updated = time.perf_counter()
         else:
             before, taken_in = self.learner.updates, self.learner.taken_in()
-            share = self._shares.due(batches)
+            share = self._due(batches)
             if share is not None:
                 try:
                     sample = self.updating.sample(share)
@@ -246,7 +256,7 @@ class HostedModule:
                     self.membership.lose(self.learner, str(error))
             done.peer_lost = self.membership.lost
             is_kept = self.learner.taken_in() > taken_in
-            self._books.settle(done, batches, missing, before, is_kept)
+            self._book(done, batches, missing, before, is_kept=is_kept)
             updated = time.perf_counter()
             has_learned = share is not None and not done.peer_lost
             if (
@@ -282,13 +292,13 @@ class HostedModule:
         done.hopeless = self._metrics.hopeless
         done.version.CopyFrom(self.version.message())
         self.handover.updated(done, self._updates_in_flight)
-        done.steps_trained = self._books.steps_trained
-        done.steps_dropped = self._books.steps_dropped
+        done.steps_trained = self._steps_trained
+        done.steps_dropped = self._steps_dropped
 
     def discard(self, batch_ids: Iterable[int]) -> None:
         """Discard these batches."""
         dropped, _missing = self.store.pop(batch_ids)
-        self._books.drop(dropped)
+        self._steps_dropped += sum(batch.live_steps for batch in dropped)
 
     def _make_exactly(
         self,
@@ -312,8 +322,66 @@ class HostedModule:
                 "the loss or its gradients were not finite, so this update changed nothing. "
                 "Lower lr, or check the episodes"
             )
-        self._books.settle_exact(done, batches)
+        for batch in batches:
+            done.batches.add(batch_id=batch.batch_id, live_steps=batch.live_steps)
+            self._steps_trained += batch.live_steps
         return metrics
+
+    def _book(
+        self,
+        done: training_pb2.UpdateDone,
+        batches: Iterable[HeldBatch],
+        missing: Iterable[int],
+        update: int,
+        *,
+        is_kept: bool,
+    ) -> None:
+        """Book the batches of an update in its answer.
+
+        Args:
+            done: the answer, which gets an entry for each batch.
+            batches: found in the store.
+            missing: ids of the others.
+            update: the number of the weights that the update started from.
+            is_kept: whether a replay has them, to learn from even if this update has failed.
+        """
+        for batch in batches:
+            staleness = batch.staleness(update)
+            used = done.batches.add(
+                batch_id=batch.batch_id, live_steps=batch.live_steps, staleness=staleness
+            )
+            if staleness > self.learner.config.max_staleness:
+                used.dropped = "stale"
+            elif done.peer_lost and not is_kept:
+                used.dropped = "learner_lost"
+            if used.dropped:
+                self._steps_dropped += batch.live_steps
+            else:
+                self._steps_trained += batch.live_steps
+        for batch_id in missing:
+            done.batches.add(batch_id=batch_id, dropped="restart")
+
+    def _due(self, batches: list[HeldBatch]) -> Share | None:
+        """The share of the update that is made now; None: no batch is fresh enough, or the group is
+        lost, so that the update makes no weights."""
+        share = self._share(batches, self.learner.updates)
+        episodes = share.episodes
+        if self.learner.in_group:
+            # The others cannot continue without this learner, even if it has no fresh batch: it
+            # takes part with a batch without a live step.
+            others = [batch.modules[self.module_id] for batch in batches[:1]] or self._template
+            episodes = episodes or [each.silenced() for each in others]
+            self._template = list(episodes[:1])
+        if not episodes or self.membership.lost:
+            return None
+        return share._replace(episodes=episodes)
+
+    def _share(self, batches: list[HeldBatch], update: int) -> Share:
+        """The batches that are fresh enough for an update that starts from these weights."""
+        most = self.learner.config.max_staleness
+        fresh = [batch for batch in batches if batch.staleness(update) <= most]
+        episodes = [batch.modules[self.module_id] for batch in fresh]
+        return Share([batch.batch_id for batch in fresh], episodes)
 
     def _clipped_in(self, batches: list[HeldBatch]) -> dict[str, float]:
         """Measure the share of clipped actions; {}: the actions have no bounds."""
@@ -330,7 +398,8 @@ class HostedModule:
         update = self._next_update()
         if update is None or update.exact or update.module_id != self.module_id:
             return None
-        return self._shares.coming(self.store.peek(update.batch_ids))
+        share = self._share(self.store.peek(update.batch_ids), self.learner.updates + 1)
+        return share if share.batch_ids else None
 
     def _publish(self) -> None:
         self.updating.publish(self.version)
@@ -338,3 +407,41 @@ class HostedModule:
 
     def _give_out(self, version: Version, weights: dict[str, Tree]) -> None:
         self._publisher.publish(version, {self.module_id: weights}, self.module_id)
+
+
+def go_on_with(learner: Learner, tree: Tree, extras: Mapping[str, Any], module_id: str) -> None:
+    """Have a learner continue from a state that its run has saved.
+
+    Raises:
+        StateMismatch: it is of another network, optimizer, algorithm or pipeline.
+    """
+    try:
+        learner.restore(tree, extras)
+    except StateMismatch as error:
+        raise StateMismatch(
+            f"module {module_id!r}: the run cannot go on from its checkpoint: {error}. {REMEDY}"
+        ) from error
+
+
+def begin_with(
+    learner: Learner, weights: Mapping[str, Tree], source: str, *, whole: bool, selectable: bool
+) -> None:
+    """Have a learner begin with weights from elsewhere.
+
+    Args:
+        learner: of one module.
+        weights: name -> array.
+        source: where they are from, for errors: a key with its value, or words.
+        whole: whether missing weights are an error.
+        selectable: the key `from_parameters` can have only some of them taken.
+
+    Raises:
+        ValueError: they do not fit the module.
+    """
+    try:
+        learner.set_weights(weights, whole=whole)
+    except ValueError as error:
+        hint = ". They are of another network, or of other observations or actions" if whole else ""
+        if whole and selectable:
+            hint += ". To take only some, name them in from_parameters"
+        raise ValueError(f"{source}: {error}{hint}") from error

@@ -22,8 +22,13 @@ from juggler.learner.learner import Learner
 from juggler.learner.process.devices import device_for, devices_here, reserved_bytes, use_threads
 from juggler.learner.process.hosted_module import HostedModule
 from juggler.learner.process.listening import LearnerServer, peer_host
-from juggler.learner.process.program import LEARNER, LearnerProgram
-from juggler.learner.process.setup import LearnerSetup, ModuleSetup, critic_space_of
+from juggler.learner.process.program import (
+    LEARNER,
+    LearnerProgram,
+    LearnerSetup,
+    ModuleSetup,
+    critic_space_of,
+)
 from juggler.learner.process.state_handover import StateHandover, hand_over, receive
 from juggler.learner.shared_parts import SharedParts
 from juggler.runtime.actors.attachment import LOST_THE_DRIVER, Attachment, Detached

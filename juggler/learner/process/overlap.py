@@ -1,27 +1,44 @@
-"""Updates with the work around them, which runs in turn or overlapped: collation, publishing."""
+"""Work around updates, overlapped with them on a GPU: collation, publishing, metrics."""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from juggler.learner.core.learner_core import Columns
-from juggler.learner.core.state import to_device
+from juggler.learner.core.learner_core import Columns, Params
+from juggler.learner.core.metrics import mean_metrics
+from juggler.learner.core.state import arrays_like, to_device, to_host
 from juggler.learner.learner import Learner
-from juggler.learner.process.publishing import Publish, Publishing
-from juggler.learner.process.shares import Share
-from juggler.learner.process.side_stream import SideStream
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.trees import Tree
+
+#: Takes a version of weights, name -> array.
+Publish = Callable[[Version, dict[str, Tree]], None]
 
 #: The most unfinished updates on a device. With two, another is queued while it makes one; with
 #: more, weights would only get older on their way.
 _QUEUED = 2
+#: After this many updates in a row without a step of the optimizer whose gradients are finite, the
+#: module is hopeless.
+_HOPELESS = 5
+_METRICS_SECONDS = 0.5
+
+
+class Share(NamedTuple):
+    """A learner's part of an update."""
+
+    batch_ids: list[int]
+    episodes: Sequence[EpisodeBatch]  # views of those batches
 
 
 def works_by_itself(device: torch.device) -> bool:
@@ -29,46 +46,29 @@ def works_by_itself(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-class Updating(Protocol):
-    """Does the work around updates: `sample`, then the learner's `step`, then `made`."""
-
-    def sample(self, share: Share) -> Columns:
-        """Turn these episodes into a sample for the learner's `step`."""
-
-    def made(self) -> None:
-        """The learner has asked its device for an update of the last sample."""
-
-    def publish(self, version: Version) -> None:
-        """Publish the weights after all updates so far."""
-
-    def forget(self) -> None:
-        """Discard a sample that was prepared for an update which may not come."""
-
-    def close(self) -> None:
-        """End the threads that run beside updates."""
-
-
 class InTurn:
-    """Does everything in one thread: on a CPU there is nothing to overlap."""
+    """Does the work around updates in turn: `sample`, then the learner's `step`, then `made`."""
 
     def __init__(self, learner: Learner, publish: Publish) -> None:
         self._learner = learner
         self._publish = publish
 
     def sample(self, share: Share) -> Columns:
+        """Turn these episodes into a sample for the learner's `step`."""
         return self._learner.sample_from_episodes(share.episodes)
 
     def made(self) -> None:
-        pass
+        """The learner has asked its device for an update of the last sample."""
 
     def publish(self, version: Version) -> None:
+        """Publish the weights after all updates so far."""
         self._publish(version, self._learner.get_weights())
 
     def forget(self) -> None:
-        pass
+        """Discard a sample that was prepared for an update which may not come."""
 
     def close(self) -> None:
-        pass
+        """End the threads that run alongside updates."""
 
 
 class _Staged(NamedTuple):
@@ -76,7 +76,7 @@ class _Staged(NamedTuple):
     copied: Any  # the event behind its copies
 
 
-class Overlapped:
+class Overlapped(InTurn):
     """Overlaps collation and publishing with updates on a GPU.
 
     While one update runs, a thread collates the sample of the next one into page-locked memory, and
@@ -100,7 +100,7 @@ class Overlapped:
             coming: returns this learner's part of the next update, if that is known already.
             backend: as for `SideStream`.
         """
-        self._learner = learner
+        super().__init__(learner, publish)
         self._coming = coming
         self._side = SideStream(learner.device, backend)
         self._publishing = Publishing(publish, SideStream(learner.device, backend))
@@ -148,3 +148,206 @@ class Overlapped:
         with self._side.working():
             sample = to_device(on_host, self._learner.device)
             return _Staged(sample, self._side.mark())
+
+
+class _Offer(NamedTuple):
+    version: Version
+    params: Params
+    made: Any  # the event after the update that makes them
+
+
+class Publishing:
+    """Copies weights to the host and publishes them, in a thread and on a stream of its own.
+
+    Versions are published in the order of the calls to `offer`. A version is skipped if a newer one
+    is offered before its copy begins.
+    """
+
+    def __init__(self, publish: Publish, side: SideStream) -> None:
+        self._publish = publish
+        self._side = side
+        self._condition = threading.Condition()
+        self._newest: _Offer | None = None
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="publishing", daemon=True)
+        self._thread.start()
+
+    def offer(self, version: Version, params: Params) -> None:
+        """Publish weights soon; never waits.
+
+        Args:
+            version: newer than all versions before.
+            params: the weights after all updates issued so far; nobody changes them.
+
+        Raises:
+            Exception: an earlier version could not be published.
+        """
+        if self._failure is not None:
+            raise self._failure
+        made = self._side.mark()
+        with self._condition:
+            self._newest = _Offer(version, params, made)
+            self._condition.notify()
+
+    def close(self) -> None:
+        """End the thread. Weights that it has not begun to copy are not published."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify()
+        self._thread.join(timeout=2)
+
+    def _run(self) -> None:
+        try:
+            self._side.enter_thread()
+            while (offer := self._next()) is not None:
+                self._give_out(offer)
+        except BaseException as error:
+            self._failure = error
+
+    def _next(self) -> _Offer | None:
+        with self._condition:
+            self._condition.wait_for(lambda: self._closed or self._newest is not None)
+            offer, self._newest = self._newest, None
+            return None if self._closed else offer
+
+    def _give_out(self, offer: _Offer) -> None:
+        with self._side.working(after=offer.made):
+            on_host = to_host(offer.params)
+            copied = self._side.mark()
+        copied.synchronize()
+        # `offer` keeps the tensors alive until here, where their copy is done.
+        self._publish(offer.version, arrays_like(on_host))
+
+
+class SideStream:
+    """A stream for copies to and from a device.
+
+    Updates run on the default stream. Copies on this stream run beside them, and the two wait for
+    each other only where a method below says so. On the CPU, all of this does nothing.
+    """
+
+    def __init__(self, device: torch.device, backend: Any = None) -> None:
+        """
+        Args:
+            device: the device of the stream.
+            backend: the torch module with the device's streams and events, such as torch.cuda.
+        """
+        self._device = device
+        self._backend = backend or torch.get_device_module(device)
+        self.enter_thread()
+        self._stream = self._backend.Stream()
+
+    def enter_thread(self) -> None:
+        """Prepare this thread to allocate on the device, and page-locked memory."""
+        self._backend.set_device(self._device)
+
+    @contextmanager
+    def working(self, after: Any = None) -> Iterator[None]:
+        """Within this context, the thread's work goes onto this stream, after an event."""
+        with self._backend.stream(self._stream):
+            if after is not None:
+                self._stream.wait_event(after)
+            yield
+
+    def mark(self) -> Any:
+        """An event after all work that was issued on this thread's current stream."""
+        # blocking: a thread that waits for it sleeps.
+        on_host = self._device.type == "cpu"
+        event = self._backend.Event() if on_host else self._backend.Event(blocking=True)
+        event.record(self._backend.current_stream())
+        return event
+
+    def give(self, sample: Any, copied: Any) -> None:
+        """Let this thread's current stream use tensors that were made on this stream, after an
+        event. Their memory is not reused before that stream is done with them."""
+        stream = self._backend.current_stream()
+        stream.wait_event(copied)
+        for tensor in _leaves(sample):
+            if tensor.device.type != "cpu":
+                tensor.record_stream(stream)
+
+
+def _leaves(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    else:
+        for branch in tree.values():
+            yield from _leaves(branch)
+
+
+@dataclass(frozen=True, slots=True)
+class _OnTheirWay:
+    """Copies under way, of the means over some updates."""
+
+    names: list[str]  # of M metrics
+    means: Tensor  # [M] on the host, once copied
+    skipped: Tensor  # [updates] on the host, once copied: the share of its optimizer's steps
+    there: Any  # the event after both copies
+    newest: int  # the number of the last of these updates
+
+
+class PendingMetrics:
+    """Collects metrics on their device, and copies their means to the host twice a second.
+
+    Attributes:
+        hopeless: why more updates would change nothing; "": updates still help.
+    """
+
+    def __init__(self, module_id: str) -> None:
+        self.hopeless = ""
+        self._module_id = module_id
+        self._pending: list[Mapping[str, Tensor]] = []
+        self._skipped_in_a_row = 0  # updates
+        self._added = 0  # updates
+        self._read_at = 0.0
+        self._on_their_way: _OnTheirWay | None = None
+
+    def add(self, metrics: Mapping[str, Tensor]) -> None:
+        """Add the metrics of an update, [] each."""
+        self._pending.append(metrics)
+        self._added += 1
+
+    def take(self, update: int) -> dict[str, float]:
+        """Means over the updates since the last call that returned any; {} if they are not due, or
+        still on their way.
+
+        Args:
+            update: the number of the newest update.
+        """
+        now = perf_counter()
+        # The first updates are all read, so that a loss that is never finite ends even a short run.
+        due = now - self._read_at >= _METRICS_SECONDS or self._added <= 2 * _HOPELESS
+        if self._on_their_way is None and self._pending and due:
+            self._read_at = now
+            pending, self._pending = self._pending, []
+            self._on_their_way = _sent_to_host(pending, update)
+        found = self._on_their_way
+        if found is None or not found.there.query():
+            return {}
+        self._on_their_way = None
+        self._notice_skips(found.skipped.tolist(), found.newest)
+        return dict(zip(found.names, found.means.tolist(), strict=True))
+
+    def _notice_skips(self, skipped: list[float], newest: int) -> None:
+        for update, share in enumerate(skipped, newest - len(skipped) + 1):
+            # Where only some steps were skipped, the others have changed the weights.
+            self._skipped_in_a_row = self._skipped_in_a_row + 1 if share == 1 else 0
+            if self._skipped_in_a_row >= _HOPELESS:
+                self.hopeless = (
+                    f"module {self._module_id!r}: the loss or its gradients were not finite in "
+                    f"any step of {_HOPELESS} updates in a row, the last of them update {update}. "
+                    "Lower lr, or check the scale of rewards; if no update ever worked, check the "
+                    "loss"
+                )
+
+
+def _sent_to_host(pending: list[Mapping[str, Tensor]], newest: int) -> _OnTheirWay:
+    found = mean_metrics(pending)
+    means = torch.stack([x.double() for x in found.values()]) if found else torch.zeros(0)  # [M]
+    none = means.new_zeros(())  # [] of a core that skips nothing, and has no such metric
+    skipped = torch.stack([each.get("skipped", none) for each in pending])  # [updates]
+    on_host = [x.to("cpu", non_blocking=True) for x in (means, skipped)]
+    there = torch.get_device_module(means.device).Event()
+    there.record()
+    return _OnTheirWay(list(found), on_host[0], on_host[1], there, newest)

@@ -1,10 +1,16 @@
-"""How a learner process is started. No torch, because the driver imports this too."""
+"""How a learner process is started and set up. No torch: the driver imports this too."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymnasium import Space
 
 from juggler.runtime.actors.worker import Contact
+from juggler.runtime.modules.config import ModuleConfig
+from juggler.runtime.wire.spaces import space_from_message
+from juggler.runtime.wire.v1 import training_pb2
 
 LEARNER = "learner"
 _MOST_RECEIVERS = 16  # which is more than a learner could read the batches of
@@ -41,3 +47,48 @@ def must_allow_receivers(count: int) -> None:
     """
     if not 0 <= count <= _MOST_RECEIVERS:
         raise ValueError(f"--receivers {count}: must be from 0 to {_MOST_RECEIVERS}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnerSetup:
+    """Settings of a learner process, for all modules that it hosts.
+
+    Attributes:
+        device: where it computes, as named by `parse_devices`.
+        threads: in which it computes on a CPU.
+        updates_in_flight: the most unanswered updates of a module.
+        may_meet: whether its modules may be trained together with other learners.
+        shared: by pattern of names of parameters, the modules that share what it matches.
+        synchronous: whether modules that share parts are published together, once each of them has
+            been asked for an update. Else each is published behind its own.
+        outlives_failures: whether the process answers a failed command as failed, refuses an
+            invalid batch, and goes on for its other modules. Otherwise it ends.
+    """
+
+    device: str
+    updates_in_flight: int
+    may_meet: bool
+    threads: int = 1
+    shared: dict[str, list[str]] = field(default_factory=dict)
+    synchronous: bool = False
+    outlives_failures: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModuleSetup:
+    """Settings of a module and its training.
+
+    Attributes:
+        learner: the fields of the algorithm's config, by name.
+        module: the module's configuration.
+        connectors: the table `connectors` of a configuration.
+    """
+
+    learner: dict[str, Any]
+    module: ModuleConfig
+    connectors: dict[str, Any]
+
+
+def critic_space_of(command: training_pb2.AddModule) -> Space[Any] | None:
+    """The space of what a module's value function sees beside observations; None: nothing."""
+    return space_from_message(command.critic_space) if command.HasField("critic_space") else None

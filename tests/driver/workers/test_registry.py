@@ -13,7 +13,7 @@ from support.ready import ready_message
 from juggler.driver.config import RunConfig
 from juggler.driver.workers.registry import WorkerRegistry
 from juggler.envrunner.setup import EnvRunnerSetup
-from juggler.learner.process.setup import LearnerSetup, ModuleSetup
+from juggler.learner.process.program import LearnerSetup, ModuleSetup
 from juggler.runtime.actors.hub_events import Worker
 from juggler.runtime.actors.setups import from_json
 from juggler.runtime.wire.spaces import space_from_message, space_to_message

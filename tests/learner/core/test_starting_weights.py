@@ -9,13 +9,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from gymnasium import spaces
+from juggler.learner.core.state_core import StateCore
 from support.shared_encoder import make_multi
 
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.core.state import StateMismatch
-from juggler.learner.core.state_core import StateCore
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.testing import assert_same

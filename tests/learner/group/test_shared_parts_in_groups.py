@@ -14,7 +14,7 @@ from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.data.sharding import shard
 from juggler.learner.group.state_sync import state_hash
 from juggler.learner.learner import Learner
-from juggler.learner.process.mirrored_parts import MirroredParts
+from juggler.learner.shared_parts import SharedParts
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 MakeBatch = Callable[..., EpisodeBatch]
@@ -26,7 +26,7 @@ class Process:
     """The learners of both modules in one process."""
 
     def __init__(self, seed: int) -> None:
-        self.shared = MirroredParts({"encoder.*": list(ALGORITHMS)})
+        self.shared = SharedParts({"encoder.*": list(ALGORITHMS)})
         self.learners: dict[str, Learner] = {}
         for number, (module_id, algorithm) in enumerate(ALGORITHMS.items()):
             config = {"algorithm": algorithm, "optimizer_epsilon": 1e-3}

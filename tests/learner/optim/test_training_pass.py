@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from juggler.learner.optim.training_pass import TrainingPass
 from support.states import copied
 
 from juggler.learner.algorithms.impala.config import ImpalaConfig
@@ -18,7 +19,6 @@ from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.population import Population
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
-from juggler.learner.optim.training_pass import TrainingPass
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 

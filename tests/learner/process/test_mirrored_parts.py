@@ -23,7 +23,7 @@ from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.learner_core import LearnerCore
 from juggler.learner.data.sources import Columns
 from juggler.learner.learner import Learner
-from juggler.learner.process.mirrored_parts import MirroredParts
+from juggler.learner.shared_parts import SharedParts
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.rl_module import Batch, RLModule
@@ -66,9 +66,9 @@ def learner(lr: float = 1e-3, seed: int = 0, make: Any = Doubled, **config: Any)
     return Learner(Fit({"default": make}, LearnerConfig(lr=lr, **config)), seed=seed)
 
 
-def together(table: Mapping[str, list[str]] | None = None, **learners: Learner) -> MirroredParts:
+def together(table: Mapping[str, list[str]] | None = None, **learners: Learner) -> SharedParts:
     """Learners whose modules share their encoders, or what the table says."""
-    shared = MirroredParts({"encoder.*": list(learners)} if table is None else table)
+    shared = SharedParts({"encoder.*": list(learners)} if table is None else table)
     for module_id, each in learners.items():
         shared.add(module_id, each)
     return shared

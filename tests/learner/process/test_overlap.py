@@ -19,9 +19,7 @@ from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import LearnerConfig
 from juggler.learner.learner import Learner
-from juggler.learner.process.overlap import InTurn, Overlapped, Updating, works_by_itself
-from juggler.learner.process.publishing import Publish
-from juggler.learner.process.shares import Share
+from juggler.learner.process.overlap import InTurn, Overlapped, Publish, Share, works_by_itself
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.weights_publisher import WeightsPublisher
@@ -52,7 +50,7 @@ def publisher() -> Publish:
     return WeightsPublisher(lambda metadata: None).publish
 
 
-def update(learner: Learner, updating: Updating, share: Share) -> None:
+def update(learner: Learner, updating: InTurn, share: Share) -> None:
     """As a module of a learner process makes it."""
     learner.step(updating.sample(share))
     updating.made()

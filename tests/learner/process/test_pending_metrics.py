@@ -12,7 +12,7 @@ from torch import Tensor
 
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.learner import Learner
-from juggler.learner.process.pending_metrics import PendingMetrics
+from juggler.learner.process.overlap import PendingMetrics
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 MakeBatch = Callable[..., EpisodeBatch]

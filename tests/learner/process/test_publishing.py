@@ -12,8 +12,7 @@ import pytest
 import torch
 from support.fake_streams import PATIENCE, FakeDevice
 
-from juggler.learner.process.publishing import Publishing
-from juggler.learner.process.side_stream import SideStream
+from juggler.learner.process.overlap import Publishing, SideStream
 from juggler.runtime.episodes.version import Version
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from support.worker_world import BEGIN, GENERATION, PERMITS, World
 
 from juggler.driver.checkpoint.restoring import restores
 from juggler.learner.process import state_handover
-from juggler.learner.process.setup import LearnerSetup, ModuleSetup
+from juggler.learner.process.program import LearnerSetup, ModuleSetup
 from juggler.runtime.actors.setups import from_json
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.worker_world import BEGIN, GENERATION, MAX_STALENESS, World, overlap_on_cpu
 
-from juggler.learner.process import pending_metrics
+from juggler.learner.process import overlap
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
@@ -147,7 +147,7 @@ def test_gradients_that_stay_not_finite_are_told_with_the_module_and_the_update(
         "after_gradients",
         lambda grads, aux: ({key: x * next(factors) for key, x in grads.items()}, aux),
     )
-    monkeypatch.setattr(pending_metrics, "_METRICS_SECONDS", 0.0)
+    monkeypatch.setattr(overlap, "_METRICS_SECONDS", 0.0)
     for update in range(6):
         world.send(update, update=10 + update)
         before = learner.state["default"]["parameters"].clone()
