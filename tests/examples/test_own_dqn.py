@@ -21,9 +21,7 @@ MAKE = partial(juggler.QNetwork, VECTOR, THREE, {"hidden_sizes": [8]})
 
 
 def make_core(**keys: Any) -> juggler.Dqn:
-    core: juggler.Dqn = EXAMPLE["MunchausenCore"](
-        {"default": MAKE}, EXAMPLE["MunchausenConfig"](**keys)
-    )
+    core: juggler.Dqn = EXAMPLE["MunchausenCore"](MAKE, EXAMPLE["MunchausenConfig"](**keys))
     return core
 
 
@@ -44,7 +42,7 @@ def test_its_loss_rewards_likely_actions_and_follows_with_soft_values() -> None:
     state[group_id]["parameters"] = parameters + torch.randn(parameters.shape, generator=generator)
     target = parameters + torch.randn(parameters.shape, generator=generator)
     state[group_id]["extra"]["target"] = target
-    own = core.forward(state, "default")
+    own = core.forward(state)
 
     def values(forward: juggler.Forward, seen: torch.Tensor) -> Any:
         found = forward({"observations": seen})["action_dist_inputs"]
@@ -67,15 +65,15 @@ def test_its_loss_rewards_likely_actions_and_follows_with_soft_values() -> None:
         errors.append(error)
         cost = error**2 / 2 if error < 1 else error - 0.5
         costs.append(float(columns["importance_weights"][n]) * cost)
-    _, aux = core.grads(state, {"default": columns})
+    _, aux = core.grads(state, columns)
     found = aux[group_id]
-    assert float(found.metrics["default"]["value_loss"]) == pytest.approx(np.mean(costs), rel=1e-4)
-    np.testing.assert_allclose(found.priorities["default"], errors, rtol=1e-3, atol=1e-5)
-    assert "epsilon" in found.metrics["default"]
+    assert float(found.metrics["value_loss"]) == pytest.approx(np.mean(costs), rel=1e-4)
+    np.testing.assert_allclose(found.priorities, errors, rtol=1e-3, atol=1e-5)
+    assert "epsilon" in found.metrics
 
 
 def test_it_conforms() -> None:
-    check_core(make_core, {"default": sample_for(MAKE())})
+    check_core(make_core, sample_for(MAKE()))
 
 
 def test_it_has_no_bonus_of_several_steps() -> None:

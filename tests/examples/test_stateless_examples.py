@@ -65,7 +65,7 @@ def test_a_core_around_another_is_short_and_adds_one_over_the_root_of_visits() -
             return {}
 
         def step(self, state, sample, seam=None):  # type: ignore[no-untyped-def]
-            self.rewards = sample["default"]["rewards"]
+            self.rewards = sample["rewards"]
             return StepOutput(state, {})
 
     inner = Recording()
@@ -76,18 +76,18 @@ def test_a_core_around_another_is_short_and_adds_one_over_the_root_of_visits() -
         "rewards": torch.tensor([[1.0, 0.0, 0.0, 0.0]]),
     }
     state = core.init(seed=0)
-    state = core.step(state, {"default": columns}).state
+    state = core.step(state, columns).state
     # Each feature counts as seen once before: √(1 / 3), √(1 / 2), and nothing where nobody looked.
     expected = torch.tensor([[1 + 2 / 3**0.5, 2 / 3**0.5, 2 / 2**0.5, 0.0]])
     torch.testing.assert_close(inner.rewards, expected)
-    core.step(state, {"default": columns})
+    core.step(state, columns)
     torch.testing.assert_close(inner.rewards[0, 1], torch.tensor(2 / 5**0.5))
 
 
 def test_a_core_around_another_keeps_what_the_other_learns_from() -> None:
     example = runpy.run_path(str(EXAMPLES / "intrinsic_reward.py"))
     make = partial(QNetwork, example["OBSERVATIONS"], example["ACTIONS"], {})
-    core = example["Curious"](Dqn({"default": make}, DqnConfig(n_step=1)), features=2, scale=2.0)
+    core = example["Curious"](Dqn(make, DqnConfig(n_step=1)), features=2, scale=2.0)
     assert isinstance(core.data_source(), Replay), "who copies the example copies this, too"
 
 

@@ -46,9 +46,9 @@ def make_learner(
 
 def policy_outputs(learner: Learner) -> Tensor:
     """What the policy puts out for a fixed observation."""
-    module = learner.core._factories["default"]()
+    module = learner.core._make_module()
     strip_to_acting(module)
-    module.load_state_dict(learner.get_params()["default"])
+    module.load_state_dict(learner.get_params())
     with torch.no_grad():
         outputs = module.forward_inference({"observations": torch.ones(1, 4)})
     return outputs["action_dist_inputs"][0]
@@ -56,7 +56,7 @@ def policy_outputs(learner: Learner) -> Tensor:
 
 def bandit_batch(learner: Learner, make_batch: MakeBatch, reward: Callable[..., Any], seed: int):
     """Episodes of one step each, played by the learner's own policy."""
-    spec = learner.core._factories["default"]().action_distribution()
+    spec = learner.core._make_module().action_distribution()
     shape = (16, 8)
     noise = spec.draw_noise(shape, torch.Generator().manual_seed(seed))
     distribution = spec(policy_outputs(learner).expand(*shape, -1))
@@ -100,13 +100,13 @@ def test_episodes_of_the_default_module_need_no_name(make_batch: MakeBatch) -> N
     one, other = make_learner(), make_learner()
     batches = [make_batch(seed=1), make_batch(seed=2)]
     found = fetch_metrics(one.update_from_episodes(batches))
-    assert found == fetch_metrics(other.update_from_episodes({"default": batches}))
+    assert found == fetch_metrics(other.update_from_episodes(batches))
     assert one.updates == other.updates == 1
-    assert found["default"]["grad_norm"] > 0
+    assert found["grad_norm"] > 0
 
 
 def test_a_step_without_a_sample_takes_the_next_of_the_source(make_batch: MakeBatch) -> None:
-    samples = [{"default": collate([make_batch(seed=seed)])} for seed in range(2)]
+    samples = [collate([make_batch(seed=seed)]) for seed in range(2)]
     given, sourced = make_learner(), make_learner()
     sourced.source = iter(samples)
     for sample in samples:
@@ -121,19 +121,19 @@ def test_a_number_takes_the_place_of_a_schedule_until_it_is_taken_back(
     make_batch: MakeBatch,
 ) -> None:
     """The oracle is a learner that was made with that number."""
-    samples = [{"default": collate([make_batch(seed=seed)])} for seed in range(3)]
+    samples = [collate([make_batch(seed=seed)]) for seed in range(3)]
     told, made = make_learner(lr=1e-3), make_learner(lr=1e-2)
     told.use_values({"lr": 1e-2})
     for learner in (told, made):
-        assert fetch_metrics(learner.step(samples[0]))["default"]["lr"] == pytest.approx(1e-2)
-    for name, weights in made.get_weights()["default"].items():  # type: ignore[union-attr]
-        np.testing.assert_array_equal(told.get_weights()["default"][name], weights)  # type: ignore[index, call-overload]
+        assert fetch_metrics(learner.step(samples[0]))["lr"] == pytest.approx(1e-2)
+    for name, weights in made.get_weights().items():  # type: ignore[union-attr]
+        np.testing.assert_array_equal(told.get_weights()[name], weights)  # type: ignore[index, call-overload]
     told.use_values({"entropy_coefficient": 0.5})
-    assert fetch_metrics(told.step(samples[1]))["default"]["lr"] == pytest.approx(1e-3)
+    assert fetch_metrics(told.step(samples[1]))["lr"] == pytest.approx(1e-3)
     with pytest.raises(ValueError, match=r"impala has no schedule 'gamma': known are entropy_co"):
         told.use_values({"gamma": 0.5})
     told.use_values({})
-    assert float(told.core.schedules["entropy_coefficient"](told.state["default"]["steps"])) == (
+    assert float(told.core.schedules["entropy_coefficient"](told.state["steps"])) == (
         pytest.approx(told.config.entropy_coefficient)
     )
 
@@ -144,17 +144,17 @@ def test_an_update_that_the_algorithm_does_not_serve_says_which_it_does(
     class OfEpisodes(Impala):
         trains_on = frozenset({"episodes"})
 
-    factories = make_learner().core._factories
-    learner = Learner(OfEpisodes(factories, ImpalaConfig()))
-    sample = {"default": collate([make_batch()])}
+    make_module = make_learner().core._make_module
+    learner = Learner(OfEpisodes(make_module, ImpalaConfig()))
+    sample = collate([make_batch()])
     with pytest.raises(TypeError, match="does not serve update_from_batch: call update_from_epis"):
         learner.update_from_batch(sample)
 
     class OfBatches(Impala):
         trains_on = frozenset({"batch"})
 
-    other = Learner(OfBatches(factories, ImpalaConfig()))
-    assert other.update_from_batch(sample)["default"]["skipped"] == 0
+    other = Learner(OfBatches(make_module, ImpalaConfig()))
+    assert other.update_from_batch(sample)["skipped"] == 0
     with pytest.raises(TypeError, match="does not serve update_from_episodes: call update_from_b"):
         other.update_from_episodes([make_batch()])
 
@@ -178,9 +178,9 @@ def test_episodes_may_be_changed_before_they_are_trained_on(make_batch: MakeBatc
 
 def test_weights_are_the_parameters_that_acting_needs_as_arrays_by_name() -> None:
     learner = make_learner(spaces.Box(-1, 1, (3,)))
-    acting = learner.core._factories["default"]()
+    acting = learner.core._make_module()
     strip_to_acting(acting)
-    weights = learner.get_weights()["default"]
+    weights = learner.get_weights()
     assert weights.keys() == acting.state_dict().keys()
     parameters = learner.save()[0]["default"]["parameters"]
     assert len(parameters) > len(weights)
@@ -200,22 +200,22 @@ def test_a_restored_learner_goes_on_with_the_same_numbers(
     expected = [fetch_metrics(learner.update_from_episodes([make_batch(seed=s)])) for s in (7, 8)]
 
     restored = make_learner(seed=99, **settings)
-    del tree["default"]["buffers"]  # empty: a file of arrays does not keep it
+    del tree["buffers"]  # empty: a file of arrays does not keep it
     restored.restore(tree, extras)
     found = [fetch_metrics(restored.update_from_episodes([make_batch(seed=s)])) for s in (7, 8)]
     assert found == expected
     assert restored.updates == learner.updates == 5
-    for name, tensor in learner.get_params()["default"].items():
-        assert torch.equal(restored.get_params()["default"][name], tensor)
+    for name, tensor in learner.get_params().items():
+        assert torch.equal(restored.get_params()[name], tensor)
 
 
 def test_a_saved_tree_is_not_changed_by_later_updates(make_batch: MakeBatch) -> None:
     learner = make_learner()
     tree, _ = learner.save()
     name = "value_head.weight"
-    before = tree["default"]["parameters"][name].copy()
+    before = tree["parameters"][name].copy()
     learner.update_from_episodes([make_batch()])
-    np.testing.assert_array_equal(tree["default"]["parameters"][name], before)
+    np.testing.assert_array_equal(tree["parameters"][name], before)
 
 
 @pytest.mark.parametrize(
@@ -239,8 +239,8 @@ def test_a_checkpoint_from_another_module_is_refused_and_changes_nothing(
 
 def without_selection(replay: dict[str, Any]) -> dict[str, Any]:
     """A replay's state that ends in the middle: its rows are there, and not how they are drawn."""
-    kept = {name: x for name, x in replay["modules"]["default"].items() if name != "selection"}
-    return {**replay, "modules": {"default": kept}}
+    kept = {name: x for name, x in replay["modules"].items() if name != "selection"}
+    return {**replay, "modules": kept}
 
 
 @pytest.mark.parametrize(
@@ -281,18 +281,18 @@ def test_a_checkpoint_with_something_else_in_a_place_is_refused() -> None:
     with pytest.raises(StateMismatch, match="'default' is here, and not in the checkpoint"):
         learner.restore({}, extras)
     with pytest.raises(StateMismatch, match=r"'default/steps' is torch\.float"):
-        learner.restore({"default": {**tree["default"], "steps": np.zeros((), np.float32)}}, extras)
+        learner.restore({**tree, "steps": np.zeros((), np.float32)}, extras)
     with pytest.raises(StateMismatch, match="'default/steps' is a branch"):
-        learner.restore({"default": {**tree["default"], "steps": {}}}, extras)
+        learner.restore({**tree, "steps": {}}, extras)
     with pytest.raises(StateMismatch, match="'default/moments' is an array"):
-        learner.restore({"default": {**tree["default"], "moments": np.zeros(1)}}, extras)
+        learner.restore({**tree, "moments": np.zeros(1)}, extras)
 
 
 def test_a_learner_is_built_from_the_fields_of_a_config(make_batch: MakeBatch) -> None:
     fields = {"algorithm": "impala", "lr": 1e-2, "adam_betas": [0.8, 0.9]}
     learner = build_learner(fields, None, VECTOR, TWO, {})
     assert learner.config.lr == 1e-2
-    assert learner.update_from_episodes([make_batch()])["default"]["lr"] == 1e-2
+    assert learner.update_from_episodes([make_batch()])["lr"] == 1e-2
 
 
 def test_an_unknown_algorithm_is_told_the_nearest() -> None:

@@ -38,7 +38,7 @@ def test_a_script_gives_a_learner_its_connectors_as_a_table(make_batch: MakeBatc
     table = {"learner": [{"use": "scale_rewards", "factor": 0.5}]}
     learner = build_learner(ImpalaConfig(), None, VECTOR, TWO, {}, connectors=table)
     sample = learner.sample_from_episodes([make_batch()])
-    np.testing.assert_array_equal(sample["default"]["rewards"], make_batch().rewards * 0.5)
+    np.testing.assert_array_equal(sample["rewards"], make_batch().rewards * 0.5)
     with pytest.raises(ValueError, match="no key 'learners': did you mean 'learner'"):
         build_learner(ImpalaConfig(), None, VECTOR, TWO, {}, connectors={"learners": []})
 
@@ -53,15 +53,15 @@ def test_episodes_and_batches_go_through_the_pipeline_and_samples_do_not(
     piped = make_learner(learner=[{"use": "scale_rewards", "factor": 0.5}])
     expected = fetch_metrics(make_learner(reward_scale=0.5).update_from_episodes([make_batch()]))
     sample = piped.sample_from_episodes([make_batch()])
-    np.testing.assert_array_equal(sample["default"]["rewards"], make_batch().rewards * 0.5)
+    np.testing.assert_array_equal(sample["rewards"], make_batch().rewards * 0.5)
     assert fetch_metrics(piped.step(sample)) == expected
 
     class OfBatches(Impala):
         trains_on = frozenset({"batch"})
 
-    core = OfBatches(piped.core._factories, piped.config)
-    of_batches = Learner(core, pipelines=piped.pipelines)
-    found = of_batches.update_from_batch({"default": collate([make_batch()])})
+    core = OfBatches(piped.core._make_module, piped.config)
+    of_batches = Learner(core, pipeline=piped.pipeline)
+    found = of_batches.update_from_batch(collate([make_batch()]))
     assert fetch_metrics(found) == expected
 
 
@@ -90,10 +90,10 @@ def test_a_sample_with_whole_stacks_is_learned_from_as_one_with_each_frame_once(
     )
     batch = with_context(batch, frame_stack=seen[:, 5:])
     once = learners[0].sample_from_episodes([batch])
-    assert "frames" in once["default"]
-    learners[1].pipelines["default"].frames_once = False
+    assert "frames" in once
+    learners[1].pipeline.frames_once = False
     whole = learners[1].sample_from_episodes([batch])
-    learners[1].pipelines["default"].keep_frames_once()
+    learners[1].pipeline.keep_frames_once()
     found = [learners[0].step(once), learners[1].step(whole)]
     assert fetch_metrics(found[0]) == fetch_metrics(found[1])
     assert_same(learners[0].get_weights(), learners[1].get_weights())
@@ -102,16 +102,16 @@ def test_a_sample_with_whole_stacks_is_learned_from_as_one_with_each_frame_once(
 def test_the_module_sees_what_context_connectors_add(make_batch: MakeBatch) -> None:
     learner = make_learner(env_to_module=[{"use": "frame_stack", "k": 3}])
     batch = with_context(make_batch(2, 4, ends=0.0), frame_stack=np.zeros((2, 2, 4), np.float32))
-    sample = learner.sample_from_episodes([batch])["default"]
+    sample = learner.sample_from_episodes([batch])
     assert sample["observations"].shape == (2, 4, 12)
     np.testing.assert_array_equal(sample["observations"][:, 2, :4], batch.observations[:, 0])
     np.testing.assert_array_equal(sample["observations"][:, 2, 8:], batch.observations[:, 2])
     before = learner.state
-    learner.step({"default": sample})
+    learner.step(sample)
     assert learner.state is not before
     (weight,) = [
         array
-        for name, array in learner.get_weights()["default"].items()
+        for name, array in learner.get_weights().items()
         if array.ndim == 2 and array.shape[1] == 12
     ]
     assert weight.shape == (8, 12)
@@ -127,12 +127,11 @@ def test_what_a_pipeline_has_learned_is_saved_and_restored(make_batch: MakeBatch
         learner.update_from_episodes([batch])
     tree, extras = learner.save()
     kept = {
-        name: array.copy()
-        for name, array in tree["learner_pipelines"]["default"]["normalize_rewards"].items()
+        name: array.copy() for name, array in tree["learner_pipelines"]["normalize_rewards"].items()
     }
     assert kept["count"] == sum(batch.live_steps for batch in batches[:2])
     expected = [fetch_metrics(learner.update_from_episodes([batch])) for batch in batches[2:]]
-    assert tree["learner_pipelines"]["default"]["normalize_rewards"] == kept
+    assert tree["learner_pipelines"]["normalize_rewards"] == kept
 
     restored = make_learner(seed=7, learner=["normalize_rewards"])
     restored.restore(tree, extras)
@@ -151,6 +150,6 @@ def test_a_checkpoint_with_another_pipeline_is_refused_and_changes_nothing(
         normalizing.restore(*plain.save())
     assert normalizing.state is before
     assert torch.equal(
-        normalizing.pipelines["default"].get_state()["normalize_rewards"]["count"],
+        normalizing.pipeline.get_state()["normalize_rewards"]["count"],
         torch.zeros((), dtype=torch.float64),
     )

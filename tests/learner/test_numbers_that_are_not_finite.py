@@ -31,7 +31,7 @@ def with_one(batch: EpisodeBatch, column: str, at: tuple[int, ...], value: float
 
 
 def columns_of(batch: EpisodeBatch) -> dict[str, Any]:
-    return {"default": batch.to_tree()}
+    return batch.to_tree()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -58,7 +58,7 @@ def test_a_number_that_is_not_finite_is_named_before_a_replay_keeps_it(
     assert (learner.updates, learner.books_of_samples()) == (0, {})
     for seed in range(3):
         metrics = fetch_metrics(learner.update_from_episodes([make_batch(3, 6, seed=seed)]))
-        assert metrics["default"]["skipped"] == 0.0
+        assert metrics["skipped"] == 0.0
     learner.close()
 
 

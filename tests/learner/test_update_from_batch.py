@@ -12,7 +12,7 @@ from gymnasium import spaces
 from support.groups import join, update
 
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.core.learner_core import Sample
+from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.collate import collate
 from juggler.learner.data.sharding import shard
@@ -58,7 +58,7 @@ def test_on_collated_episodes_it_is_the_update_from_these_episodes(
         # Of different lengths: the shorter rows are filled up.
         episodes = [make_batch(4, 6, seed=seed), make_batch(3, 5, seed=seed + 10)]
         columns: Any = collate(episodes)
-        batch = {"default": columns if seed % 2 else arrays(columns)}
+        batch = columns if seed % 2 else arrays(columns)
         expected = one.update_from_episodes(episodes, **passes)
         found = other.update_from_batch(batch, **passes)
         assert fetch_metrics(found) == fetch_metrics(expected)
@@ -74,16 +74,16 @@ def test_so_it_is_without_what_can_be_worked_out(make_batch: MakeBatch, algorith
     names = ("final_", "segment_", "states")
     columns = {name: x for name, x in batch.to_tree().items() if not name.startswith(names)}
     one.update_from_episodes([batch])
-    other.update_from_batch({"default": columns})
+    other.update_from_batch(columns)
     assert_same(other.save()[0], one.save()[0])
 
 
 def test_so_it_is_with_connectors_that_stack_frames(make_batch: MakeBatch) -> None:
     one, other = make("impala", piped=True), make("impala", piped=True)
-    context = tree_map(lambda x: np.stack([x] * 4), one.example_states()["default"])
+    context = tree_map(lambda x: np.stack([x] * 4), one.example_states())
     batch = make_batch(4, 6, states=context)
     one.update_from_episodes([batch])
-    other.update_from_batch({"default": collate([batch])})
+    other.update_from_batch(collate([batch]))
     assert_same(other.save()[0], one.save()[0])
 
 
@@ -112,7 +112,7 @@ def test_a_column_that_does_not_fit_is_named_and_nothing_has_changed(
     learner = make("ppo")
     before = learner.save()[0]
     columns = {**collate([make_batch()]), **change}
-    batch = {"default": {name: x for name, x in columns.items() if x is not None}}
+    batch = {name: x for name, x in columns.items() if x is not None}
     with pytest.raises(ValueError, match=words) as wrong:
         learner.update_from_batch(batch)
     assert "\n" not in str(wrong.value)
@@ -123,8 +123,8 @@ def test_a_column_that_does_not_fit_is_named_and_nothing_has_changed(
 class Noting(Learner):
     """Notes the columns that come to the hook."""
 
-    def before_gradients(self, sample: Sample) -> Sample:
-        self.seen = sample["default"]
+    def before_gradients(self, sample: Columns) -> Columns:
+        self.seen = sample
         return sample
 
 
@@ -134,7 +134,7 @@ def test_columns_of_other_names_come_to_a_hook_as_tensors_from_arrays_too(
     learner = Noting(make("impala").core)
     backwards = np.arange(3.0)[::-1]
     own = {"weights": backwards, "nested": {"one": np.array(2)}, "given": torch.ones(2)}
-    learner.update_from_batch({"default": {**collate([make_batch()]), **own}})
+    learner.update_from_batch({**collate([make_batch()]), **own})
     assert learner.seen["weights"].tolist() == [2.0, 1.0, 0.0]
     assert learner.seen["nested"]["one"] == torch.tensor(2)
     assert learner.seen["given"] is own["given"]
@@ -148,7 +148,7 @@ def test_a_column_of_another_name_that_holds_no_numbers_is_named(
     make_batch: MakeBatch, column: Any, kind: str
 ) -> None:
     learner = make("impala")
-    batch = {"default": {**collate([make_batch()]), "side": column}}
+    batch = {**collate([make_batch()]), "side": column}
     with pytest.raises(ValueError, match=f"default: column 'side' must be a tensor.*, not {kind}"):
         learner.update_from_batch(batch)
     assert learner.updates == 0
@@ -173,7 +173,7 @@ def test_a_sample_for_a_module_that_there_is_not_leaves_nothing_in_the_replay(
     (part,) = one.sample_from_episodes([make_batch()]).values()
     with pytest.raises(ValueError, match="no module 'defualt': did you mean 'default'"):
         one.step({"default": part, "defualt": part})
-    rows = [each.step({"default": part})["default"]["replay_rows"] for each in (one, other)]
+    rows = [each.step(part)["replay_rows"] for each in (one, other)]
     assert rows[0] == rows[1] > 0
 
 
@@ -216,7 +216,7 @@ def test_rows_of_impala_stay_whole_and_count_once(make_batch: MakeBatch) -> None
     (a, _), (b, _) = one.save(), other.save()
     ones: Any
     others: Any
-    ones, others = a["default"], b["default"]
+    ones, others = a, b
     for name, x in ones["parameters"].items():
         np.testing.assert_allclose(others["parameters"][name], x, rtol=1e-5, atol=1e-7)
     assert others["steps"] == live
@@ -225,14 +225,14 @@ def test_rows_of_impala_stay_whole_and_count_once(make_batch: MakeBatch) -> None
 
 def test_a_module_with_a_state_learns_from_its_columns(make_batch: MakeBatch) -> None:
     one, other = make("impala", cell="lstm"), make("impala", cell="lstm")
-    states = tree_map(lambda x: np.stack([x] * 3), one.example_states()["default"])
+    states = tree_map(lambda x: np.stack([x] * 3), one.example_states())
     batch = make_batch(3, 6, states=states)
     one.update_from_episodes([batch])
-    other.update_from_batch({"default": collate([batch])})
+    other.update_from_batch(collate([batch]))
     assert_same(other.save()[0], one.save()[0])
     columns = {k: x for k, x in collate([batch]).items() if not k.startswith("segment_")}
     with pytest.raises(ValueError, match="a module with a state needs the segments"):
-        other.update_from_batch({"default": columns})
+        other.update_from_batch(columns)
 
 
 @algorithms
@@ -241,7 +241,7 @@ def test_a_group_makes_of_shards_of_columns_what_one_makes_of_all(
     make_batch: MakeBatch, algorithm: str, passes: dict[str, Any]
 ) -> None:
     """Where rows are cut, IMPALA's and APPO's parts are other rows than those of one learner."""
-    batch = {"default": collate([make_batch(8, 6)])}
+    batch = collate([make_batch(8, 6)])
     together = [make(algorithm) for _ in range(2)]
     join(together)
     update(together, shard(batch, 2), **passes)
@@ -249,8 +249,8 @@ def test_a_group_makes_of_shards_of_columns_what_one_makes_of_all(
     if algorithm == "ppo" or "minibatch_size" not in passes:
         alone = make(algorithm)
         alone.update_from_batch(batch, **passes)
-        found: Any = together[0].get_weights()["default"]
-        expected: Any = alone.get_weights()["default"]
+        found: Any = together[0].get_weights()
+        expected: Any = alone.get_weights()
         for name, x in expected.items():
             np.testing.assert_allclose(found[name], x, rtol=2e-3, atol=2e-5)
 

@@ -37,13 +37,13 @@ def make_core(name: str, kind: Any = None, **config: Any) -> GradientCore:
     make = partial(
         build_module, kind or ALGORITHMS[name].module, VECTOR, action_space_of(name), model
     )
-    made: GradientCore = core({"default": make}, ALGORITHMS[name].config(**config))
+    made: GradientCore = core(make, ALGORITHMS[name].config(**config))
     return made
 
 
 def samples_of(make_batch: MakeBatch, count: int) -> list[Any]:
     state = {"hidden": torch.ones(4, 8)}  # [N, 8]
     return [
-        {"default": {**collate([make_batch(4, 8, seed=seed)]), "states": {"module": state}}}
+        {**collate([make_batch(4, 8, seed=seed)]), "states": {"module": state}}
         for seed in range(count)
     ]

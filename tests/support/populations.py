@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.core.gradient_core import Factories
-from juggler.learner.core.learner_core import Sample
+from juggler.learner.core.gradient_core import MakeModule
+from juggler.learner.core.learner_core import Columns
 from juggler.learner.data.collate import collate
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.rl_module import Batch, RLModule
@@ -39,11 +39,11 @@ class Small(RLModule):
         return {"action_dist_inputs": outputs[:, :2], "values": outputs[:, 2]}
 
 
-def make_core(make: Factories | None = None, **config: Any) -> Impala:
-    return Impala(make or {"default": Small}, ImpalaConfig(**config))
+def make_core(make: MakeModule | None = None, **config: Any) -> Impala:
+    return Impala(make or Small, ImpalaConfig(**config))
 
 
-def in_float64(make_batch: MakeBatch, seed: int, **options: Any) -> Sample:
+def in_float64(make_batch: MakeBatch, seed: int, **options: Any) -> Columns:
     columns = collate([make_batch(4, 9, seed=seed, **options)])
     # Observations stay as the space has them; the module casts them.
     return {

@@ -23,19 +23,19 @@ TWO = spaces.Discrete(2)
 
 def make_core(module: Any = Linear, model: dict[str, Any] | None = None, **config: Any) -> Ppo:
     make = partial(build_module, module, VECTOR, TWO, model or {})
-    return Ppo({"default": make}, PpoConfig(**config))
+    return Ppo(make, PpoConfig(**config))
 
 
 def parameters(core: Ppo, state: State) -> dict[str, Tensor]:
-    return core._groups["default"].named(state["default"]["parameters"])
+    return core.flat.named(state["parameters"])
 
 
 def near(state: State, batch: EpisodeBatch, core: Ppo) -> EpisodeBatch:
     """The batch as if a policy a little off the present one had sampled it."""
-    module = core.modules["default"]
-    unit = core._groups["default"]
+    module = core.module
+    unit = core.flat
     seen = torch.as_tensor(batch.observations).flatten(0, 1)
-    named = unit.named(state["default"]["parameters"])
+    named = unit.named(state["parameters"])
     outputs = unit.forward_train("default", named, {}, {"observations": seen})
     logp = module.action_distribution()(outputs["action_dist_inputs"]).log_prob(
         torch.as_tensor(batch.actions).flatten()
@@ -47,7 +47,7 @@ def near(state: State, batch: EpisodeBatch, core: Ppo) -> EpisodeBatch:
 
 def states(core: Ppo, rows: int) -> dict[str, Any]:
     """As rows begin with that go on with an episode."""
-    initial = core.modules["default"].get_initial_state()
+    initial = core.module.get_initial_state()
     if not initial:
         return {}
     rng = np.random.default_rng(rows)

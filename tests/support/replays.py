@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from juggler.learner.data.replay.replay import Replay
-from juggler.learner.data.sources import Sample
+from juggler.learner.data.sources import Columns
 
 
 def make(**changes: Any) -> Replay:
@@ -15,9 +15,9 @@ def make(**changes: Any) -> Replay:
     return Replay(lambda columns: dict(columns), **{**defaults, **changes})
 
 
-def numbered(first: int, count: int) -> Sample:
-    return {"default": {"number": torch.arange(first, first + count), "half": torch.ones(count, 2)}}
+def numbered(first: int, count: int) -> Columns:
+    return {"number": torch.arange(first, first + count), "half": torch.ones(count, 2)}
 
 
 def drawn(samples: Any) -> list[int]:
-    return [int(x) for each in samples for x in each["default"]["number"]]
+    return [int(x) for each in samples for x in each["number"]]

@@ -29,7 +29,7 @@ class Step(NamedTuple):
 def in_training(core: Impala, state: State, make: Callable[[], RLModule]) -> RLModule:
     """The module "default" with what a state has for it."""
     module = make()
-    tree = core.state_to_tree(state)["default"]
+    tree = core.state_to_tree(state)
     arrays = {**tree["parameters"], **tree["buffers"]}
     module.load_state_dict({name: torch.tensor(array) for name, array in arrays.items()})
     return module

@@ -15,7 +15,7 @@ MODULE = partial(
     gymnasium.spaces.Discrete(2),
     {"hidden_sizes": [4]},
 )
-SAMPLE = {"default": sample_for(MODULE())}
+SAMPLE = sample_for(MODULE())
 
 
 class SquaredValues(juggler.GradientCore):
@@ -27,7 +27,7 @@ class SquaredValues(juggler.GradientCore):
         self,
         forward: juggler.Forward,
         columns: juggler.Columns,
-        state: juggler.ParameterGroupState,
+        state: juggler.TrainState,
     ) -> juggler.Loss:
         _, values, _, live = juggler.actor_critic_pass(forward, columns)
         mean = juggler.LiveMean(live)

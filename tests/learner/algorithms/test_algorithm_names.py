@@ -209,7 +209,7 @@ def test_a_class_of_a_script_has_to_be_given() -> None:
 def test_a_core_needs_a_name() -> None:
     make = partial(build_module, None, VECTOR, TWO, {})
     with pytest.raises(ValueError, match="Nameless needs a name, which its checkpoints carry"):
-        Nameless({"default": make}, LearnerConfig())
+        Nameless(make, LearnerConfig())
 
 
 @pytest.mark.parametrize(

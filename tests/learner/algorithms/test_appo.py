@@ -18,7 +18,7 @@ from torch import Tensor
 from juggler.learner.algorithms.appo.config import AppoConfig
 from juggler.learner.algorithms.appo.core import Appo
 from juggler.learner.core.gradient_core import State
-from juggler.learner.core.learner_core import ALONE, Sample, Seam, StepOutput
+from juggler.learner.core.learner_core import ALONE, Columns, Seam, StepOutput
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -31,11 +31,11 @@ TWO = spaces.Discrete(2)
 
 def make_core(module: Any = Linear, model: dict[str, Any] | None = None, **config: Any) -> Appo:
     make = partial(build_module, module, VECTOR, TWO, model or {})
-    return Appo({"default": make}, AppoConfig(**config))
+    return Appo(make, AppoConfig(**config))
 
 
 def named(core: Appo, vector: Tensor) -> dict[str, Tensor]:
-    return core._groups["default"].named(vector)
+    return core.flat.named(vector)
 
 
 @pytest.mark.parametrize("reset_rows", [True, False])
@@ -53,20 +53,20 @@ def test_gradients_are_those_of_the_loss_written_out_step_by_step(
     """Where the parameters have moved on from the target network's."""
     core = make_core(entropy_coefficient=0.1, gamma=0.9, lr=0.1, target_period=10, **settings)
     state = core.init(seed=3)
-    target = weights_of(named(core, state["default"]["parameters"]))
+    target = weights_of(named(core, state["parameters"]))
     for seed in range(3):
-        state = core.step(state, {"default": collate([make_batch(4, 9, seed=seed)])}).state
+        state = core.step(state, collate([make_batch(4, 9, seed=seed)])).state
     batch = make_batch(5, 9, seed=5, reset_rows=reset_rows)
     assert len(batch.final_rows) > 1
-    grads, aux = core.grads(state, {"default": collate([batch])})
+    grads, aux = core.grads(state, collate([batch]))
 
-    new = weights_of(named(core, state["default"]["parameters"]))
+    new = weights_of(named(core, state["parameters"]))
     assert np.abs(new["policy.weight"] - target["policy.weight"]).max() > 0.05
     beta = core.config.kl_coefficient if core.config.target_kl is not None else 0.0
     expected = gradient(lambda w: appo_loss(w, target, batch, core.config, beta), new)
-    found = named(core, grads["default"])
-    assert aux["default"].live_steps["default"] == batch.live_steps
-    assert 0.0 < aux["default"].metrics["default"]["clip_fraction"] < 1.0
+    found = named(core, grads)
+    assert aux.live_steps == batch.live_steps
+    assert 0.0 < aux.metrics["clip_fraction"] < 1.0
     for name, slopes in expected.items():
         np.testing.assert_allclose(found[name], slopes, rtol=1e-4, atol=1e-5)
 
@@ -74,23 +74,23 @@ def test_gradients_are_those_of_the_loss_written_out_step_by_step(
 def test_the_target_network_is_renewed_every_so_many_steps(make_batch: MakeBatch) -> None:
     core = make_core(target_period=3, lr=0.1)
     state = core.init(seed=0)
-    history = [state["default"]["parameters"].clone()]
+    history = [state["parameters"].clone()]
     for seed in range(7):
-        state = core.step(state, {"default": collate([make_batch(seed=seed)])}).state
-        history.append(state["default"]["parameters"].clone())
-        target = state["default"]["extra"]["target"]
+        state = core.step(state, collate([make_batch(seed=seed)])).state
+        history.append(state["parameters"].clone())
+        target = state["extra"]["target"]
         assert torch.equal(target, history[(seed + 1) // 3 * 3])
     assert not torch.equal(history[0], history[3])
 
 
 def test_a_step_that_is_skipped_is_none_of_them(make_batch: MakeBatch) -> None:
     core = make_core(target_period=2)
-    state = core.step(core.init(seed=0), {"default": collate([make_batch()])}).state
+    state = core.step(core.init(seed=0), collate([make_batch()])).state
     batch = make_batch(seed=1)
     batch.rewards[0, 0] = np.nan
-    after = core.step(copied(state), {"default": collate([batch])}).state
-    for name, value in state["default"]["extra"].items():
-        assert torch.equal(after["default"]["extra"][name], value)
+    after = core.step(copied(state), collate([batch])).state
+    for name, value in state["extra"].items():
+        assert torch.equal(after["extra"][name], value)
 
 
 def test_the_weight_of_the_distance_follows_the_distance(make_batch: MakeBatch) -> None:
@@ -99,8 +99,8 @@ def test_the_weight_of_the_distance_follows_the_distance(make_batch: MakeBatch) 
         state = core.init(seed=0)
         found = []
         for seed in range(4):
-            state = core.step(state, {"default": collate([make_batch(seed=seed)])}).state
-            found.append(float(state["default"]["extra"]["kl_coefficient"]))
+            state = core.step(state, collate([make_batch(seed=seed)])).state
+            found.append(float(state["extra"]["kl_coefficient"]))
         return found
 
     # It is adapted where the target network is renewed: after the second and the fourth step.
@@ -112,37 +112,37 @@ def test_the_distance_from_the_target_network_is_a_metric_where_it_counts(
     make_batch: MakeBatch,
 ) -> None:
     core = make_core(target_kl=0.01, lr=0.1)
-    sample = {"default": collate([make_batch()])}
+    sample = collate([make_batch()])
     first = core.step(core.init(seed=0), sample)
     second = core.step(copied(first.state), sample)
-    assert first.metrics["default"]["kl_from_target"] == 0.0
-    assert second.metrics["default"]["kl_from_target"] > 0.0
+    assert first.metrics["kl_from_target"] == 0.0
+    assert second.metrics["kl_from_target"] > 0.0
     plain = make_core()
-    assert "kl_from_target" not in plain.step(plain.init(seed=0), sample).metrics["default"]
+    assert "kl_from_target" not in plain.step(plain.init(seed=0), sample).metrics
 
 
 class Noting(Appo):
     """Notes which samples its steps are made on."""
 
-    def step(self, state: State, sample: Sample, seam: Seam = ALONE) -> StepOutput[State]:
-        self.noted = [*getattr(self, "noted", []), float(sample["default"]["rewards"][0, 0])]
+    def step(self, state: State, sample: Columns, seam: Seam = ALONE) -> StepOutput[State]:
+        self.noted = [*getattr(self, "noted", []), float(sample["rewards"][0, 0])]
         return super().step(state, sample, seam)
 
 
 def test_a_learner_uses_each_batch_so_many_times(make_batch: MakeBatch) -> None:
     make = partial(build_module, Linear, VECTOR, TWO, {})
-    core = Noting({"default": make}, AppoConfig(buffer_batches=4, batch_uses=2, lr=0.01))
+    core = Noting(make, AppoConfig(buffer_batches=4, batch_uses=2, lr=0.01))
     learner = Learner(core)
     batches = [make_batch(seed=seed, ends=0.0) for seed in range(12)]
     for number, batch in enumerate(batches):
         batch.rewards[0, 0] = number
         metrics = learner.update_from_episodes([batch])
-        assert metrics["default"]["skipped"] == 0.0
+        assert metrics["skipped"] == 0.0
     uses = Counter(core.noted)
     assert [uses[number] for number in range(12)] == [2] * 10 + [1] * 2
     assert core.noted[-4:] == [8, 10, 9, 11]
     assert learner.updates == 12
-    assert learner.state["default"]["moments"]["updates"] == len(core.noted) == 22
+    assert learner.state["moments"]["updates"] == len(core.noted) == 22
     learner.forget()
     learner.update_from_episodes([batches[0]])
     assert core.noted[22:] == [0], "what was kept is not used any more"
@@ -150,21 +150,21 @@ def test_a_learner_uses_each_batch_so_many_times(make_batch: MakeBatch) -> None:
 
 def test_schedules_follow_the_environments_steps_and_not_the_uses(make_batch: MakeBatch) -> None:
     core = make_core(lr=[[0, 1e-3], [100, 0.0]], batch_uses=2)
-    sample = {"default": collate([make_batch(4, 10, ends=0.0)])}
+    sample = collate([make_batch(4, 10, ends=0.0)])
     state, seen = core.init(seed=0), []
     for _ in range(4):
         output = core.step(copied(state), sample)
         state = output.state
-        seen.append(float(output.metrics["default"]["lr"]))
+        seen.append(float(output.metrics["lr"]))
     assert seen == pytest.approx([1e-3, 0.8e-3, 0.6e-3, 0.4e-3])
 
 
 def test_the_state_goes_through_a_checkpoint(make_batch: MakeBatch) -> None:
     core = make_core(target_kl=0.01, target_period=3)
-    sample = {"default": collate([make_batch()])}
+    sample = collate([make_batch()])
     state = core.step(core.init(seed=0), sample).state
     restored = core.state_from_tree(core.state_to_tree(state), like=core.init(seed=1))
-    one, other = (core.step(copied(each), sample).state["default"] for each in (state, restored))
+    one, other = (core.step(copied(each), sample).state for each in (state, restored))
     assert torch.equal(one["parameters"], other["parameters"])
     for name, value in one["extra"].items():
         assert torch.equal(other["extra"][name], value)
@@ -183,8 +183,8 @@ class Normalized(Linear):
 
 def test_the_target_networks_pass_does_not_count_in_buffers(make_batch: MakeBatch) -> None:
     core = make_core(Normalized)
-    state = core.step(core.init(seed=0), {"default": collate([make_batch()])}).state
-    assert core.get_params(state)["default"]["norm.num_batches_tracked"] == 1
+    state = core.step(core.init(seed=0), collate([make_batch()])).state
+    assert core.get_params(state)["norm.num_batches_tracked"] == 1
 
 
 @pytest.mark.parametrize(

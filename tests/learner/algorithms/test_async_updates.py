@@ -18,7 +18,7 @@ from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.core.learner_core import Aux, Grads, Metrics, Sample
+from juggler.learner.core.learner_core import Aux, Columns, Grads, Metrics
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
@@ -36,7 +36,7 @@ class Gated(Learner):
         self.go_on, self.begun = threading.Semaphore(0), threading.Semaphore(0)
         super().__init__(*args, **options)
 
-    def before_gradients(self, sample: Sample) -> Sample:
+    def before_gradients(self, sample: Columns) -> Columns:
         self.begun.release()
         assert self.go_on.acquire(timeout=20)
         return sample
@@ -45,11 +45,11 @@ class Gated(Learner):
 def make_learner(kind: type[Learner] = Learner, core: Any = Impala, **options: Any) -> Any:
     plain = build_learner(ImpalaConfig(), None, VECTOR, TWO, {"hidden_sizes": [8]})
     config = PpoConfig() if core is Ppo else ImpalaConfig()
-    return kind(core(plain.core._factories, config), **options)
+    return kind(core(plain.core._make_module, config), **options)
 
 
 def weights(learner: Learner) -> list[Any]:
-    return [array.tolist() for array in learner.get_weights()["default"].values()]
+    return [array.tolist() for array in learner.get_weights().values()]
 
 
 @pytest.mark.parametrize("kind", ["episodes", "batch"])
@@ -58,9 +58,7 @@ def test_asynchronous_updates_are_the_same_in_the_same_order(
 ) -> None:
     one, other = make_learner(), make_learner()
     batches = [make_batch(seed=seed) for seed in range(6)]
-    given: list[Any] = [
-        [batch] if kind == "episodes" else {"default": collate([batch])} for batch in batches
-    ]
+    given: list[Any] = [[batch] if kind == "episodes" else collate([batch]) for batch in batches]
     expected = [fetch_metrics(getattr(one, f"update_from_{kind}")(each)) for each in given]
     handles = [getattr(other, f"update_from_{kind}")(each, async_update=True) for each in given[:5]]
     last = getattr(other, f"update_from_{kind}")(given[5])  # and one that waits for its turn
@@ -96,7 +94,7 @@ def test_only_so_many_are_in_flight_and_the_next_one_waits(make_batch: MakeBatch
         handles[0].result(timeout=0.01)
     learner.go_on.release(3)
     asking.join(timeout=20)
-    assert [handle.result(timeout=20)["default"]["skipped"] for handle in handles] == [0, 0, 0]
+    assert [handle.result(timeout=20)["skipped"] for handle in handles] == [0, 0, 0]
     learner.close()
 
 
@@ -109,9 +107,9 @@ def test_only_so_many_are_in_flight_and_the_next_one_waits(make_batch: MakeBatch
         lambda learner, batch: learner.restore(*make_learner().save()),
         lambda learner, batch: learner.forget(),
         lambda learner, batch: learner.sample_from_episodes([batch]),
-        lambda learner, batch: learner.step({"default": collate([batch])}),
+        lambda learner, batch: learner.step(collate([batch])),
         lambda learner, batch: learner.update_from_episodes([batch]),
-        lambda learner, batch: learner.update_from_batch({"default": collate([batch])}),
+        lambda learner, batch: learner.update_from_batch(collate([batch])),
         lambda learner, batch: learner.wait(),
     ],
 )
@@ -145,7 +143,7 @@ def test_an_error_comes_out_of_the_handle_and_the_next_update_goes_on(
     good = learner.update_from_episodes([make_batch()], async_update=True)
     with pytest.raises(ValueError, match="no batches"):
         bad.result()
-    assert good.result()["default"]["skipped"] == 0
+    assert good.result()["skipped"] == 0
     assert learner.updates == 1
     learner.close()
 
@@ -218,7 +216,7 @@ def test_an_asynchronous_update_returns_before_it_is_made(make_batch: MakeBatch)
 class Hooked(Learner):
     """Learns from rewards that are twice as high, by half the gradient."""
 
-    def before_gradients(self, sample: Sample) -> Sample:
+    def before_gradients(self, sample: Columns) -> Columns:
         self.seen = getattr(self, "seen", 0) + 1
         return {
             key: {**columns, "rewards": columns["rewards"] * 2} for key, columns in sample.items()
@@ -233,12 +231,12 @@ def test_a_subclass_changes_samples_before_and_gradients_after(make_batch: MakeB
     hooked, plain = make_learner(Hooked), make_learner()
     batch = make_batch()
     doubled = make_batch(rewards=batch.rewards * 2)
-    expected, aux = plain.core.grads(plain.state, {"default": collate([doubled])})
-    found = fetch_metrics(hooked.update_from_episodes([batch]))["default"]
-    norm = torch.linalg.vector_norm(expected["default"]).item()
+    expected, aux = plain.core.grads(plain.state, collate([doubled]))
+    found = fetch_metrics(hooked.update_from_episodes([batch]))
+    norm = torch.linalg.vector_norm(expected).item()
     assert found["grad_norm"] == pytest.approx(norm / 2)
-    output = plain.core.apply(plain.state, {"default": expected["default"] / 2}, aux)
-    assert torch.equal(hooked.state["default"]["parameters"], output.state["default"]["parameters"])
+    output = plain.core.apply(plain.state, expected / 2, aux)
+    assert torch.equal(hooked.state["parameters"], output.state["parameters"])
     assert (hooked.seen, hooked.gradients_seen) == (1, 1)
 
 
@@ -261,7 +259,7 @@ def test_a_sample_that_lacks_a_column_is_refused_by_its_name(
     del sample[key]
     before = learner.state
     with pytest.raises(ValueError, match=rf"module 'default' has no column '{key}', which '\w+' n"):
-        learner.step({"default": sample})
+        learner.step(sample)
     assert learner.state is before
     assert learner.updates == 0
 
@@ -272,7 +270,7 @@ def test_so_it_is_where_a_replay_keeps_rows_of_the_sample(make_batch: MakeBatch,
     sample = collate([make_batch()])
     del sample[key]
     with pytest.raises(ValueError, match=rf"module 'default' has no column '{key}', which 'dqn' n"):
-        learner.step({"default": sample})
+        learner.step(sample)
     assert learner.updates == 0
 
 
@@ -291,19 +289,19 @@ def test_a_key_that_a_module_misses_by_itself_stays_an_error_of_its_own(
             raise KeyError("rewards")
 
     with pytest.raises(KeyError, match="rewards"):
-        make_learner(core=Clumsy).step({"default": collate([make_batch()])})
+        make_learner(core=Clumsy).step(collate([make_batch()]))
 
 
 def test_a_learner_around_another_library_updates_asynchronously_too() -> None:
     class Counting(Learner):
-        def step(self, sample: Sample | None = None) -> Metrics:
+        def step(self, sample: Columns | None = None) -> Metrics:
             self.updates += 1
-            return {"default": {"updates": torch.tensor(float(self.updates))}}
+            return {"updates": torch.tensor(float(self.updates))}
 
     class OfAnything(Impala):
         learns_from_episodes = False
 
     learner = make_learner(Counting, core=OfAnything)
     handles = [learner.update_from_batch({}, async_update=True) for _ in range(3)]
-    assert [fetch_metrics(each.result())["default"]["updates"] for each in handles] == [1, 2, 3]
+    assert [fetch_metrics(each.result())["updates"] for each in handles] == [1, 2, 3]
     learner.close()

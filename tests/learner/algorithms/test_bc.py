@@ -33,13 +33,13 @@ def make_core(
 ) -> Bc:
     given = {"hidden_sizes": [8], **(model or {})}
     make = partial(build_module, None, observation_space, action_space, given)
-    return Bc({"default": make}, BcConfig(**config))
+    return Bc(make, BcConfig(**config))
 
 
 def outputs_of(core: Bc, state: Any, observations: Any) -> np.ndarray:
     """The policy's outputs [N, T, D] for every step, in float64."""
-    (group,), (own,) = core._groups.values(), state.values()
-    forward = Forward(group, "default", own["parameters"], own["buffers"])
+    (group,), (own,) = core.flat.values(), state.values()
+    forward = Forward(group, own["parameters"], own["buffers"])
     n, t = batch_shape(observations)
     flat = tree(observations, lambda x: torch.from_numpy(x).flatten(0, 1))
     outputs = forward({"observations": flat})["action_dist_inputs"]
@@ -59,10 +59,10 @@ def tree(values: Any, function: Callable[[Any], Any]) -> Any:
 
 def loss_of(core: Bc, batch: EpisodeBatch) -> tuple[dict[str, float], Any]:
     state = core.init(seed=3)
-    before = state["default"]["parameters"].clone()
-    output = core.step(copied(state), {"default": collate([batch])})
-    assert not torch.equal(before, output.state["default"]["parameters"])
-    return fetch_metrics(output.metrics)["default"], state
+    before = state["parameters"].clone()
+    output = core.step(copied(state), collate([batch]))
+    assert not torch.equal(before, output.state["parameters"])
+    return fetch_metrics(output.metrics), state
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
@@ -125,12 +125,8 @@ def test_rewards_and_unknown_log_probabilities_make_no_difference(make_batch: Ma
     other = EpisodeBatch.from_tree({**batch.to_tree(), "rewards": zero, "action_logp": zero})
     core = make_core()
     state = core.init(seed=0)
-    found = [
-        core.step(copied(state), {"default": collate([each])}).state for each in (batch, other)
-    ]
-    torch.testing.assert_close(
-        found[0]["default"]["parameters"], found[1]["default"]["parameters"], rtol=0, atol=0
-    )
+    found = [core.step(copied(state), collate([each])).state for each in (batch, other)]
+    torch.testing.assert_close(found[0]["parameters"], found[1]["parameters"], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=[pytest.mark.long]) for n in (1, 2))])
@@ -152,7 +148,7 @@ def test_a_rule_of_choices_and_numbers_is_learned(make_batch: MakeBatch, seed: i
     batch = done(500)
     seen = torch.from_numpy(np.asarray(batch.observations)).flatten(0, 1)
     module = build_module(None, VECTOR, space, {"hidden_sizes": [32]})
-    weights = learner.get_params()["default"]
+    weights = learner.get_params()
     module.load_state_dict(weights, strict=False)  # without the value function
     with torch.inference_mode():
         outputs = module.forward_inference({"observations": seen})["action_dist_inputs"]

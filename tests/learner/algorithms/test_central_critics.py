@@ -79,7 +79,7 @@ def values(trained: Learner, sees: str) -> list[float]:
         seen["critic_observations"] = bits.to(torch.int8)
     if sees == "all_observations":
         seen["critic_observations"] = bits.float()
-    forward = trained.core.forward(trained.state, "default")  # type: ignore[attr-defined]
+    forward = trained.core.forward(trained.state)  # type: ignore[attr-defined]
     found: list[float] = forward(seen)["values"].tolist()
     return found
 
@@ -114,7 +114,7 @@ def test_a_critic_that_sees_its_own_bit_learns_the_mean_over_the_other_one() -> 
 def test_values_after_a_cut_are_of_the_episode_that_was_cut() -> None:
     columns = collate([sampled("state")])
     trained = learner("state")
-    forward = trained.core.forward(trained.state, "default")  # type: ignore[attr-defined]
+    forward = trained.core.forward(trained.state)  # type: ignore[attr-defined]
     seen = actor_critic_pass(forward, columns)
     assert len(columns["final_rows"]) > 10
     different = 0
@@ -135,7 +135,7 @@ def test_a_module_with_a_memory_has_a_critic_without_one(recurrent: str) -> None
     columns = collate([batch])
     trained = learner("state", model={"recurrent": recurrent}, burn_in=1)
     trained.update_from_episodes([batch])
-    forward = trained.core.forward(trained.state, "default")  # type: ignore[attr-defined]
+    forward = trained.core.forward(trained.state)  # type: ignore[attr-defined]
     with torch.no_grad():
         seen = actor_critic_pass(forward, columns)
     live = columns["live"]
@@ -156,10 +156,10 @@ def test_micro_batches_and_shards_have_the_gradient_of_the_whole(algorithm: str)
     for keys in ({}, {"micro_batches": 3}):
         trained = learner("state", algorithm, **keys)
         trained.update_from_episodes([batch])
-        updated.append(trained.state["default"]["parameters"])
+        updated.append(trained.state["parameters"])
     torch.testing.assert_close(*updated, rtol=0, atol=2e-4)
     parts = shard([batch], 3)
-    joined = collate([each for part in parts for each in part["default"]])
+    joined = collate([each for part in parts for each in part])
     whole = collate([batch])
     assert joined.keys() == whole.keys()
     for name in ("critic_observations", "last_critic_observations", "final_critic_observations"):
@@ -169,12 +169,12 @@ def test_micro_batches_and_shards_have_the_gradient_of_the_whole(algorithm: str)
 def test_columns_of_a_script_may_have_what_the_critic_saw() -> None:
     columns = collate([sampled("state")])
     one, other = learner("state"), learner("state")
-    one.update_from_batch({"default": columns})
+    one.update_from_batch(columns)
     other.update_from_episodes([sampled("state")])
-    torch.testing.assert_close(one.state["default"], other.state["default"], rtol=0, atol=0)
+    torch.testing.assert_close(one.state, other.state, rtol=0, atol=0)
     less = {name: x for name, x in columns.items() if "critic" not in name}
     with pytest.raises(ValueError, match="critic_observations lack an array"):
-        one.update_from_batch({"default": less})
+        one.update_from_batch(less)
     uncut = {name: x for name, x in columns.items() if not name.startswith("final_")}
     uncut["truncated"] = torch.zeros_like(columns["truncated"])
     segments = [name for name in uncut if name.startswith("segment_")]
@@ -235,8 +235,8 @@ def test_a_module_of_ones_own_says_whether_its_critic_can_see_more() -> None:
     given: Any = {"algorithm": "ppo"}, OfItsOwn, OBSERVATION, ACTIONS, {}
     trained = build_learner(*given, critic_space=space)
     metrics = fetch_metrics(trained.update_from_episodes([sampled("state")]))
-    assert np.isfinite(metrics["default"]["value_loss"])
-    assert not any("critic" in name for name in trained.get_params()["default"])
+    assert np.isfinite(metrics["value_loss"])
+    assert not any("critic" in name for name in trained.get_params())
     with pytest.raises(ValueError, match="the values of ByObservationsAlone come from"):
         build_learner(
             {"algorithm": "ppo"}, ByObservationsAlone, OBSERVATION, ACTIONS, {}, critic_space=space

@@ -35,7 +35,7 @@ TWO = spaces.Discrete(2)
 
 def make_core(module: Any = QNetwork, model: dict[str, Any] | None = None, **config: Any) -> Dqn:
     make = partial(module, VECTOR, TWO, model or {"hidden_sizes": [8]})
-    return Dqn({"default": make}, DqnConfig(**config))
+    return Dqn(make, DqnConfig(**config))
 
 
 def slow_values(parameters: torch.Tensor, observation: torch.Tensor) -> np.ndarray:
@@ -72,10 +72,10 @@ def test_the_loss_is_hubers_of_the_errors_of_n_step_targets(
         error = abs(goal - values[int(columns["actions"][n, t])])
         costs.append(float(weights[n]) * (error**2 / 2 if error < 1 else error - 0.5))
         errors[n, t] = error
-    _, aux = core.grads(state, {"default": columns})
-    loss = float(aux[group_id].metrics["default"]["value_loss"])
+    _, aux = core.grads(state, columns)
+    loss = float(aux[group_id].metrics["value_loss"])
     assert loss == pytest.approx(np.mean(costs), rel=1e-5)
-    priorities = aux[group_id].priorities["default"].numpy()
+    priorities = aux[group_id].priorities.numpy()
     np.testing.assert_allclose(priorities, errors.max(1), rtol=1e-5)
 
 
@@ -137,10 +137,10 @@ def test_with_atoms_the_loss_is_the_cross_entropy_with_projected_returns(
         costs[n, t] = -(goal * np.log(now)).sum()
         some = goal > 0
         surprises[n, t] = (goal[some] * np.log(goal[some] / now[some])).sum()
-    _, aux = core.grads(state, {"default": columns})
-    loss = float(aux[group_id].metrics["default"]["value_loss"])
+    _, aux = core.grads(state, columns)
+    loss = float(aux[group_id].metrics["value_loss"])
     assert loss == pytest.approx(costs.sum() / columns["live"].sum().item(), rel=1e-5)
-    priorities = aux[group_id].priorities["default"].numpy()
+    priorities = aux[group_id].priorities.numpy()
     np.testing.assert_allclose(priorities, surprises.max(1), rtol=1e-5, atol=1e-7)
 
 
@@ -163,8 +163,8 @@ def test_atoms_learn_how_often_each_return_comes() -> None:
     }
     state = core.init(0)
     for _ in range(300):
-        state = core.step(state, {"default": sample}).state
-    outputs = core.forward(state, "default")({"observations": torch.zeros(1, 4)})
+        state = core.step(state, sample).state
+    outputs = core.forward(state)({"observations": torch.zeros(1, 4)})
     shares = outputs["return_logits"][0, 0].softmax(-1).detach().numpy()  # [3]
     often = float((sample["rewards"] > 0).float().mean())
     np.testing.assert_allclose(shares, [1 - often, 0.0, often], atol=0.02)
@@ -189,15 +189,15 @@ def test_wrong_atoms_are_named(model: dict[str, Any], words: str) -> None:
 
 def test_only_dqn_takes_atoms() -> None:
     with pytest.raises(ValueError, match="with algorithm = 'pqn': only dqn learns"):
-        Pqn({"default": partial(QNetwork, VECTOR, TWO, ATOMS)}, PqnConfig())
+        Pqn(partial(QNetwork, VECTOR, TWO, ATOMS), PqnConfig())
 
 
 def test_a_core_that_derives_from_dqn_takes_atoms_whatever_its_name() -> None:
     class Own(Dqn):
         name = "own"
 
-    core = Own({"default": partial(QNetwork, VECTOR, TWO, ATOMS)}, DqnConfig())
-    assert core.modules["default"].atoms == ATOMS["atoms"]
+    core = Own(partial(QNetwork, VECTOR, TWO, ATOMS), DqnConfig())
+    assert core.module.atoms == ATOMS["atoms"]
 
 
 def test_drawn_transitions_have_the_loss_of_the_rows_that_they_are_from(
@@ -207,23 +207,23 @@ def test_drawn_transitions_have_the_loss_of_the_rows_that_they_are_from(
     columns = collate([make_batch(4, 6, seed=2)])
     state = core.init(0)
     rows = rows_of_transitions(columns, 3, core.config.gamma)
-    of_episodes, aux = core.grads(state, {"default": columns})
-    of_rows, _ = core.grads(state, {"default": rows})
+    of_episodes, aux = core.grads(state, columns)
+    of_rows, _ = core.grads(state, rows)
     for group_id in of_episodes:
         torch.testing.assert_close(of_episodes[group_id], of_rows[group_id])
     weights = torch.full((len(rows["rewards"]),), 0.5)
-    weighted, _ = core.grads(state, {"default": {**rows, IMPORTANCE_WEIGHTS: weights}})
+    weighted, _ = core.grads(state, {**rows, IMPORTANCE_WEIGHTS: weights})
     for group_id in of_episodes:
         torch.testing.assert_close(0.5 * of_episodes[group_id], weighted[group_id])
     (found,) = aux.values()
-    assert found.priorities["default"].shape == (4,)
+    assert found.priorities.shape == (4,)
 
 
 def test_the_target_network_moves_when_it_is_due_and_as_far_as_it_shall(
     make_batch: MakeBatch,
 ) -> None:
     core = make_core(target_period=3, target_share=0.25, lr=1e-2)
-    sample = {"default": collate([make_batch(4, 6, seed=0)])}
+    sample = collate([make_batch(4, 6, seed=0)])
     state = core.init(0)
     (group_id,) = state
     first = state[group_id]["parameters"].clone()
@@ -240,13 +240,13 @@ def test_the_target_network_acts_if_it_is_to(make_batch: MakeBatch, target_acts:
     core = make_core(target_acts=target_acts, lr=1e-2)
     (group_id,) = state = core.init(0)
     for seed in range(3):
-        state = core.step(state, {"default": collate([make_batch(4, 6, seed=seed)])}).state
+        state = core.step(state, collate([make_batch(4, 6, seed=seed)])).state
     group, saved = core.groups[group_id], core.state_to_tree(state)
     target = group.named(state[group_id]["extra"]["target"])
     trained = group.named(state[group_id]["parameters"])
     expected = target if target_acts else trained
-    kept = weights_in(saved, acting=True)["default"]
-    for name, tensor in core.get_params(state)["default"].items():
+    kept = weights_in(saved, acting=True)
+    for name, tensor in core.get_params(state).items():
         if name in expected:
             torch.testing.assert_close(tensor, expected[name])
             np.testing.assert_array_equal(kept[name], tensor.numpy())
@@ -265,7 +265,7 @@ def test_schedules_count_what_arrived_and_not_how_often_it_was_drawn(
     for seed in range(3):
         batch = make_batch(4, 6, seed=seed)
         arrived += batch.live_steps
-        metrics = fetch_metrics(learner.update_from_episodes([batch]))["default"]
+        metrics = fetch_metrics(learner.update_from_episodes([batch]))
     (group,) = learner.state.values()
     assert int(group["steps"]) == arrived
     assert 1 - arrived / 100 < metrics["epsilon"] < 1 - (arrived - batch.live_steps) / 100 + 0.01
@@ -342,7 +342,7 @@ def test_a_wrong_key_is_named(keys: dict[str, Any], words: str) -> None:
 def test_new_steps_are_told_once(make_batch: MakeBatch) -> None:
     core = make_core(replay_batch_size=4, replay_begin=0)
     batch = make_batch(4, 6)
-    drawn = list(core.data_source().add({"default": collate([batch])}))
-    told = [int(each["default"][NEW_STEPS]) for each in drawn]
+    drawn = list(core.data_source().add(collate([batch])))
+    told = [int(each[NEW_STEPS]) for each in drawn]
     assert told[0] == batch.live_steps
     assert not any(told[1:])

@@ -68,8 +68,8 @@ def made(case: str) -> tuple[GradientCore, juggler.Sample, str]:
     core, config, module, acts, (key, buffer), model = CASES[case]
     make = partial(module, VECTOR, acts, model or {"hidden_sizes": [4]})
     return (
-        core({"default": make}, config(**{key: SCHEDULE})),
-        {"default": sample_for(make())},
+        core(make, config(**{key: SCHEDULE})),
+        sample_for(make()),
         buffer,
     )
 
@@ -83,10 +83,10 @@ def test_a_core_that_is_derived_from_a_shipped_one_explores_by_the_schedule_with
     for _ in range(3):
         expected = 1 - steps / 1000
         state, metrics, _ = core.apply(state, *core.grads(state, sample))
-        assert float(core.get_params(state)["default"][buffer]) == pytest.approx(expected)
-        assert float(metrics["default"][buffer]) == pytest.approx(expected)
-        assert "size" in metrics["default"]
-        steps = int(state["default"]["steps"])
+        assert float(core.get_params(state)[buffer]) == pytest.approx(expected)
+        assert float(metrics[buffer]) == pytest.approx(expected)
+        assert "size" in metrics
+        steps = int(state["steps"])
     assert steps > 0
 
 
@@ -109,9 +109,9 @@ def test_a_loss_may_set_the_buffer_by_itself() -> None:
 
     _, sample, _ = made("dqn")
     make = partial(juggler.QNetwork, VECTOR, spaces.Discrete(2), {"hidden_sizes": [4]})
-    core = Quiet({"default": make}, juggler.DqnConfig())
+    core = Quiet(make, juggler.DqnConfig())
     state = core.step(core.init(0), sample).state
-    assert float(core.get_params(state)["default"]["epsilon"]) == 0.25
+    assert float(core.get_params(state)["epsilon"]) == 0.25
 
 
 class Exploring(SquaredValues):
@@ -124,7 +124,7 @@ class Exploring(SquaredValues):
 
 
 def test_a_buffer_that_the_module_lacks_is_named() -> None:
-    core = Exploring({"default": MODULE}, juggler.LearnerConfig())
+    core = Exploring(MODULE, juggler.LearnerConfig())
     core.says = lambda: {"epsilon": torch.tensor(0.5)}
     with pytest.raises(ValueError, match="module 'default', ActorCritic, has no buffer 'epsilon'"):
         core.grads(core.init(0), SAMPLE)

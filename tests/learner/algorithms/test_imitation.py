@@ -70,8 +70,8 @@ def make_inner(name: str) -> GradientCore:
             replay_batch_size=8,
             replay_ratio=4.0,
         )
-        return Dqn({"default": partial(QNetwork, VECTOR, TWO, MODEL)}, config)
-    make = {"default": partial(ActorCritic, VECTOR, TWO, MODEL)}
+        return Dqn(partial(QNetwork, VECTOR, TWO, MODEL), config)
+    make = partial(ActorCritic, VECTOR, TWO, MODEL)
     if name == "ppo":
         return Ppo(make, PpoConfig(gamma=GAMMA, minibatches=2, epochs=1))
     return Impala(make, ImpalaConfig(gamma=GAMMA))
@@ -127,9 +127,9 @@ class Slow:
 def changed_state(core: Discriminator) -> Any:
     """A state whose discriminator knows something."""
     state = core.init(0)
-    trained = state["own"]["default"]["trained"]
+    trained = state["own"]["trained"]
     noise = torch.randn(trained.shape, generator=torch.Generator().manual_seed(1))
-    state["own"]["default"]["trained"] = trained + 0.3 * noise
+    state["own"]["trained"] = trained + 0.3 * noise
     return state
 
 
@@ -139,13 +139,13 @@ def test_rewards_are_log_odds_and_an_end_has_those_of_the_absorbing_state(
 ) -> None:
     core = Discriminator(make_inner(name), own)
     state = changed_state(core)
-    slow = Slow(shown, state["own"]["default"])
+    slow = Slow(shown, state["own"])
     columns: Columns = collate([make_batch(4, 9, seed=1)])
     ends = columns["terminated"]
     if name == "dqn":
         columns = rows_of_transitions(columns, n=1, gamma=GAMMA)
         ends = columns["discounts"] == 0
-    changed = core.shown(state, {"default": columns})["default"]["rewards"]
+    changed = core.shown(state, columns)["rewards"]
     absorbing = float(slow.network.absorbing.detach().clamp(-1.5, 1.5))
     expected = np.zeros(changed.shape)
     for n, t in zip(*np.nonzero(columns["live"].numpy()), strict=True):
@@ -163,11 +163,11 @@ def test_who_cannot_be_told_from_the_demonstrations_gains_nothing_by_living_long
 ) -> None:
     core = Discriminator(make_inner("ppo"), own)
     state = core.init(0)
-    trained = state["own"]["default"]["trained"]
-    state["own"]["default"]["trained"] = torch.zeros_like(trained)  # D = 1/2 everywhere
+    trained = state["own"]["trained"]
+    state["own"]["trained"] = torch.zeros_like(trained)  # D = 1/2 everywhere
     columns = collate([make_batch(4, 9, seed=1)])
     assert columns["terminated"].any()
-    changed = core.shown(state, {"default": columns})["default"]["rewards"]
+    changed = core.shown(state, columns)["rewards"]
     assert not changed.any(), "neither by living nor by ending"
 
 
@@ -178,10 +178,10 @@ def test_one_step_of_the_discriminator_is_adams_on_both_losses_and_the_penalty(
     own = replace(own, minibatch_size=1024, gradient_penalty=weight)
     core = Discriminator(make_inner("impala"), own)
     state = changed_state(core)
-    begun = state["own"]["default"]
+    begun = state["own"]
     columns = collate([make_batch(4, 9, seed=1)])
     drawn: list[Demonstrations] = []
-    imitator = core._imitators["default"]
+    imitator = core._imitators
     demonstrations = imitator.demonstrations
 
     class Noting(Demonstrations):
@@ -190,7 +190,7 @@ def test_one_step_of_the_discriminator_is_adams_on_both_losses_and_the_penalty(
             return drawn[-1]
 
     imitator.demonstrations = Noting(*demonstrations)
-    found = core.learned(state, {"default": columns}, ALONE)
+    found = core.learned(state, columns, ALONE)
     slow = Slow(shown, begun)
     live, ends = columns["live"], columns["terminated"] & columns["live"]
     (shown_steps,) = drawn
@@ -218,7 +218,7 @@ def test_one_step_of_the_discriminator_is_adams_on_both_losses_and_the_penalty(
     last = shown_steps.terminated.sum()
     real = real - last * torch.log(torch.sigmoid(absorbing))
     real = real / (len(shown_steps.terminated) + last)
-    metrics = found[2]["default"]
+    metrics = found[2]
     named = replace(core.config, imitation={"demonstrations": "some"}).metric_names()
     assert metrics.keys() == set(named) - set(core.config.metric_names())
     loss = float(metrics["discriminator_loss"])
@@ -242,7 +242,7 @@ def test_one_step_of_the_discriminator_is_adams_on_both_losses_and_the_penalty(
     adam.step()
     expected = torch.cat([parameter.detach().flatten().float() for parameter in parameters])
     # Adam's first step is the sign of the gradient: where that is nearly 0, it is either.
-    close = (found[0]["default"]["trained"] - expected).abs() < 1e-5
+    close = (found[0]["trained"] - expected).abs() < 1e-5
     assert close.float().mean() > 0.97
 
 
@@ -256,9 +256,9 @@ def test_it_learns_to_tell_them_apart_and_is_smooth_with_a_penalty(
     columns = collate([make_batch(8, 16, seed=1)])
     columns["observations"] = columns["observations"] + 5
     for _ in range(60):
-        output = core.step(copied(state), {"default": columns})
+        output = core.step(copied(state), columns)
         state = output.state
-    metrics = output.metrics["default"]
+    metrics = output.metrics
     assert low < float(metrics["discriminator_loss"]) < high
     assert float(metrics["taken_for_demonstrated"]) < 0.1
 
@@ -271,17 +271,17 @@ def test_priorities_are_those_of_the_rows_that_were_drawn(
     state = changed_state(core)
     rows = rows_of_transitions(collate([make_batch(4, 9, seed=1)]), n=1, gamma=GAMMA)
     rows[IMPORTANCE_WEIGHTS] = torch.ones(len(rows["live"]))
-    shown = core.shown(state, {"default": rows})
+    shown = core.shown(state, rows)
     expected = inner.step(copied(state["inner"]), shown).priorities
-    found = core.step(copied(state), {"default": rows}).priorities
+    found = core.step(copied(state), rows).priorities
     assert found is not None
     assert expected is not None
-    torch.testing.assert_close(found["default"], expected["default"])
+    torch.testing.assert_close(found, expected)
     order = torch.randperm(len(rows["live"]), generator=torch.Generator().manual_seed(0))
     permuted = {key: x[order] for key, x in rows.items() if isinstance(x, torch.Tensor) and x.ndim}
-    again = core.step(copied(state), {"default": permuted}).priorities
+    again = core.step(copied(state), permuted).priorities
     assert again is not None
-    torch.testing.assert_close(again["default"], expected["default"][order])
+    torch.testing.assert_close(again, expected[order])
 
 
 @pytest.mark.parametrize("name", ["impala", "ppo", "dqn"])
@@ -289,7 +289,7 @@ def test_it_conforms(make_batch: MakeBatch, own: ImitationConfig, name: str) -> 
     def make() -> Discriminator:
         return Discriminator(make_inner(name), own)
 
-    samples = [{"default": collate([make_batch(4, 6, seed=seed)])} for seed in range(2)]
+    samples = [collate([make_batch(4, 6, seed=seed)]) for seed in range(2)]
     check_core(make, samples[0])
     check_learner(lambda seed: Learner(make(), seed=seed), samples)
 
@@ -307,13 +307,13 @@ def test_learners_of_a_group_have_one_discriminator(
 
 
 def test_what_cannot_imitate_says_so(own: ImitationConfig, shown: str) -> None:
-    bc = Bc({"default": partial(ActorCritic, VECTOR, TWO, MODEL)}, BcConfig())
+    bc = Bc(partial(ActorCritic, VECTOR, TWO, MODEL), BcConfig())
     with pytest.raises(ValueError, match="makes no difference to bc"):
         Discriminator(bc, own)
-    dqn = Dqn({"default": partial(QNetwork, VECTOR, TWO, MODEL)}, DqnConfig(n_step=3))
+    dqn = Dqn(partial(QNetwork, VECTOR, TWO, MODEL), DqnConfig(n_step=3))
     with pytest.raises(ValueError, match="set n_step = 1"):
         Discriminator(dqn, own)
-    dqn = Dqn({"default": partial(QNetwork, VECTOR, TWO, MODEL)}, DqnConfig(n_step=1, gamma=0.0))
+    dqn = Dqn(partial(QNetwork, VECTOR, TWO, MODEL), DqnConfig(n_step=1, gamma=0.0))
     with pytest.raises(ValueError, match=r"imitation with gamma = 0: .*; set gamma above 0"):
         Discriminator(dqn, own)
     other = {"default": partial(ActorCritic, spaces.Box(-1, 1, (4,), np.float32), TWO, MODEL)}
@@ -327,12 +327,12 @@ def test_whole_rows_that_are_kept_may_have_summed_rewards_of_a_discriminator(
     make_batch: MakeBatch, own: ImitationConfig
 ) -> None:
     model = {**MODEL, "recurrent": "gru", "recurrent_size": 8}
-    inner = R2d2({"default": partial(QNetwork, VECTOR, TWO, model)}, R2d2Config(n_step=3))
+    inner = R2d2(partial(QNetwork, VECTOR, TWO, model), R2d2Config(n_step=3))
     core = Discriminator(inner, own)
     state, columns = changed_state(core), collate([make_batch(4, 9, seed=1)])
     columns["states"] = {"module": {"hidden": torch.zeros(4, 8)}}
-    output = core.step(state, {"default": columns})
-    assert np.isfinite(list(fetch_metrics(output.metrics)["default"].values())).all()
+    output = core.step(state, columns)
+    assert np.isfinite(list(fetch_metrics(output.metrics).values())).all()
 
 
 @pytest.mark.parametrize(

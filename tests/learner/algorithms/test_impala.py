@@ -35,7 +35,7 @@ def make_core(
     **config: Any,
 ) -> Impala:
     make = partial(build_module, module, observation_space, TWO, model or {"hidden_sizes": [8]})
-    return Impala({"default": make}, ImpalaConfig(**config))
+    return Impala(make, ImpalaConfig(**config))
 
 
 @pytest.mark.parametrize("reset_rows", [True, False])
@@ -50,12 +50,12 @@ def test_gradients_are_those_of_the_loss_written_out_step_by_step(
     batch = make_batch(4, 9, seed=5, reset_rows=reset_rows)
     assert len(batch.final_rows) > 1
     assert batch.terminated.any()
-    grads, aux = core.grads(state, {"default": collate([batch])})
+    grads, aux = core.grads(state, collate([batch]))
 
-    module = in_training(core, state, core._factories["default"])
+    module = in_training(core, state, core._make_module)
     expected = slow_gradients(module, batch, core.config)
-    found = core._groups["default"].named(grads["default"])
-    assert aux["default"].live_steps["default"] == batch.live_steps
+    found = core.flat.named(grads)
+    assert aux.live_steps == batch.live_steps
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         np.testing.assert_allclose(found[name], gradient, rtol=1e-4, atol=1e-5)
@@ -67,12 +67,12 @@ def test_rows_of_different_lengths_give_the_gradient_of_each_by_itself(
     core = make_core()
     state = core.init(seed=0)
     batches = [make_batch(3, 9, seed=1), make_batch(2, 5, seed=2)]
-    together, aux = core.grads(state, {"default": collate(batches)})
-    mean = torch.zeros_like(together["default"])
+    together, aux = core.grads(state, collate(batches))
+    mean = torch.zeros_like(together)
     for batch in batches:
-        alone, _ = core.grads(state, {"default": collate([batch])})
-        mean += alone["default"] * batch.live_steps / aux["default"].live_steps["default"]
-    torch.testing.assert_close(together["default"], mean, rtol=1e-4, atol=1e-6)
+        alone, _ = core.grads(state, collate([batch]))
+        mean += alone * batch.live_steps / aux.live_steps
+    torch.testing.assert_close(together, mean, rtol=1e-4, atol=1e-6)
 
 
 def test_steps_that_are_not_live_do_not_change_the_gradient(make_batch: MakeBatch) -> None:
@@ -81,36 +81,36 @@ def test_steps_that_are_not_live_do_not_change_the_gradient(make_batch: MakeBatc
     batch = make_batch(4, 9, seed=1)
     dead = ~batch.live
     assert dead.any()
-    before, _ = core.grads(state, {"default": collate([batch])})
+    before, _ = core.grads(state, collate([batch]))
     batch.action_logp[dead] = -77.0
     batch.actions[dead] = 1 - batch.actions[dead]
     batch.observations[dead] += 1.0
     batch.rewards[dead] = 9.0
-    after, _ = core.grads(state, {"default": collate([batch])})
-    torch.testing.assert_close(after["default"], before["default"])
+    after, _ = core.grads(state, collate([batch]))
+    torch.testing.assert_close(after, before)
 
 
 def test_the_rounding_of_a_ratio_is_not_counted_as_clipped(make_batch: MakeBatch) -> None:
     core = make_core()
     state = core.init(seed=0)
     batch = make_batch(4, 10, ends=0.0)
-    module = in_training(core, state, core._factories["default"])
+    module = in_training(core, state, core._make_module)
     seen = module.forward_train({"observations": torch.as_tensor(batch.observations).flatten(0, 1)})
     policy = torch.distributions.Categorical(logits=seen["action_dist_inputs"])
     logp = policy.log_prob(torch.as_tensor(batch.actions).flatten()).detach().numpy()
     for error, clipped in ((1e-5, 0.0), (1e-3, 0.5)):
         errors = np.where(np.arange(40) % 2, error, -error)  # every other ratio is above 1
         batch.action_logp[:] = (logp + errors).reshape(4, 10)
-        output = core.step(copied(state), {"default": collate([batch])})
-        assert fetch_metrics(output.metrics)["default"]["clip_fraction"] == clipped
+        output = core.step(copied(state), collate([batch]))
+        assert fetch_metrics(output.metrics)["clip_fraction"] == clipped
 
 
 def test_metrics_say_what_they_are_called(make_batch: MakeBatch) -> None:
     core = make_core(lr=[(0, 1e-3), (100, 0.0)])
     state = core.init(seed=0)
     batch = make_batch(4, 10, ends=0.0)
-    sample = {"default": collate([batch])}
-    module = in_training(core, state, core._factories["default"])
+    sample = collate([batch])
+    module = in_training(core, state, core._make_module)
     inputs = module.forward_train(
         {"observations": torch.as_tensor(batch.observations).flatten(0, 1)}
     )
@@ -119,16 +119,16 @@ def test_metrics_say_what_they_are_called(make_batch: MakeBatch) -> None:
     log_ratio = logp - torch.as_tensor(batch.action_logp).flatten()
 
     output = core.step(copied(state), sample)
-    metrics = fetch_metrics(output.metrics)["default"]
+    metrics = fetch_metrics(output.metrics)
     assert metrics["entropy"] == pytest.approx(policy.entropy().mean().item())
     assert metrics["kl"] == pytest.approx((log_ratio.exp() - 1 - log_ratio).mean().item(), rel=1e-4)
     assert metrics["clip_fraction"] == pytest.approx((log_ratio > 1e-4).float().mean().item())
-    gradient = core.grads(state, sample)[0]["default"]
+    gradient = core.grads(state, sample)[0]
     assert metrics["grad_norm"] == pytest.approx(gradient.norm().item())
     assert metrics["lr"] == 1e-3
     assert metrics["skipped"] == 0.0
     assert metrics["explained_variance"] < 1.0
-    again = fetch_metrics(core.step(copied(output.state), sample).metrics)["default"]
+    again = fetch_metrics(core.step(copied(output.state), sample).metrics)
     assert again["lr"] == pytest.approx(0.6e-3)  # 40 of 100 steps have been trained on
 
 
@@ -149,9 +149,9 @@ def test_the_explained_variance_of_perfect_values_is_one(make_batch: MakeBatch) 
         4, 5, reset_rows=False, terminated=np.ones((4, 5), bool), truncated=np.zeros((4, 5), bool)
     )
     batch.rewards[:] = batch.observations[..., 0]
-    metrics = fetch_metrics(core.step(core.init(0), {"default": collate([batch])}).metrics)
-    assert metrics["default"]["explained_variance"] == pytest.approx(1.0)
-    assert metrics["default"]["value_loss"] == pytest.approx(0.0, abs=1e-9)
+    metrics = fetch_metrics(core.step(core.init(0), collate([batch])).metrics)
+    assert metrics["explained_variance"] == pytest.approx(1.0)
+    assert metrics["value_loss"] == pytest.approx(0.0, abs=1e-9)
 
 
 def equal(one: State, other: State) -> bool:
@@ -166,14 +166,14 @@ def equal(one: State, other: State) -> bool:
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_gradient_that_is_not_finite_changes_nothing(make_batch: MakeBatch, bad: float) -> None:
     core = make_core()
-    state = core.step(core.init(seed=0), {"default": collate([make_batch()])}).state
+    state = core.step(core.init(seed=0), collate([make_batch()])).state
     batch = make_batch(seed=1)
     batch.rewards[0, 0] = bad
-    output = core.step(copied(state), {"default": collate([batch])})
+    output = core.step(copied(state), collate([batch]))
     assert equal(output.state, state)
-    assert output.metrics["default"]["skipped"] == 1.0
-    good = core.step(copied(output.state), {"default": collate([make_batch(seed=1)])})
-    assert good.metrics["default"]["skipped"] == 0.0
+    assert output.metrics["skipped"] == 1.0
+    good = core.step(copied(output.state), collate([make_batch(seed=1)]))
+    assert good.metrics["skipped"] == 0.0
     assert not equal(good.state, state)
 
 
@@ -181,7 +181,7 @@ def test_a_sample_without_live_steps_changes_nothing(make_batch: MakeBatch) -> N
     core = make_core()
     state = core.init(seed=0)
     sample = collate([make_batch(ends=0.0, live=np.zeros((3, 6), bool))])
-    assert equal(core.step(copied(state), {"default": sample}).state, state)
+    assert equal(core.step(copied(state), sample).state, state)
 
 
 def test_modules_without_a_part_in_the_sample_stay_as_they_are(make_batch: MakeBatch) -> None:
@@ -199,9 +199,9 @@ def test_modules_without_a_part_in_the_sample_stay_as_they_are(make_batch: MakeB
 def test_an_update_leaves_params_that_were_given_out_alone(make_batch: MakeBatch) -> None:
     core = make_core()
     state = core.init(seed=0)
-    params = core.get_params(state)["default"]
+    params = core.get_params(state)
     copies = {name: tensor.clone() for name, tensor in params.items()}
-    core.step(copied(state), {"default": collate([make_batch()])})
+    core.step(copied(state), collate([make_batch()]))
     assert all(torch.equal(params[name], copies[name]) for name in copies)
 
 
@@ -233,8 +233,8 @@ class Normalized(RLModule):
 def test_buffers_follow_training_and_fixed_parameters_do_not(make_batch: MakeBatch) -> None:
     core = make_core(Normalized)
     state = core.init(seed=0)
-    after = core.step(copied(state), {"default": collate([make_batch()])}).state
-    before_params, params = core.get_params(state)["default"], core.get_params(after)["default"]
+    after = core.step(copied(state), collate([make_batch()])).state
+    before_params, params = core.get_params(state), core.get_params(after)
     assert torch.equal(before_params["norm.running_mean"], torch.zeros(4))
     assert not torch.equal(params["norm.running_mean"], torch.zeros(4))
     assert params["norm.num_batches_tracked"] == 1
@@ -268,7 +268,7 @@ def test_a_module_that_is_no_actor_critic_is_told_what_it_lacks(
 ) -> None:
     core = make_core(module)
     with pytest.raises(ValueError, match=said):
-        core.step(core.init(0), {"default": collate([make_batch()])})
+        core.step(core.init(0), collate([make_batch()]))
 
 
 def test_a_module_that_cannot_be_trained_is_refused() -> None:

@@ -51,8 +51,8 @@ CHOSEN = spaces.Dict(
 def assert_gradients(core: Impala, make: Callable[[], RLModule], batch: EpisodeBatch) -> None:
     state = core.init(seed=3)
     module = in_training(core, state, make)
-    grads, _ = core.grads(state, {"default": collate([batch])})
-    found = core._groups["default"].named(grads["default"])
+    grads, _ = core.grads(state, collate([batch]))
+    found = core.flat.named(grads)
     for name, gradient in slow_gradients(module, batch, core.config).items():
         np.testing.assert_allclose(found[name], gradient, rtol=1e-3, atol=1e-5, err_msg=name)
 
@@ -81,7 +81,7 @@ def test_gradients_of_trees_are_those_of_the_loss_written_out(
         action_logp=batch.action_logp - 5,
         states={"module": zeros} if zeros else {},
     )
-    core = Impala({"default": make}, ImpalaConfig(gamma=0.9, entropy_coefficient=0.1))
+    core = Impala(make, ImpalaConfig(gamma=0.9, entropy_coefficient=0.1))
     assert_gradients(core, make, EpisodeBatch.from_tree(batch.to_tree()))
 
 
@@ -121,18 +121,18 @@ def masked(batch: EpisodeBatch, mask: np.ndarray) -> EpisodeBatch:
 
 def test_illegal_actions_take_no_gradient_and_no_entropy(make_batch: MakeBatch) -> None:
     make = partial(FreeLogits, MASKED, spaces.Discrete(3), {})
-    core = Impala({"default": make}, ImpalaConfig(entropy_coefficient=0.1))
+    core = Impala(make, ImpalaConfig(entropy_coefficient=0.1))
     state = core.init(seed=0)
     mask = np.ones((3, 6, 3), bool)
     mask[..., 2] = False
     batch = masked(make_batch(3, 6, seed=2, choices=2), mask)
     assert_gradients(core, make, batch)
-    sample = {"default": collate([batch])}
+    sample = collate([batch])
     grads, _ = core.grads(state, sample)
-    gradient = core._groups["default"].named(grads["default"])["logits"]
+    gradient = core.flat.named(grads)["logits"]
     assert gradient[2] == 0
     assert (gradient[:2] != 0).all()
-    metrics = fetch_metrics(core.step(copied(state), sample).metrics)["default"]
+    metrics = fetch_metrics(core.step(copied(state), sample).metrics)
     legal = torch.distributions.Categorical(logits=torch.tensor([0.3, -0.2]))
     assert metrics["entropy"] == pytest.approx(legal.entropy().item())
 
@@ -147,5 +147,5 @@ def test_masks_are_those_of_each_step(make_batch: MakeBatch, recurrent: str) -> 
     mask = rng.random((4, 7, 3)) < 0.5
     rows, steps = np.indices((4, 7))
     mask[rows, steps, batch.actions] = True  # what was chosen was legal
-    core = Impala({"default": make}, ImpalaConfig(entropy_coefficient=0.1))
+    core = Impala(make, ImpalaConfig(entropy_coefficient=0.1))
     assert_gradients(core, make, masked(batch, mask))

@@ -34,7 +34,7 @@ GAMMA, EXPECTILE, BETA, SCALE = 0.9, 0.8, 2.0, 0.7
 def make_core(space: spaces.Space[Any], **config: Any) -> Iql:
     make = partial(ImplicitActorCritic, VECTOR, space, MODEL)
     given = {"gamma": GAMMA, "expectile": EXPECTILE, "advantage_weight": BETA}
-    return Iql({"default": make}, IqlConfig(reward_scale=SCALE, **given, **config))
+    return Iql(make, IqlConfig(reward_scale=SCALE, **given, **config))
 
 
 def columns_of(make_batch: MakeBatch, space: spaces.Space[Any]) -> Columns:
@@ -75,9 +75,9 @@ def test_the_losses_are_those_of_the_paper(make_batch: MakeBatch, kind: str) -> 
     core, columns = make_core(space), dict(columns_of(make_batch, space))
     columns["importance_weights"] = weights = torch.tensor([1.0, 0.2, 0.5, 0.7])
     state = core.init(0)
-    state["default"]["extra"]["target"] = core.init(5)["default"]["parameters"]
-    own = Slow(space, state["default"]["parameters"])
-    target = Slow(space, state["default"]["extra"]["target"])
+    state["extra"]["target"] = core.init(5)["parameters"]
+    own = Slow(space, state["parameters"])
+    target = Slow(space, state["extra"]["target"])
     found, seen = transitions(columns, 1, GAMMA), all_observations(columns)
     value, critic, policy = [], [], []
     surprises = np.zeros((4, 6))
@@ -92,12 +92,12 @@ def test_the_losses_are_those_of_the_paper(make_batch: MakeBatch, kind: str) -> 
         critic.append(weight * 0.5 * np.square(errors).sum())
         surprises[n, t] = np.abs(errors).mean()
         policy.append(-weight * min(np.exp(BETA * gain), 100.0) * own.logp(x, action))
-    _, aux = core.grads(state, {"default": columns})
-    metrics = {name: float(x) for name, x in aux["default"].metrics["default"].items()}
+    _, aux = core.grads(state, columns)
+    metrics = {name: float(x) for name, x in aux.metrics.items()}
     assert metrics["value_loss"] == pytest.approx(np.mean(value), rel=1e-5)
     assert metrics["critic_loss"] == pytest.approx(np.mean(critic), rel=1e-5)
     assert metrics["policy_loss"] == pytest.approx(np.mean(policy), rel=1e-5)
-    priorities = aux["default"].priorities["default"]
+    priorities = aux.priorities
     np.testing.assert_allclose(priorities, surprises.max(1), rtol=1e-5)
 
 
@@ -108,9 +108,9 @@ def test_drawn_transitions_have_the_gradient_of_the_rows_that_they_are_from(
     space = SPACES[kind]
     core, columns = make_core(space), columns_of(make_batch, space)
     state = core.init(0)
-    expected, _ = core.grads(state, {"default": columns})
-    found, _ = core.grads(state, {"default": rows_of_transitions(columns, 1, GAMMA)})
-    torch.testing.assert_close(found["default"], expected["default"], rtol=1e-4, atol=1e-6)
+    expected, _ = core.grads(state, columns)
+    found, _ = core.grads(state, rows_of_transitions(columns, 1, GAMMA))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_each_loss_trains_its_own_part_alone(make_batch: MakeBatch) -> None:
@@ -118,11 +118,11 @@ def test_each_loss_trains_its_own_part_alone(make_batch: MakeBatch) -> None:
     core, columns = make_core(NUMBER), columns_of(make_batch, NUMBER)
     state = core.init(0)
     (group,) = core.groups.values()
-    still, _ = core.grads(state, {"default": columns})
+    still, _ = core.grads(state, columns)
     other = make_core(NUMBER, importance_exponent=0.4)
     other.config.advantage_weight = 0.0
-    changed, _ = other.grads(state, {"default": columns})
-    for name, gradient in group.named(changed["default"] - still["default"]).items():
+    changed, _ = other.grads(state, columns)
+    for name, gradient in group.named(changed - still).items():
         of_policy = name.startswith(("encoder.", "policy_head."))
         assert bool(gradient.any()) == of_policy or name.endswith("log_std"), name
 

@@ -57,15 +57,15 @@ def test_a_final_observation_without_a_legal_action_is_worth_its_best_action(
     found = ALGORITHMS[algorithm]
     package, _, name = found.core.partition(":")
     core: Any = getattr(__import__(package, fromlist=[name]), name)(
-        {"default": partial(QNetwork, MASKED, spaces.Discrete(2), model)}, found.config(**keys)
+        partial(QNetwork, MASKED, spaces.Discrete(2), model), found.config(**keys)
     )
     batch = make_batch(4, 12, seed=1, ends=0.3)
     assert len(batch.final_rows), "an episode is truncated"
     state, gradients = core.init(0), []
     for at_ends in (0, 1):
-        sample = {"default": collate([masked(batch, at_ends)])}
+        sample = collate([masked(batch, at_ends)])
         grads, aux = core.grads(state, sample)
         (gradient,), (each,) = grads.values(), aux.values()
-        assert float(each.metrics["default"]["value_loss"]) < 100
+        assert float(each.metrics["value_loss"]) < 100
         gradients.append(gradient)
     torch.testing.assert_close(*gradients)

@@ -19,7 +19,7 @@ from juggler.learner.algorithms.appo.core import Appo
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.core.gradient_core import State
-from juggler.learner.core.learner_core import ALONE, Sample, Seam, StepOutput
+from juggler.learner.core.learner_core import ALONE, Columns, Seam, StepOutput
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.population import Population
 from juggler.learner.data.sources import CircularBuffer, Queue
@@ -38,18 +38,18 @@ MEMORY = {"hidden_sizes": [8], "recurrent": "gru", "recurrent_size": 6}
 class Noting(Impala):
     """Notes what each step is made on, and from which state."""
 
-    def step(self, state: State, sample: Sample, seam: Seam = ALONE) -> StepOutput[State]:
+    def step(self, state: State, sample: Columns, seam: Seam = ALONE) -> StepOutput[State]:
         before = {
             key: {**own, "parameters": own["parameters"].clone()} for key, own in state.items()
         }
-        self.noted = [*getattr(self, "noted", []), (before, sample["default"])]
+        self.noted = [*getattr(self, "noted", []), (before, sample)]
         return super().step(state, sample, seam)
 
 
 def make_core(kind: Any = Impala, model: dict[str, Any] | None = None, **config: Any) -> Any:
     make = partial(build_module, None, VECTOR, TWO, model or {"hidden_sizes": [8]})
     keys = AppoConfig if issubclass(kind, Appo) else ImpalaConfig
-    return kind({"default": make}, keys(**{"replay_share": 0.5, **config}))
+    return kind(make, keys(**{"replay_share": 0.5, **config}))
 
 
 def batch_for(make_batch: MakeBatch, seed: int, model: Any, rows: int = 3) -> EpisodeBatch:
@@ -105,7 +105,7 @@ def test_old_rows_are_learned_from_by_v_trace_under_the_newest_policy(
     assert len(chosen) > 3, "there are old rows"
     assert any(len(each.final_rows) for each in chosen[3:]), "with observations to bootstrap from"
 
-    module = in_training(core, state, core._factories["default"])
+    module = in_training(core, state, core._make_module)
     steps = [learned_steps(each, burn_in if model else 0) for each in chosen]
     expected = {
         name: sum(
@@ -116,8 +116,8 @@ def test_old_rows_are_learned_from_by_v_trace_under_the_newest_policy(
         / sum(steps)
         for name, _ in module.named_parameters()
     }
-    grads, _ = core.grads(state, {"default": columns})
-    for name, gradient in core.groups["default"].named(grads["default"]).items():
+    grads, _ = core.grads(state, columns)
+    for name, gradient in core.groups.named(grads).items():
         np.testing.assert_allclose(gradient, expected[name], rtol=1e-3, atol=1e-5)
 
 
@@ -144,10 +144,10 @@ def test_schedules_count_new_steps_alone(
     for seed in range(12):
         batch = make_batch(4, 6, seed=seed)
         arrived += batch.live_steps
-        metrics = fetch_metrics(learner.update_from_episodes([batch]))["default"]
+        metrics = fetch_metrics(learner.update_from_episodes([batch]))
     assert metrics["replayed_steps"] == pytest.approx(20, abs=8)
     assert metrics["replay_age"] >= 1
-    steps = int(learner.state["default"]["steps"])
+    steps = int(learner.state["steps"])
     assert steps == arrived if uses == 1 else arrived < steps < 2 * arrived
 
 
@@ -157,7 +157,7 @@ def test_a_call_in_minibatches_and_epochs_counts_new_steps_once(make_batch: Make
         batch = make_batch(8, 6, seed=seed)
         arrived += batch.live_steps
         learner.update_from_episodes([batch], minibatch_size=10, num_epochs=3)
-    assert int(learner.state["default"]["steps"]) == arrived
+    assert int(learner.state["steps"]) == arrived
 
 
 @pytest.mark.parametrize("kind", [Impala, Appo])
@@ -182,7 +182,7 @@ def test_old_rows_that_are_saved_are_learned_from_after_a_resume(
     other.restore(*one.save())
     for seed in range(6, 10):
         found = [
-            fetch_metrics(learner.update_from_episodes([make_batch(3, 6, seed=seed)]))["default"]
+            fetch_metrics(learner.update_from_episodes([make_batch(3, 6, seed=seed)]))
             for learner in (one, other)
         ]
         assert found[0] == found[1]
@@ -206,10 +206,10 @@ def test_learners_of_a_group_keep_rows_of_their_own_and_equal_weights(
         arrived += first.live_steps + second.live_steps
         update(group, [[first], [second]])
         assert len(set(map(state_hash, group))) == 1
-    tables = [learner._data._modules["default"].table for learner in group]  # type: ignore[attr-defined]
+    tables = [learner._data._modules.table for learner in group]  # type: ignore[attr-defined]
     assert tables[0].size <= 5 * 3 < tables[1].size
     if kind is Impala:
-        assert int(group[0].state["default"]["steps"]) == arrived
+        assert int(group[0].state["steps"]) == arrived
 
 
 @pytest.mark.parametrize("saved", [True, False])
@@ -232,7 +232,7 @@ def test_members_of_a_population_share_the_old_rows(make_batch: MakeBatch) -> No
         for learner in (alone, together):
             learner.update_from_episodes([make_batch(3, 6, seed=seed)])
     member = together.core.member(together.state, 1)
-    torch.testing.assert_close(member["default"], alone.state["default"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(member, alone.state, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="replay_share"):
         Population(make_core(), hyperparameters={"replay_share": [0.1, 0.5]})
 

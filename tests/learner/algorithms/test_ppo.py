@@ -42,16 +42,16 @@ def test_gradients_are_those_of_the_loss_written_out_step_by_step(
     batch = near(before, make_batch(5, 9, seed=5, reset_rows=reset_rows), core)
     assert len(batch.final_rows) > 1
     assert batch.terminated.any()
-    prepared, live_steps = core._prepared(before, {"default": collate([batch])}, ALONE)
-    assert live_steps["default"] == batch.live_steps
-    whole = {"default": prepared["default"].columns}
+    prepared, live_steps = core._prepared(before, collate([batch]), ALONE)
+    assert live_steps == batch.live_steps
+    whole = prepared.columns
     state = core.apply(copied(before), *GradientCore.grads(core, before, whole)).state
 
     old, new = weights_of(parameters(core, before)), weights_of(parameters(core, state))
-    metrics = GradientCore.grads(core, state, whole)[1]["default"].metrics["default"]
+    metrics = GradientCore.grads(core, state, whole)[1].metrics
     assert 0.1 < metrics["clip_fraction"] < 0.9
     for weights, at in ((old, before), (new, state)):
-        found = core._groups["default"].named(GradientCore.grads(core, at, whole)[0]["default"])
+        found = core.flat.named(GradientCore.grads(core, at, whole)[0])
         expected = gradient(lambda w: ppo_loss(w, old, batch, core.config), weights)
         assert found.keys() == expected.keys()
         for name, slopes in expected.items():
@@ -63,9 +63,7 @@ def test_what_grads_gives_is_the_gradient_of_the_first_step(make_batch: MakeBatc
     state = core.init(seed=3)
     batch = near(state, make_batch(5, 9, seed=5), core)
     weights = weights_of(parameters(core, state))
-    found = core._groups["default"].named(
-        core.grads(state, {"default": collate([batch])})[0]["default"]
-    )
+    found = core.flat.named(core.grads(state, collate([batch]))[0])
     expected = gradient(lambda w: ppo_loss(w, weights, batch, core.config), weights)
     for name, slopes in expected.items():
         np.testing.assert_allclose(found[name], slopes, rtol=1e-4, atol=1e-5)
@@ -73,8 +71,8 @@ def test_what_grads_gives_is_the_gradient_of_the_first_step(make_batch: MakeBatc
 
 def advantages_in(core: Ppo, state: State, batches: list[EpisodeBatch]) -> Tensor:
     """Normalized, of live steps [M]."""
-    prepared, _ = core._prepared(state, {"default": collate(batches)}, ALONE)
-    columns = prepared["default"].columns
+    prepared, _ = core._prepared(state, collate(batches), ALONE)
+    columns = prepared.columns
     live: Tensor = columns["live"]
     found: Tensor = columns[ADVANTAGES][live]
     return found
@@ -125,16 +123,14 @@ def test_values_come_from_passes_of_bounded_size(
     core = make_core(Counting)
     state = core.init(seed=0)
     batch = make_batch(8, 16, seed=1)
-    sample: dict[str, Columns] = {"default": collate([batch])}
+    sample: dict[str, Columns] = collate([batch])
     whole = core.step(copied(state), sample).state
     Counting.passes.clear()
     monkeypatch.setattr("juggler.learner.core.forward.CHUNK", 50)
     parts = core.step(copied(state), sample).state
     assert max(Counting.passes) == 50
     assert sum(Counting.passes) == 8 * 16 + 8 + len(batch.final_rows), "each observation once"
-    torch.testing.assert_close(
-        parts["default"]["parameters"], whole["default"]["parameters"], rtol=1e-5, atol=1e-6
-    )
+    torch.testing.assert_close(parts["parameters"], whole["parameters"], rtol=1e-5, atol=1e-6)
 
 
 def test_a_pass_in_chunks_is_the_pass_as_a_whole_with_states_too(

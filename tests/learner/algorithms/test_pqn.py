@@ -33,7 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def make_core(module: Any = QNetwork, model: str = "plain", **config: Any) -> Pqn:
     make = partial(module, VECTOR, THREE, MODELS[model])
-    return Pqn({"default": make}, PqnConfig(**config))
+    return Pqn(make, PqnConfig(**config))
 
 
 def slow_returns(
@@ -70,8 +70,8 @@ def test_gradients_are_those_of_lambda_returns_written_out_step_by_step(
     batch = make_batch(4, 9, seed=5, reset_rows=reset_rows, choices=3, states=states)
     assert len(batch.final_rows) > 1
     assert batch.terminated.any()
-    grads, aux = core.grads(state, {"default": collate([batch])})
-    module = in_training(core, state, core._factories["default"])
+    grads, aux = core.grads(state, collate([batch]))
+    module = in_training(core, state, core._make_module)
     steps = slow_steps(module, batch)
     returns = slow_returns(batch, steps, core.config)
     losses = [
@@ -80,8 +80,8 @@ def test_gradients_are_those_of_lambda_returns_written_out_step_by_step(
     loss = torch.stack(losses).mean()
     named = {name: each for name, each in module.named_parameters() if each.requires_grad}
     expected = torch.autograd.grad(loss, list(named.values()))
-    found = core._groups["default"].named(grads["default"])
-    assert aux["default"].metrics["default"]["value_loss"] == pytest.approx(loss.item(), rel=1e-4)
+    found = core.flat.named(grads)
+    assert aux.metrics["value_loss"] == pytest.approx(loss.item(), rel=1e-4)
     assert found.keys() == named.keys()
     for name, gradient in zip(named, expected, strict=True):
         np.testing.assert_allclose(found[name], gradient, rtol=1e-4, atol=1e-5, err_msg=name)
@@ -92,12 +92,12 @@ def test_epsilon_follows_the_steps_trained_on_and_goes_out_with_the_weights(
 ) -> None:
     core = make_core(exploration_epsilon=[(0.0, 0.8), (30.0, 0.2)], epochs=2, minibatches=1)
     learner = Learner(core, seed=0)
-    assert learner.get_weights()["default"]["epsilon"] == 1.0, "nothing is known yet"
+    assert learner.get_weights()["epsilon"] == 1.0, "nothing is known yet"
     batch = make_batch(3, 6, reset_rows=False, choices=3)
     seen = []
     for _ in range(3):
-        metrics = fetch_metrics(learner.update_from_episodes([batch]))["default"]
-        seen.append(float(learner.get_weights()["default"]["epsilon"]))
+        metrics = fetch_metrics(learner.update_from_episodes([batch]))
+        seen.append(float(learner.get_weights()["epsilon"]))
     assert metrics["epsilon"] == pytest.approx(0.2)
     assert seen[-1] == pytest.approx(0.2)
     assert seen[0] > seen[1] >= seen[2]

@@ -35,7 +35,7 @@ GAMMA, SCALE, STEPS = 0.9, 0.7, 3
 def make_core(module: Any = QNetwork, model: Any = None, **config: Any) -> R2d2:
     make = partial(module, VECTOR, TWO, model or MODEL)
     keys = {"gamma": GAMMA, "reward_scale": SCALE, "n_step": STEPS, **config}
-    return R2d2({"default": make}, R2d2Config(**keys))
+    return R2d2(make, R2d2Config(**keys))
 
 
 def batch_of(make_batch: MakeBatch, seed: int, rows: int = 4, steps: int = 9) -> EpisodeBatch:
@@ -169,14 +169,12 @@ def test_loss_gradient_and_priorities_are_those_of_episodes_played_step_by_step(
     priorities = [0.9 * max(row) + 0.1 * np.mean(row) for row in rows]
 
     columns = collate([batch])
-    sample = {"default": {**columns, IMPORTANCE_WEIGHTS: torch.from_numpy(weights).float()}}
+    sample = {**columns, IMPORTANCE_WEIGHTS: torch.from_numpy(weights).float()}
     grads, aux = core.grads(state, sample)
     found = aux[group_id]
-    assert float(found.metrics["default"]["value_loss"]) == pytest.approx(
-        float(loss.detach()), rel=1e-5
-    )
-    assert int(found.live_steps["default"]) == len(own.learned)
-    np.testing.assert_allclose(found.priorities["default"].numpy(), priorities, rtol=1e-4)
+    assert float(found.metrics["value_loss"]) == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert int(found.live_steps) == len(own.learned)
+    np.testing.assert_allclose(found.priorities.numpy(), priorities, rtol=1e-4)
     np.testing.assert_allclose(grads[group_id].numpy(), gradient.numpy(), rtol=1e-3, atol=1e-6)
 
 
@@ -184,7 +182,7 @@ def test_micro_batches_have_the_gradient_of_the_whole(make_batch: MakeBatch) -> 
     columns = collate([batch_of(make_batch, seed=2)])
     whole, parts = make_core(), make_core(micro_batches=3)
     state = whole.init(0)
-    sample = {"default": columns}
+    sample = columns
     (one,), (other,) = (core.grads(state, sample)[0].values() for core in (whole, parts))
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
@@ -231,7 +229,7 @@ def test_schedules_count_live_steps_that_arrived(make_batch: MakeBatch) -> None:
     for seed in range(3):
         batch = batch_of(make_batch, seed=seed)
         arrived += batch.live_steps
-        metrics = fetch_metrics(learner.update_from_episodes([batch]))["default"]
+        metrics = fetch_metrics(learner.update_from_episodes([batch]))
         assert math.isfinite(metrics["value_loss"])
     (group,) = learner.state.values()
     assert int(group["steps"]) == arrived
@@ -239,12 +237,12 @@ def test_schedules_count_live_steps_that_arrived(make_batch: MakeBatch) -> None:
 
 def test_learning_begins_after_so_many_steps(make_batch: MakeBatch) -> None:
     core, batch = make_core(replay_batch_size=4, replay_begin=60), batch_of(make_batch, seed=0)
-    source, sample = core.data_source(), {"default": collate([batch])}
+    source, sample = core.data_source(), collate([batch])
     assert 30 < batch.live_steps < 60
     assert list(source.add(sample)) == []
     drawn = list(source.add(sample))
     assert len(drawn) == 4 * 8 / 4
-    assert [int(each["default"][NEW_STEPS]) for each in drawn[:2]] == [2 * batch.live_steps, 0]
+    assert [int(each[NEW_STEPS]) for each in drawn[:2]] == [2 * batch.live_steps, 0]
 
 
 def test_a_module_without_a_memory_is_refused() -> None:

@@ -94,8 +94,8 @@ def batch_for(
 def outputs_of(
     core: Impala, state: Any, batches: list[EpisodeBatch], burn_in: int
 ) -> PolicyAndValues:
-    unit = core._groups["default"]
-    forward = Forward(unit, "default", state["default"]["parameters"], state["default"]["buffers"])
+    unit = core.flat
+    forward = Forward(unit, state["parameters"], state["buffers"])
     return actor_critic_pass(forward, collate(batches), burn_in)
 
 
@@ -120,7 +120,7 @@ def assert_as_played(
 def test_values_are_those_of_playing_every_episode_again(
     make_batch: MakeBatch, make: Callable[[], RLModule], reset_rows: bool
 ) -> None:
-    core = Impala({"default": make}, ImpalaConfig())
+    core = Impala(make, ImpalaConfig())
     state = core.init(seed=3)
     module = in_training(core, state, make)
     batches = [
@@ -138,7 +138,7 @@ def test_rows_may_begin_with_a_reset_row_and_end_with_steps_that_fill_them_up(
 ) -> None:
     live = np.ones((3, 5), bool)
     live[1, 0] = live[2, 3:] = False
-    core = Impala({"default": MODULES["lstm"]}, ImpalaConfig())
+    core = Impala(MODULES["lstm"], ImpalaConfig())
     state = core.init(seed=3)
     module = in_training(core, state, MODULES["lstm"])
     batch = batch_for(make_batch, module, 3, 5, ends=0.0, live=live)
@@ -149,7 +149,7 @@ def test_rows_may_begin_with_a_reset_row_and_end_with_steps_that_fill_them_up(
 def test_rows_of_different_lengths_end_with_their_own_last_observation(
     make_batch: MakeBatch,
 ) -> None:
-    core = Impala({"default": MODULES["gru"]}, ImpalaConfig())
+    core = Impala(MODULES["gru"], ImpalaConfig())
     state = core.init(seed=3)
     module = in_training(core, state, MODULES["gru"])
     batches = [
@@ -166,66 +166,66 @@ def test_gradients_are_those_of_playing_every_episode_again(
 ) -> None:
     """Through all of an episode's steps in its row, but those of the burn-in."""
     config = ImpalaConfig(burn_in=burn_in, gamma=0.9, lambda_=0.9, entropy_coefficient=0.1)
-    core = Impala({"default": make}, config)
+    core = Impala(make, config)
     state = core.init(seed=3)
     module = in_training(core, state, make)
     batch = batch_for(make_batch, module, 6, 7, seed=8, ends=0.2)
     lengths = batch.segment_lengths[batch.segment_offsets > 0]
     assert len(lengths) > 1
     assert lengths.min() < 3 < lengths.max()  # one is over before its burn-in
-    grads, aux = core.grads(state, {"default": collate([batch])})
+    grads, aux = core.grads(state, collate([batch]))
     expected = slow_gradients(module, batch, config)
-    found = core._groups["default"].named(grads["default"])
+    found = core.flat.named(grads)
     for name, gradient in expected.items():
         np.testing.assert_allclose(found[name], gradient, rtol=1e-3, atol=1e-5)
     burnt = np.minimum(lengths, burn_in).sum()
-    assert aux["default"].live_steps["default"] == batch.live_steps - burnt
+    assert aux.live_steps == batch.live_steps - burnt
 
 
 def test_steps_that_are_only_burnt_in_do_not_count_in_a_mean_over_learners(
     make_batch: MakeBatch,
 ) -> None:
     module = MODULES["lstm"]()
-    core = Impala({"default": MODULES["lstm"]}, ImpalaConfig(burn_in=2))
+    core = Impala(MODULES["lstm"], ImpalaConfig(burn_in=2))
     state = core.init(seed=0)
     batches = [batch_for(make_batch, module, n, 6, seed=n) for n in (3, 5)]
-    together, aux = core.grads(state, {"default": collate(batches)})
-    mean = torch.zeros_like(together["default"])
+    together, aux = core.grads(state, collate(batches))
+    mean = torch.zeros_like(together)
     for batch in batches:
-        alone, its = core.grads(state, {"default": collate([batch])})
-        share = its["default"].live_steps["default"] / aux["default"].live_steps["default"]
-        mean += alone["default"] * share
-    torch.testing.assert_close(together["default"], mean, rtol=1e-4, atol=1e-6)
+        alone, its = core.grads(state, collate([batch]))
+        share = its.live_steps / aux.live_steps
+        mean += alone * share
+    torch.testing.assert_close(together, mean, rtol=1e-4, atol=1e-6)
 
 
 def test_what_is_not_live_does_not_change_the_gradient_and_may_be_all_there_is(
     make_batch: MakeBatch,
 ) -> None:
     module = MODULES["gru"]()
-    core = Impala({"default": MODULES["gru"]}, ImpalaConfig(burn_in=1))
+    core = Impala(MODULES["gru"], ImpalaConfig(burn_in=1))
     state = core.init(seed=0)
     batch = batch_for(make_batch, module, 4, 8, seed=1)
     dead = ~batch.live
     assert dead.any()
-    before, _ = core.grads(state, {"default": collate([batch])})
+    before, _ = core.grads(state, collate([batch]))
     batch.action_logp[dead] = -77.0
     batch.observations[dead] += 9.0
-    after, _ = core.grads(state, {"default": collate([batch])})
-    torch.testing.assert_close(after["default"], before["default"])
+    after, _ = core.grads(state, collate([batch]))
+    torch.testing.assert_close(after, before)
 
     nothing = batch_for(make_batch, module, 4, 1, ends=0.0, live=np.zeros((4, 1), bool))
-    output = core.step(copied(state), {"default": collate([nothing])})
-    assert torch.equal(output.state["default"]["parameters"], state["default"]["parameters"])
-    assert output.metrics["default"]["skipped"] == 0
+    output = core.step(copied(state), collate([nothing]))
+    assert torch.equal(output.state["parameters"], state["parameters"])
+    assert output.metrics["skipped"] == 0
 
 
 def test_episodes_without_states_are_refused(make_batch: MakeBatch) -> None:
-    core = Impala({"default": MODULES["lstm"]}, ImpalaConfig())
+    core = Impala(MODULES["lstm"], ImpalaConfig())
     with pytest.raises(ValueError, match="has a state, and the episodes have none"):
-        core.step(core.init(0), {"default": collate([make_batch()])})
+        core.step(core.init(0), collate([make_batch()]))
 
 
 def test_burn_in_without_anything_to_warm_up_is_refused() -> None:
     make = partial(build_module, None, VECTOR, TWO, {})
     with pytest.raises(ValueError, match="burn_in = 2: no module has a state"):
-        Impala({"default": make}, ImpalaConfig(burn_in=2))
+        Impala(make, ImpalaConfig(burn_in=2))

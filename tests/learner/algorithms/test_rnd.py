@@ -24,7 +24,7 @@ from juggler.learner.algorithms.intrinsic.rnd import Rnd
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.core.gradient_core import GradientCore
-from juggler.learner.core.learner_core import ALONE, Columns, Sample
+from juggler.learner.core.learner_core import ALONE, Columns
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.transitions import rows_of_transitions
 from juggler.learner.data.collate import collate
@@ -46,15 +46,15 @@ OWN = IntrinsicConfig(
 )
 INNER: dict[str, Callable[[], GradientCore]] = {
     "impala": lambda: Impala(
-        {"default": partial(ActorCritic, VECTOR, TWO, MODEL)},
+        partial(ActorCritic, VECTOR, TWO, MODEL),
         ImpalaConfig(gamma=0.95, lambda_=0.8, reward_scale=0.5),
     ),
     "ppo": lambda: Ppo(
-        {"default": partial(ActorCritic, VECTOR, TWO, MODEL)},
+        partial(ActorCritic, VECTOR, TWO, MODEL),
         PpoConfig(gamma=0.95, lambda_=0.8, minibatches=1, epochs=1),
     ),
     "dqn": lambda: Dqn(
-        {"default": partial(QNetwork, VECTOR, TWO, MODEL)}, DqnConfig(n_step=1, reward_scale=0.5)
+        partial(QNetwork, VECTOR, TWO, MODEL), DqnConfig(n_step=1, reward_scale=0.5)
     ),
 }
 
@@ -132,15 +132,15 @@ def test_rewards_are_normalized_errors_of_the_predictor(make_batch: MakeBatch, n
     core, slow = Rnd(INNER[name](), OWN), Slow(with_values=name != "dqn")
     state = core.init(0)
     for columns in samples_of(make_batch):
-        expected = slow.rewards(state["own"]["default"], columns)
+        expected = slow.rewards(state["own"], columns)
         live = columns["live"].numpy()
         assert 0 < live.mean() < 1, "a case worth its name"
-        output = core.step(copied(state), {"default": columns})
-        found = fetch_metrics(output.metrics)["default"]["intrinsic_reward"]
+        output = core.step(copied(state), columns)
+        found = fetch_metrics(output.metrics)["intrinsic_reward"]
         assert found == pytest.approx(expected[live].mean(), rel=1e-4)
-        _, shown, _ = core.learned(state, {"default": columns}, ALONE)
+        _, shown, _ = core.learned(state, columns, ALONE)
         if name == "dqn":
-            bonus = (shown["default"]["rewards"] - columns["rewards"]).numpy()
+            bonus = (shown["rewards"] - columns["rewards"]).numpy()
             np.testing.assert_allclose(bonus, 0.7 * expected / 0.5, rtol=1e-4, atol=1e-5)
         state = output.state
 
@@ -153,9 +153,9 @@ def test_intrinsic_advantages_are_of_a_return_that_never_ends(
     core, slow = Rnd(inner, OWN), Slow(with_values=True)
     state = core.init(0)
     (columns,) = samples_of(make_batch, 1)
-    rewards = slow.rewards(state["own"]["default"], columns)
+    rewards = slow.rewards(state["own"], columns)
     live, lambda_ = columns["live"].numpy(), 0.8
-    forward = inner.forward(state["inner"], "default")
+    forward = inner.forward(state["inner"])
     policy = forward.module.action_distribution()(
         actor_critic_pass(forward, columns).action_dist_inputs
     )
@@ -177,8 +177,8 @@ def test_intrinsic_advantages_are_of_a_return_that_never_ends(
                 rho = min(1.0, np.exp(log_ratios[n, t]))
                 expected[n, t] = rho * (delta + GAMMA_INT * correction)
                 correction = rho * delta + GAMMA_INT * lambda_ * rho * correction
-    _, shown, _ = core.learned(state, {"default": columns}, ALONE)
-    found = shown["default"][EXTRA_ADVANTAGES].numpy()
+    _, shown, _ = core.learned(state, columns, ALONE)
+    found = shown[EXTRA_ADVANTAGES].numpy()
     np.testing.assert_allclose(found, 0.7 * expected, rtol=1e-3, atol=1e-4)
     assert columns["terminated"].any(), "a case worth its name"
 
@@ -188,16 +188,16 @@ def test_the_algorithm_adds_these_to_its_own_advantages(make_batch: MakeBatch) -
     extra = torch.randn(columns["live"].shape, generator=torch.Generator().manual_seed(0))
     impala = INNER["impala"]()
     state = impala.init(0)
-    plain, _ = impala.grads(state, {"default": columns})
-    changed, _ = impala.grads(state, {"default": {**columns, EXTRA_ADVANTAGES: extra}})
-    parameters = state["default"]["parameters"].clone().requires_grad_()
-    forward = impala.forward(state, "default").using(parameters)
+    plain, _ = impala.grads(state, columns)
+    changed, _ = impala.grads(state, {**columns, EXTRA_ADVANTAGES: extra})
+    parameters = state["parameters"].clone().requires_grad_()
+    forward = impala.forward(state).using(parameters)
     policy = forward.module.action_distribution()(
         actor_critic_pass(forward, columns).action_dist_inputs
     )
     logp = policy.log_prob(columns["actions"])[columns["live"]]
     expected = torch.autograd.grad(-(extra[columns["live"]] * logp).mean(), parameters)[0]
-    torch.testing.assert_close(changed["default"] - plain["default"], expected)
+    torch.testing.assert_close(changed - plain, expected)
 
 
 @pytest.mark.parametrize("name", INNER)
@@ -205,20 +205,20 @@ def test_predictor_and_values_take_one_step_of_adam(make_batch: MakeBatch, name:
     core, slow = Rnd(INNER[name](), OWN), Slow(with_values=name != "dqn")
     state = core.init(0)
     (columns,) = samples_of(make_batch, 1)
-    slow.rewards(state["own"]["default"], columns)
+    slow.rewards(state["own"], columns)
     networks, live = slow.networks, columns["live"]
     after, known = led_to(columns)
     after = torch.cat([slow.normalized(x.double().numpy()) for x in after[known]])
     errors = (networks.predictor(after) - networks.target(after).detach()).square().mean(-1)
     total = errors.mean()
     if name != "dqn":
-        _, _, metrics = core.learned(state, {"default": columns}, ALONE)
+        _, _, metrics = core.learned(state, columns, ALONE)
         targets = targets_of(Rnd(INNER[name](), OWN), state, columns)
         before = torch.cat(
             [slow.normalized(x.double().numpy()) for x in columns["observations"][live]]
         )
         value_loss = 0.5 * (targets - networks.values(before).squeeze(-1)).square().mean()
-        found = float(metrics["default"]["intrinsic_value_loss"])
+        found = float(metrics["intrinsic_value_loss"])
         assert found == pytest.approx(float(value_loss.detach()), rel=1e-4)
         total = total + value_loss
     adam = torch.optim.Adam(
@@ -226,13 +226,13 @@ def test_predictor_and_values_take_one_step_of_adam(make_batch: MakeBatch, name:
     )
     total.backward()  # type: ignore[no-untyped-call]
     adam.step()
-    output = core.step(copied(state), {"default": columns})
-    told = fetch_metrics(output.metrics)["default"]
+    output = core.step(copied(state), columns)
+    told = fetch_metrics(output.metrics)
     assert told["predictor_loss"] == pytest.approx(float(errors.mean().detach()), rel=1e-4)
     expected = torch.cat(
         [p.flatten() for name, p in networks.named_parameters() if not name.startswith("target.")]
     )
-    trained = output.state["own"]["default"]["trained"]
+    trained = output.state["own"]["trained"]
     # Adam's first step is the sign of the gradient: where that is nearly 0, it is either.
     close = (trained - expected).abs() < 1e-5
     assert close.float().mean() > 0.99
@@ -249,11 +249,11 @@ def targets_of(core: Rnd, state: Any, columns: Columns) -> torch.Tensor:
         return result
 
     core._with_bonus = noting  # type: ignore[method-assign]
-    core.learned(state, {"default": columns}, ALONE)
+    core.learned(state, columns, ALONE)
     return found[0].values[columns["live"]]
 
 
-def visits(observation: float, rows: int = 8, steps: int = 16) -> Sample:
+def visits(observation: float, rows: int = 8, steps: int = 16) -> Columns:
     """A sample in which nothing else is seen, but for a little noise."""
     generator = torch.Generator().manual_seed(int(observation * 100))
     seen = observation + 0.05 * torch.randn((rows, steps + 1, 4), generator=generator)
@@ -282,25 +282,23 @@ def test_the_bonus_falls_where_one_has_been_and_stays_where_one_has_not(name: st
     core = Rnd(INNER[name](), IntrinsicConfig(predictor_share=0.25, features=16))
     state, here, there = core.init(0), visits(0.5), visits(-0.5)
 
-    def novelty(state: Any, sample: Sample) -> float:
-        return float(core.learned(state, sample, ALONE)[2]["default"]["novelty"])
+    def novelty(state: Any, sample: Columns) -> float:
+        return float(core.learned(state, sample, ALONE)[2]["novelty"])
 
     both = {
         "default": {
-            key: torch.cat([here["default"][key], there["default"][key]])
-            if isinstance(here["default"][key], torch.Tensor)
-            else {}
-            for key in here["default"]
+            key: torch.cat([here[key], there[key]]) if isinstance(here[key], torch.Tensor) else {}
+            for key in here
         }
     }
     state = core.step(state, both).state  # so that both lie within what is normalized
     first = novelty(state, here), novelty(state, there)
-    constant = {key: x.clone() for key, x in state["own"]["default"]["constant"].items()}
+    constant = {key: x.clone() for key, x in state["own"]["constant"].items()}
     for _ in range(150):
         state = core.step(state, here).state
     assert novelty(state, here) < 0.05 * first[0]
     assert novelty(state, there) > 10 * novelty(state, here)
-    kept = state["own"]["default"]["constant"]
+    kept = state["own"]["constant"]
     assert kept.keys() == constant.keys()
     assert all(torch.equal(kept[key], x) for key, x in constant.items()), "it never changes"
 
@@ -310,9 +308,9 @@ def test_drawn_transitions_have_the_bonus_of_what_they_led_to(make_batch: MakeBa
     core = Rnd(INNER["dqn"](), OWN)
     state = core.init(0)
     rows = rows_of_transitions(columns, n=1, gamma=0.9)
-    _, shown, _ = core.learned(state, {"default": rows}, ALONE)
-    bonus = (shown["default"]["rewards"] - rows["rewards"])[:, 0]  # [M]
-    own = core.learned(state, {"default": rows}, ALONE)[0]["default"]
+    _, shown, _ = core.learned(state, rows, ALONE)
+    bonus = (shown["rewards"] - rows["rewards"])[:, 0]  # [M]
+    own = core.learned(state, rows, ALONE)[0]
     (observed,) = own["observed"].values()
     mean, m2 = observed["mean"], observed["m2"]
     after, known = rows["last_observations"], rows["discounts"][:, 0] > 0  # [M, 4], [M]
@@ -320,7 +318,7 @@ def test_drawn_transitions_have_the_bonus_of_what_they_led_to(make_batch: MakeBa
     np.testing.assert_allclose(mean.numpy(), after[known].double().mean(0).numpy(), rtol=1e-5)
     deviation = (m2 / known.sum()).sqrt()  # [4]
     x = ((after - mean) / deviation).clamp(-OWN.clip, OWN.clip).float()
-    networks = networks_of(state["own"]["default"], with_values=False)
+    networks = networks_of(state["own"], with_values=False)
     errors = functional_call(networks, {}, (x, "errors")).detach().double()  # [M]
     errors[~known] = 0.0
     expected = 0.7 * errors / errors.std(unbiased=False) / 0.5
@@ -332,34 +330,34 @@ def test_a_nan_reaches_the_loss_and_does_not_become_no_bonus(make_batch: MakeBat
     rows = rows_of_transitions(columns, n=1, gamma=0.9)
     rows["last_observations"][rows["discounts"][:, 0] > 0] = torch.nan
     core = Rnd(INNER["dqn"](), OWN)
-    shown = core.learned(core.init(0), {"default": rows}, ALONE)[1]
-    assert shown["default"]["rewards"].isnan().all()
+    shown = core.learned(core.init(0), rows, ALONE)[1]
+    assert shown["rewards"].isnan().all()
 
 
 def test_there_is_no_bonus_before_returns_differ() -> None:
     places, zeros = spaces.Discrete(4), torch.zeros((8, 1))
-    inner = Dqn({"default": partial(QNetwork, places, TWO, MODEL)}, DqnConfig(n_step=1))
+    inner = Dqn(partial(QNetwork, places, TWO, MODEL), DqnConfig(n_step=1))
     core = Rnd(inner, OWN)
     state, errors = core.init(0), []
 
-    def drawn(after: torch.Tensor) -> Sample:
+    def drawn(after: torch.Tensor) -> Columns:
         """Steps that led to these places [8]."""
         numbers = {"actions": zeros.long(), "rewards": zeros, "discounts": zeros + 0.9}
         seen = {"observations": zeros.long(), "last_observations": after, "live": zeros == 0}
-        networks = networks_of(state["own"]["default"], with_values=False, space=places)
+        networks = networks_of(state["own"], with_values=False, space=places)
         found = functional_call(networks, {}, (after, "errors")).detach()  # [8]
         errors.append(found.double().numpy())
-        return {"default": {**seen, **numbers, "states": {}}}
+        return {**seen, **numbers, "states": {}}
 
     same = drawn(torch.full((8,), 2))
-    assert not core.shown(state, same)["default"]["rewards"].any(), "nothing was seen before"
+    assert not core.shown(state, same)["rewards"].any(), "nothing was seen before"
     own, shown, metrics = core.learned(state, same, ALONE)
-    assert not shown["default"]["rewards"].any()
-    assert float(metrics["default"]["novelty"]) == pytest.approx(errors[0].mean(), rel=1e-5)
+    assert not shown["rewards"].any()
+    assert float(metrics["novelty"]) == pytest.approx(errors[0].mean(), rel=1e-5)
     state = core.init(0) | {"own": own}
     shown = core.learned(state, drawn(torch.arange(8) % 4), ALONE)[1]
     expected = 0.7 * errors[1] / np.concatenate(errors).std()
-    bonus = shown["default"]["rewards"][:, 0].double().numpy()
+    bonus = shown["rewards"][:, 0].double().numpy()
     np.testing.assert_allclose(bonus, expected, rtol=1e-3, atol=1e-5)
     assert errors[0].min() > 0, "a case worth its name"
 
@@ -374,9 +372,9 @@ def test_learners_of_a_group_know_what_one_of_all_samples_would(
         batches = [make_batch(4, 6, seed=2 * seed), make_batch(4, 6, seed=2 * seed + 1)]
         alone.update_from_episodes(batches)
         update(group, shard(batches, 2))
-    expected = alone.state["own"]["default"]
+    expected = alone.state["own"]
     for learner in group:
-        found = learner.state["own"]["default"]
+        found = learner.state["own"]
         for key in ("observed", "returns"):
             one, other = found[key], expected[key]
             if key == "observed":
@@ -391,10 +389,10 @@ def test_learners_of_a_group_know_what_one_of_all_samples_would(
 def test_each_sample_is_read_from_its_source_once(make_batch: MakeBatch) -> None:
     read = []
 
-    def source() -> Iterator[Sample]:
+    def source() -> Iterator[Columns]:
         for seed in range(5):
             read.append(seed)
-            yield {"default": collate([make_batch(2, 4, seed=seed)])}
+            yield collate([make_batch(2, 4, seed=seed)])
 
     learner = Learner(Rnd(INNER["impala"](), OWN), seed=0, source=source())
     for updates in range(1, 5):

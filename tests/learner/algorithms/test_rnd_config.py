@@ -25,7 +25,7 @@ from juggler.runtime.modules.q_network import QNetwork
 
 VECTOR = spaces.Box(-10, 10, (4,), np.float32)
 TWO = spaces.Discrete(2)
-ACTING = {"default": partial(ActorCritic, VECTOR, TWO, {})}
+ACTING = partial(ActorCritic, VECTOR, TWO, {})
 
 
 def test_bc_refuses_it_with_a_sentence() -> None:
@@ -39,14 +39,14 @@ def test_bc_refuses_it_with_a_sentence() -> None:
 
 
 def test_summed_rewards_of_several_kept_steps_are_refused() -> None:
-    make = {"default": partial(QNetwork, VECTOR, TWO, {})}
+    make = partial(QNetwork, VECTOR, TWO, {})
     with pytest.raises(ValueError, match=r"intrinsic with n_step = 3: .*; set n_step = 1"):
         Rnd(Dqn(make, DqnConfig()))
     Rnd(Dqn(make, DqnConfig(n_step=1)))
 
 
 def test_kept_steps_that_all_look_like_ends_are_refused() -> None:
-    make = {"default": partial(QNetwork, VECTOR, TWO, {})}
+    make = partial(QNetwork, VECTOR, TWO, {})
     with pytest.raises(ValueError, match=r"intrinsic with gamma = 0: .*; set gamma above 0"):
         Rnd(Dqn(make, DqnConfig(n_step=1, gamma=0.0)))
     Rnd(Impala(ACTING, ImpalaConfig(gamma=0.0)))  # it knows ends by themselves
@@ -54,7 +54,7 @@ def test_kept_steps_that_all_look_like_ends_are_refused() -> None:
 
 def test_whole_rows_that_are_kept_may_have_summed_rewards() -> None:
     model = {"recurrent": "gru", "recurrent_size": 8}
-    make = {"default": partial(QNetwork, VECTOR, TWO, model)}
+    make = partial(QNetwork, VECTOR, TWO, model)
     assert Rnd(R2d2(make, R2d2Config())).config.n_step > 1
 
 

@@ -37,8 +37,8 @@ VECTOR = spaces.Box(-10, 10, (4,), np.float32)
 TWO = spaces.Discrete(2)
 MODEL = {"hidden_sizes": [8]}
 INNER: dict[str, Callable[[], GradientCore]] = {
-    "ppo": lambda: Ppo({"default": partial(ActorCritic, VECTOR, TWO, MODEL)}, PpoConfig()),
-    "dqn": lambda: Dqn({"default": partial(QNetwork, VECTOR, TWO, MODEL)}, DqnConfig(n_step=1)),
+    "ppo": lambda: Ppo(partial(ActorCritic, VECTOR, TWO, MODEL), PpoConfig()),
+    "dqn": lambda: Dqn(partial(QNetwork, VECTOR, TWO, MODEL), DqnConfig(n_step=1)),
 }
 
 
@@ -81,12 +81,12 @@ def test_the_bonus_of_an_end_is_the_same_with_each_autoreset_mode(
     state, found = core.init(0), []
     usual = walked(AutoresetMode.SAME_STEP, terminates, new=False)
     for _ in range(100):
-        state = core.step(state, {"default": usual}).state
+        state = core.step(state, usual).state
     for mode in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP):
         columns = walked(mode, terminates, new=True)
         if drawn:
             columns = rows_of_transitions(columns, 1, 0.9)
-        shown, live = core.shown(state, {"default": columns})["default"], columns["live"]
+        shown, live = core.shown(state, columns), columns["live"]
         bonus = (shown["rewards"] - columns["rewards"])[live]  # [M]
         place = columns["observations"][live].argmax(-1)  # [M]
         found.append([float(bonus[place == at].mean()) for at in (0, 1)])
@@ -100,8 +100,8 @@ def test_a_sample_in_which_every_step_terminates_is_learned_from(make_batch: Mak
     batch = make_batch(2, 3, ends=0.0, terminated=ends, truncated=~ends)
     for name, inner in INNER.items():
         core = Rnd(inner(), IntrinsicConfig(features=4, model=MODEL))
-        output = core.step(core.init(0), {"default": collate([batch])})
-        metrics = fetch_metrics(output.metrics)["default"]
+        output = core.step(core.init(0), collate([batch]))
+        metrics = fetch_metrics(output.metrics)
         assert metrics["novelty"] == metrics["intrinsic_reward"] == 0.0, name
         assert all(np.isfinite(list(metrics.values()))), name
 
@@ -117,7 +117,7 @@ def test_what_stands_behind_a_row_that_terminated_makes_no_difference(
     core = Rnd(INNER[name](), IntrinsicConfig(features=4, model=MODEL))
     columns = collate([batch])
     others = {**columns, "last_observations": columns["last_observations"] + 3.0}
-    one, other = (core.step(core.init(0), {"default": each}) for each in (columns, others))
+    one, other = (core.step(core.init(0), each) for each in (columns, others))
     torch.testing.assert_close(one.state, other.state, rtol=0, atol=0)
     assert fetch_metrics(one.metrics) == fetch_metrics(other.metrics)
 
@@ -130,11 +130,11 @@ def test_nothing_is_aimed_at_in_a_burn_in(
     make_batch: MakeBatch, inner: Callable[..., GradientCore]
 ) -> None:
     model = {**MODEL, "recurrent": "gru", "recurrent_size": 4}
-    make = {"default": partial(ActorCritic, VECTOR, TWO, model)}
+    make = partial(ActorCritic, VECTOR, TWO, model)
     core = Rnd(inner(make), IntrinsicConfig(features=4, model=MODEL))
     offsets = np.full(2, 7, np.int32)  # both rows go on with an episode from before
     states = {"module": {"hidden": np.zeros((2, 4), np.float32)}}
     batch = make_batch(2, 3, ends=0.0, segment_offsets=offsets, states=states)
-    metrics = core.learned(core.init(0), {"default": collate([batch])}, ALONE)[2]["default"]
+    metrics = core.learned(core.init(0), collate([batch]), ALONE)[2]
     assert float(metrics["intrinsic_value_loss"]) == 0.0
     assert float(metrics["predictor_loss"]) > 0.0

@@ -35,7 +35,7 @@ SMALL = {"hidden_sizes": [8]}
 
 def make_core(actions: Any = BOX, module: Any = SoftActorCritic, **config: Any) -> Sac:
     make = partial(module, VECTOR, actions, SMALL)
-    return Sac({"default": make}, SacConfig(**config))
+    return Sac(make, SacConfig(**config))
 
 
 def rows(actions: Any, count: int = 6) -> dict[str, Any]:
@@ -133,23 +133,23 @@ def test_each_part_of_the_loss_trains_its_own_parameters(actions: Any) -> None:
     flat = group.named(state[group_id]["parameters"].clone())
     flat["log_temperature"].fill_(math.log(0.3))
     state[group_id]["parameters"] = torch.cat([each.reshape(-1) for each in flat.values()])
-    grads, aux = core.grads(state, {"default": sample})
+    grads, aux = core.grads(state, sample)
     losses, gradients, priorities = expected(core, state[group_id], sample, actions, 0.3)
-    metrics = aux[group_id].metrics["default"]
+    metrics = aux[group_id].metrics
     assert float(metrics["value_loss"]) == pytest.approx(losses["critics"], rel=1e-5)
     assert float(metrics["policy_loss"]) == pytest.approx(losses["policy"], rel=1e-5)
     assert float(metrics["temperature"]) == pytest.approx(0.3)
     for name, gradient in group.named(grads[group_id]).items():
         torch.testing.assert_close(gradient.double(), gradients[name], rtol=1e-5, atol=1e-7)
-    found = aux[group_id].priorities["default"].double()
+    found = aux[group_id].priorities.double()
     torch.testing.assert_close(found, priorities, rtol=1e-5, atol=1e-6)
 
 
 def test_a_temperature_that_is_given_stays() -> None:
     core = make_core(temperature=0.2)
     (group_id,) = state = core.init(0)
-    output = core.step(copied(state), {"default": rows(BOX)})
-    assert float(output.metrics["default"]["temperature"]) == pytest.approx(0.2)
+    output = core.step(copied(state), rows(BOX))
+    assert float(output.metrics["temperature"]) == pytest.approx(0.2)
     named = core.groups[group_id].named
     before, after = (named(each[group_id]["parameters"]) for each in (state, output.state))
     torch.testing.assert_close(after["log_temperature"], before["log_temperature"])
@@ -162,14 +162,14 @@ def test_the_temperature_falls_while_the_policy_is_more_random_than_wanted(
 ) -> None:
     core = make_core(target_entropy=wanted)
     (group_id,) = state = core.init(0)
-    after = core.step(copied(state), {"default": rows(BOX, 600)}).state
+    after = core.step(copied(state), rows(BOX, 600)).state
     learned = core.groups[group_id].named(after[group_id]["parameters"])["log_temperature"]
     assert (float(learned) < 0) is falls
 
 
 def test_the_target_entropy_is_of_the_actions_that_are_legal() -> None:
     space = spaces.Dict({"seen": VECTOR, "action_mask": spaces.MultiBinary(3)})
-    core = Sac({"default": partial(SoftActorCritic, space, THREE, SMALL)}, SacConfig())
+    core = Sac(partial(SoftActorCritic, space, THREE, SMALL), SacConfig())
     sample = rows(THREE)
     masks = torch.tensor([[1, 1, 0]] * 5 + [[0, 1, 0]], dtype=torch.int8)
     sample["actions"][:] = 1
@@ -178,8 +178,8 @@ def test_the_target_entropy_is_of_the_actions_that_are_legal() -> None:
         sample[name] = seen
     state = core.init(0)
     for _ in range(300):
-        state = core.step(state, {"default": sample}).state
-    metrics = core.step(copied(state), {"default": sample}).metrics["default"]
+        state = core.step(state, sample).state
+    metrics = core.step(copied(state), sample).metrics
     assert float(metrics["entropy"]) <= math.log(2)
     assert float(metrics["temperature"]) < 1.1
 
@@ -196,7 +196,7 @@ def test_the_values_of_all_actions_are_computed_once_for_what_was_seen() -> None
     core = make_core(THREE, Counted)
     state = core.init(0)
     passes.clear()
-    core.grads(state, {"default": rows(THREE)})
+    core.grads(state, rows(THREE))
     assert len(passes) == 3, "one of what was seen, and two of what followed"
 
 
@@ -211,7 +211,7 @@ def test_members_of_a_population_have_their_own_temperatures() -> None:
         core = make_core(**{key: values[0]})
         population = Population(core, hyperparameters={key: values, "lr": [1e-2, 1e-2]})
         state = population.init(seed=0)
-        sample = {"default": rows(BOX)}
+        sample = rows(BOX)
         for _ in range(3):
             output = population.step(state, sample)
             state = output.state
@@ -264,8 +264,8 @@ def test_boxes_of_any_shape_and_bounds_are_learned(space: spaces.Box) -> None:
     space.seed(0)
     taken = np.stack([space.sample() for _ in range(6)])
     sample = {**rows(THREE), "actions": torch.from_numpy(taken).unsqueeze(1)}
-    output = core.step(core.init(0), {"default": sample})
-    values = fetch_metrics(output.metrics)["default"]
+    output = core.step(core.init(0), sample)
+    values = fetch_metrics(output.metrics)
     assert np.isfinite(list(values.values())).all()
     assert values["skipped"] == 0.0
 
@@ -273,7 +273,7 @@ def test_boxes_of_any_shape_and_bounds_are_learned(space: spaces.Box) -> None:
 def test_workers_get_what_acts_alone() -> None:
     core = make_core()
     state = core.init(0)
-    names = core.get_params(state)["default"]
+    names = core.get_params(state)
     assert {name.partition(".")[0] for name in names} == {"encoder", "policy_head"}
 
 
@@ -282,10 +282,10 @@ def test_a_learner_learns_from_episodes_and_goes_on_after_a_checkpoint(
 ) -> None:
     keys: dict[str, Any] = {"replay_begin": 5, "replay_batch_size": 8, "replay_ratio": 4.0}
     make = partial(SoftActorCritic, VECTOR, spaces.Discrete(2), SMALL)
-    one, other = (Learner(Sac({"default": make}, SacConfig(**keys)), seed=seed) for seed in (0, 1))
+    one, other = (Learner(Sac(make, SacConfig(**keys)), seed=seed) for seed in (0, 1))
     for seed in range(3):
         metrics = fetch_metrics(one.update_from_episodes([make_batch(4, 6, seed=seed)]))
-    assert np.isfinite(list(metrics["default"].values())).all()
+    assert np.isfinite(list(metrics.values())).all()
     one.forget()
     other.restore(*one.save())
     for seed in range(3, 6):
@@ -300,9 +300,9 @@ def test_samples_of_one_and_of_rows_have_the_same_loss(make_batch: MakeBatch) ->
     core = make_core(spaces.Discrete(2))
     columns = collate([make_batch(4, 6, seed=2)])
     state = core.init(0)
-    of_episodes, _ = core.grads(state, {"default": columns})
+    of_episodes, _ = core.grads(state, columns)
     drawn = rows_of_transitions(columns, 1, core.config.gamma)
-    of_rows, _ = core.grads(state, {"default": drawn})
+    of_rows, _ = core.grads(state, drawn)
     for group_id in of_episodes:
         torch.testing.assert_close(of_episodes[group_id], of_rows[group_id])
 

@@ -39,7 +39,7 @@ LOW, HALF = BOX.low.astype(float), (BOX.high - BOX.low).astype(float) / 2
 
 def make_core(actions: Any = BOX, module: Any = DeterministicActorCritic, **config: Any) -> Td3:
     make = partial(module, VECTOR, actions, SMALL)
-    return Td3({"default": make}, Td3Config(**config))
+    return Td3(make, Td3Config(**config))
 
 
 def rows(space: spaces.Box = BOX, count: int = 6) -> dict[str, Any]:
@@ -124,10 +124,10 @@ def test_losses_and_gradients_are_those_of_the_paper(target_noise: float, since:
         for vector in (state[group_id]["parameters"], extra["target"])
     )
     losses = partial(slow_losses, own, target, sample, extra["key"], core.config)
-    grads, aux = core.grads(state, {"default": sample})
-    metrics = aux[group_id].metrics["default"]
+    grads, aux = core.grads(state, sample)
+    metrics = aux[group_id].metrics
     of_values, of_policy, priorities = losses()
-    np.testing.assert_allclose(aux[group_id].priorities["default"], priorities, rtol=1e-4)
+    np.testing.assert_allclose(aux[group_id].priorities, priorities, rtol=1e-4)
     assert float(metrics["value_loss"]) == pytest.approx(of_values, rel=1e-4)
     assert ("policy_loss" in metrics) == since
     if since:
@@ -151,7 +151,7 @@ def test_losses_and_gradients_are_those_of_the_paper(target_noise: float, since:
 def test_between_its_moves_nothing_of_the_policy_changes(optimizer: str) -> None:
     core = make_core(policy_period=3, target_period=2, target_share=0.25, optimizer=optimizer)
     (group_id,) = state = core.init(0)
-    named, sample = core.groups[group_id].named, {"default": rows()}
+    named, sample = core.groups[group_id].named, rows()
 
     def parts(state: Any) -> dict[str, torch.Tensor]:
         own = state[group_id]
@@ -188,7 +188,7 @@ def test_between_its_moves_nothing_of_the_policy_changes(optimizer: str) -> None
 def test_a_policy_that_stays_takes_no_part_in_the_norm_that_is_limited() -> None:
     core = make_core(grad_clip=1e-3)
     group_id, state = state_of(core)
-    sample = {"default": rows()}
+    sample = rows()
     grads, _ = core.grads(state, sample)
     of_values = [
         x
@@ -196,7 +196,7 @@ def test_a_policy_that_stays_takes_no_part_in_the_norm_that_is_limited() -> None
         if name.startswith("critics.")
     ]
     norm = math.sqrt(sum(float(x.square().sum()) for x in of_values))
-    metrics = core.step(copied(state), sample).metrics["default"]
+    metrics = core.step(copied(state), sample).metrics
     assert float(metrics["grad_norm"]) == pytest.approx(norm)
 
 
@@ -205,18 +205,18 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_counts_no_step() -> Non
     (group_id,) = state = core.init(0)
     sample = rows()
     sample["rewards"][0] = math.nan
-    output = core.step(copied(state), {"default": sample})
-    assert float(output.metrics["default"]["skipped"]) == 1.0
+    output = core.step(copied(state), sample)
+    assert float(output.metrics["skipped"]) == 1.0
     torch.testing.assert_close(output.state[group_id], state[group_id], rtol=0, atol=0)
 
 
 def test_noise_is_infinite_until_learning_begins_and_then_what_the_schedule_says() -> None:
     core = make_core(exploration_noise=[(0.0, 0.4), (12.0, 0.1)])
     state = core.init(0)
-    told = [float(core.get_params(state)["default"]["exploration_noise"])]
+    told = [float(core.get_params(state)["exploration_noise"])]
     for _ in range(4):
-        state = core.step(state, {"default": rows()}).state
-        told.append(float(core.get_params(state)["default"]["exploration_noise"]))
+        state = core.step(state, rows()).state
+        told.append(float(core.get_params(state)["exploration_noise"]))
     assert told == pytest.approx([math.inf, 0.4, 0.25, 0.1, 0.1])
 
 
@@ -227,12 +227,12 @@ def test_noise_is_infinite_until_learning_begins_and_then_what_the_schedule_says
 )
 def test_boxes_of_any_shape_are_learned(space: spaces.Box) -> None:
     sample = rows(space)
-    check_core(partial(make_core, space), {"default": sample})
+    check_core(partial(make_core, space), sample)
 
 
 def test_workers_get_what_acts_alone() -> None:
     core = make_core()
-    names = core.get_params(core.init(0))["default"]
+    names = core.get_params(core.init(0))
     parts = {name.partition(".")[0] for name in names}
     assert parts == {"encoder", "policy_head", "exploration_noise"}
 
@@ -243,7 +243,7 @@ def test_a_learner_goes_on_after_a_checkpoint(make_batch: MakeBatch) -> None:
     one, other = (Learner(make_core(number, **keys), seed=seed) for seed in (0, 1))
     for seed in range(3):
         metrics = fetch_metrics(one.update_from_episodes([make_batch(4, 6, seed=seed)]))
-    assert np.isfinite(list(metrics["default"].values())).all()
+    assert np.isfinite(list(metrics.values())).all()
     one.forget()
     other.restore(*one.save())
     for seed in range(3, 6):
@@ -253,7 +253,7 @@ def test_a_learner_goes_on_after_a_checkpoint(make_batch: MakeBatch) -> None:
 
 
 def test_parts_of_a_sample_have_the_gradient_of_the_whole() -> None:
-    sample = {"default": rows()}
+    sample = rows()
     whole, parts = (make_core(target_noise=0.0, micro_batches=count) for count in (1, 3))
     for core in (whole, parts):
         state = core.step(core.init(0), sample).state  # the policy moves in the next step
@@ -273,15 +273,15 @@ def test_learners_of_a_group_move_their_policies_together(make_batch: MakeBatch)
     for seed in range(3):
         update(group, [[make_batch(4, 6, seed=2 * seed + place)] for place in (0, 1)])
     torch.testing.assert_close(group[0].state, group[1].state, rtol=0, atol=0)
-    after = group[0].get_weights()["default"]
-    assert (after["policy_head.weight"] != before["default"]["policy_head.weight"]).any()
+    after = group[0].get_weights()
+    assert (after["policy_head.weight"] != before["policy_head.weight"]).any()
 
 
 def test_members_of_a_population_have_their_own_noise() -> None:
     for key, values in (("target_noise", [0.0, 0.5]), ("exploration_noise", [0.1, 0.3])):
         core = make_core(**{key: values[0]})
         population = Population(core, hyperparameters={key: values}, same_start=True)
-        state, sample = population.init(seed=0), {"default": rows()}
+        state, sample = population.init(seed=0), rows()
         lone = [make_core(**{key: value}) for value in values]
         states = [each.init(0) for each in lone]
         for _ in range(3):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import runpy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,10 @@ from juggler.learner.config import LearnerConfig
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.learner_core import (
     Aux,
-    GradientAux,
+    Columns,
     Grads,
     LearnerCore,
     Params,
-    Sample,
     StepOutput,
 )
 from juggler.learner.core.metrics import fetch_metrics
@@ -51,46 +50,34 @@ FEW_PASSES, FEWER_PASSES = {"epochs": 2, "minibatches": 2}, {"epochs": 1, "minib
 EXAMPLES = Path(__file__).parents[3] / "examples"
 VECTOR = spaces.Box(-10, 10, (4,), np.float32)
 TWO = spaces.Discrete(2)
-MODULES = ("left", "right")
 
 
-class Gaussians(LearnerCore[dict[str, Any]]):
-    """A user's own, with nothing from here: fits a mean to the observations of each module, by
-    gradient descent with momentum, and changes its state in place."""
+class Gaussian(LearnerCore[dict[str, Any]]):
+    """A user's own, with nothing from here: fits a mean to observations by gradient descent with
+    momentum, and changes its state in place."""
 
     name, trains_on, config = "gaussians", frozenset({"episodes", "batch"}), LearnerConfig()
 
     def init(self, seed: int) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(seed)
         return {
-            module_id: {
-                "mean": torch.randn(4, generator=generator),  # [4]
-                "velocity": torch.zeros(4),  # [4]
-            }
-            for module_id in MODULES
+            "mean": torch.randn(4, generator=generator),  # [4]
+            "velocity": torch.zeros(4),  # [4]
         }
 
-    def grads(self, state: dict[str, Any], sample: Sample) -> tuple[Grads, Aux]:
-        grads, aux = {}, {}
-        for module_id, columns in sample.items():
-            live = columns["live"]  # [N, T]
-            errors = (state[module_id]["mean"] - columns["observations"])[live]  # [live, 4]
-            grads[module_id] = errors.mean(0)  # [4]
-            metrics = {module_id: {"loss": 0.5 * errors.square().mean()}}
-            aux[module_id] = GradientAux({module_id: live.sum()}, metrics, {}, {module_id: {}})
-        return grads, aux
+    def grads(self, state: dict[str, Any], sample: Columns) -> tuple[Grads, Aux]:
+        live = sample["live"]  # [N, T]
+        errors = (state["mean"] - sample["observations"])[live]  # [live, 4]
+        return errors.mean(0), Aux(live.sum(), {"loss": 0.5 * errors.square().mean()})
 
     def apply(self, state: dict[str, Any], grads: Grads, aux: Aux) -> StepOutput[dict[str, Any]]:
-        for module_id, gradient in grads.items():
-            state[module_id]["velocity"].mul_(0.9).add_(gradient)
-            # Not in place: who has the parameters keeps them.
-            state[module_id]["mean"] = (
-                state[module_id]["mean"] - 0.1 * state[module_id]["velocity"]
-            )  # [4]
-        return StepOutput(state, {key: aux[key].metrics[key] for key in grads})
+        state["velocity"].mul_(0.9).add_(grads)
+        # Not in place: who has the parameters keeps them.
+        state["mean"] = state["mean"] - 0.1 * state["velocity"]  # [4]
+        return StepOutput(state, aux.metrics)
 
     def get_params(self, state: dict[str, Any]) -> Params:
-        return {module_id: {"mean": each["mean"]} for module_id, each in state.items()}
+        return {"mean": state["mean"]}
 
     def state_to_tree(self, state: dict[str, Any]) -> dict[str, Tree]:
         # Copies: the velocities themselves change in place.
@@ -112,7 +99,7 @@ def make_shipped(name: str, model: dict[str, Any], **config: Any) -> GradientCor
         config = {"replay_begin": 0, "replay_batch_size": 8, "replay_ratio": ratio, **config}
     elif name == "ppo":
         config = {**FEW_PASSES, **config}
-    core: GradientCore = kind(dict.fromkeys(MODULES, make), ALGORITHMS[name].config(**config))
+    core: GradientCore = kind(make, ALGORITHMS[name].config(**config))
     return core
 
 
@@ -181,7 +168,7 @@ CORES: dict[str, MakeCore] = {
         )
         for name in ("impala", "r2d2")
     },
-    "a core of a user's own": Gaussians,
+    "a core of a user's own": Gaussian,
 }
 
 
@@ -242,26 +229,21 @@ def _learners() -> list[Any]:
     return [pytest.param(name, marks=[] if name in AS_LEARNERS else FURTHER) for name in LEARNERS]
 
 
-def sample_of(make_batch: MakeBatch, module_ids: Sequence[str], seed: int = 0) -> Sample:
-    """With the states that modules with a memory ask for."""
-    sample = {}
-    for place, module_id in enumerate(module_ids):
-        generator = torch.Generator().manual_seed(seed)
-        state = {"hidden": torch.randn(4, 8, generator=generator)}  # [N, 8]
-        columns = collate([make_batch(4, 6, seed=seed + place)])
-        sample[module_id] = {**columns, "states": {"module": state}}
-    return sample
+def sample_of(make_batch: MakeBatch, seed: int = 0) -> Columns:
+    """With the state that a module with a memory asks for."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {"hidden": torch.randn(4, 8, generator=generator)}  # [N, 8]
+    return {**collate([make_batch(4, 6, seed=seed)]), "states": {"module": state}}
 
 
 @pytest.mark.parametrize("name", _cores())
 def test_a_core_conforms(make_batch: MakeBatch, name: str) -> None:
-    check_core(CORES[name], sample_of(make_batch, MODULES))
+    check_core(CORES[name], sample_of(make_batch))
 
 
 @pytest.mark.parametrize("name", _learners())
 def test_a_learner_conforms(make_batch: MakeBatch, name: str) -> None:
-    modules = ("default",) if LEARNERS[name] is make_external else MODULES
-    check_learner(LEARNERS[name], [sample_of(make_batch, modules, seed) for seed in range(2)])
+    check_learner(LEARNERS[name], [sample_of(make_batch, seed) for seed in range(2)])
 
 
 @pytest.mark.parametrize("name", ["ppo", "impala with a memory", "sac", "r2d2 with a memory"])
@@ -270,21 +252,19 @@ def test_the_largest_rewards_leave_losses_and_gradients_finite(
 ) -> None:
     learner = LEARNERS[name](0)
     for seed in range(2):
-        sample = sample_of(make_batch, MODULES, seed)
-        for columns in sample.values():
-            rewards = torch.as_tensor(columns["rewards"])  # [N, T]
-            columns["rewards"] = torch.full_like(rewards, MOST_REWARD)  # [N, T]
-        for metrics in fetch_metrics(learner.step(sample)).values():
-            assert all(map(math.isfinite, metrics.values()))
-            assert not metrics.get("skipped")
+        sample = sample_of(make_batch, seed)
+        rewards = torch.full_like(sample["rewards"], MOST_REWARD)  # [N, T]
+        metrics = fetch_metrics(learner.step({**sample, "rewards": rewards}))
+        assert all(map(math.isfinite, metrics.values()))
+        assert not metrics.get("skipped")
 
 
 def test_an_algorithm_of_ones_own_conforms_on_what_its_module_samples() -> None:
     example = runpy.run_path(str(EXAMPLES / "own_algorithm.py"))
     algorithm = example["MyAlgorithm"]
     make_module = partial(algorithm.module, VECTOR, TWO, {"units": 8})
-    make = partial(algorithm.core, {"default": make_module}, algorithm.config())
-    samples = [{"default": sample_for(make_module(), seed=seed)} for seed in range(3)]
+    make = partial(algorithm.core, make_module, algorithm.config())
+    samples = [sample_for(make_module(), seed=seed) for seed in range(3)]
     check_core(make, samples[0])
     check_learner(lambda seed: Learner(make(), seed=seed), samples)
 
@@ -294,97 +274,80 @@ def test_an_off_policy_algorithm_of_ones_own_conforms_on_rows_of_a_replay() -> N
     algorithm = example["MunchausenDqn"]
     config = algorithm.config(replay_begin=1, replay_batch_size=8, priority_exponent=0.6)
     make_module = partial(algorithm.module, VECTOR, TWO, {"hidden_sizes": [8], "dueling": True})
-    make = partial(algorithm.core, {"default": make_module}, config)
-    samples = [{"default": sample_for(make_module(), seed=seed)} for seed in range(3)]
+    make = partial(algorithm.core, make_module, config)
+    samples = [sample_for(make_module(), seed=seed) for seed in range(3)]
     check_core(make, samples[0])
     check_learner(lambda seed: Learner(make(), seed=seed), samples)
 
 
-class Counting(Gaussians):
+class Counting(Gaussian):
     def __init__(self) -> None:
         self.steps = 0
 
     def apply(self, state: dict[str, Any], grads: Grads, aux: Aux) -> StepOutput[dict[str, Any]]:
         self.steps += 1
-        return super().apply(state, {key: x / self.steps for key, x in grads.items()}, aux)
+        return super().apply(state, grads / self.steps, aux)
 
 
-class Noisy(Gaussians):
-    def grads(self, state: dict[str, Any], sample: Sample) -> tuple[Grads, Aux]:
+class Noisy(Gaussian):
+    def grads(self, state: dict[str, Any], sample: Columns) -> tuple[Grads, Aux]:
         grads, aux = super().grads(state, sample)
-        return {key: x + torch.randn(4) for key, x in grads.items()}, aux
+        return grads + torch.randn(4), aux
 
 
-class InPlace(Gaussians):
+class InPlace(Gaussian):
     def apply(self, state: dict[str, Any], grads: Grads, aux: Aux) -> StepOutput[dict[str, Any]]:
-        means = {key: each["mean"] for key, each in state.items()}
+        mean = state["mean"]
         output = super().apply(state, grads, aux)
-        for key, mean in means.items():
-            output.state[key]["mean"] = mean.copy_(output.state[key]["mean"])
+        output.state["mean"] = mean.copy_(output.state["mean"])
         return output
 
 
-class Eager(Gaussians):
-    def grads(self, state: dict[str, Any], sample: Sample) -> tuple[Grads, Aux]:
+class Eager(Gaussian):
+    def grads(self, state: dict[str, Any], sample: Columns) -> tuple[Grads, Aux]:
         found = super().grads(state, sample)
-        for each in state.values():
-            each["velocity"].mul_(0.5)
+        state["velocity"].mul_(0.5)
         return found
 
 
-class Forgetful(Gaussians):
+class Forgetful(Gaussian):
     def state_from_tree(self, tree: Tree, like: dict[str, Any]) -> dict[str, Any]:
-        restored = super().state_from_tree(tree, like)
-        return {key: {**like[key], "mean": each["mean"]} for key, each in restored.items()}
+        return {**like, "mean": super().state_from_tree(tree, like)["mean"]}
 
 
-class Normalizing(Gaussians):
-    def grads(self, state: dict[str, Any], sample: Sample) -> tuple[Grads, Aux]:
-        for columns in sample.values():
-            columns["observations"] -= columns["observations"].mean()
+class Rewarding(Gaussian):
+    def grads(self, state: dict[str, Any], sample: Columns) -> tuple[Grads, Aux]:
+        sample["rewards"].add_(1.0)
         return super().grads(state, sample)
 
 
-class Decaying(Gaussians):
-    def apply(self, state: dict[str, Any], grads: Grads, aux: Aux) -> StepOutput[dict[str, Any]]:
-        everyone = {key: grads.get(key, 0.1 * each["mean"]) for key, each in state.items()}
-        output = super().apply(state, {key: everyone[key] for key in grads}, aux)
-        rest = {key: x for key, x in everyone.items() if key not in grads}
-        for key, decay in rest.items():
-            output.state[key]["mean"] = output.state[key]["mean"] - decay
-        return output
-
-
-class Verbose(Gaussians):
+class Verbose(Gaussian):
     def apply(self, state: dict[str, Any], grads: Grads, aux: Aux) -> StepOutput[dict[str, Any]]:
         output = super().apply(state, grads, aux)
-        for key, gradient in grads.items():
-            output.metrics[key]["gradient"] = gradient
-        return output
+        return output._replace(metrics={**output.metrics, "gradient": grads})
 
 
-class Drawing(Gaussians):
-    def grads(self, state: dict[str, Any], sample: Sample) -> tuple[Grads, Aux]:
+class Drawing(Gaussian):
+    def grads(self, state: dict[str, Any], sample: Columns) -> tuple[Grads, Aux]:
         torch.rand(1)
         return super().grads(state, sample)
 
 
-class Idle(Gaussians):
+class Idle(Gaussian):
     def apply(self, state: dict[str, Any], grads: Grads, aux: Aux) -> StepOutput[dict[str, Any]]:
-        return StepOutput(state, {key: aux[key].metrics[key] for key in grads})
+        return StepOutput(state, aux.metrics)
 
 
 @pytest.mark.parametrize(
     ("broken", "rule"),
     [
-        (Counting, "the same state and sample give the same result: state/left/mean"),
-        (Noisy, "the same state and sample give the same result: state/left/mean"),
-        (InPlace, "parameters that were given out stay as they were: parameters/left/mean"),
+        (Counting, "the same state and sample give the same result: state/mean"),
+        (Noisy, "the same state and sample give the same result: state/mean"),
+        (InPlace, "parameters that were given out stay as they were: parameters/mean"),
         (Eager, "the same state and sample|grads changes neither state nor sample: state"),
-        (Forgetful, "a saved state goes on with the same numbers: restored state/left/velocity"),
-        (Normalizing, "grads changes neither state nor sample: sample/"),
-        (Decaying, "modules without a part in the sample stay as they are: 'right' changed"),
-        (Verbose, "metrics are finite 0-d tensors: 'gradient' of module 'left' has shape"),
+        (Forgetful, "a saved state goes on with the same numbers: restored state/velocity"),
+        (Rewarding, "grads changes neither state nor sample: sample/"),
+        (Verbose, "metrics are finite 0-d tensors: 'gradient' has shape"),
         (Drawing, "nothing is remembered outside the state: a step drew from torch's random"),
         (Idle, "a step changes parameters: three steps left all parameters as they were"),
     ],
@@ -393,7 +356,7 @@ def test_a_core_that_does_not_conform_is_found_out(
     make_batch: MakeBatch, broken: MakeCore, rule: str
 ) -> None:
     with pytest.raises(AssertionError, match=f"core 'gaussians': {rule}"):
-        check_core(broken, sample_of(make_batch, MODULES))
+        check_core(broken, sample_of(make_batch))
 
 
 @pytest.mark.parametrize(
@@ -409,6 +372,6 @@ def test_a_core_that_does_not_conform_is_found_out(
 def test_a_learner_that_does_not_learn_is_told_why(
     make_batch: MakeBatch, make: MakeCore, told: str
 ) -> None:
-    samples = [sample_of(make_batch, MODULES, seed) for seed in range(3)]
+    samples = [sample_of(make_batch, seed) for seed in range(3)]
     with pytest.raises(AssertionError, match=f"Learner: steps change parameters: {told}"):
         check_learner(partial(make_learner, make), samples)

@@ -125,7 +125,7 @@ def test_losses_and_optimizer_steps_can_be_captured(
     core._recordings = watched
     learner = Learner(core, seed=1, device=device)
     for sample in samples_of(make_batch, 2):
-        learner.step(dict.fromkeys(core.modules, sample["default"]))
+        learner.step(dict.fromkeys(core.module, sample))
     assert len(watched.fit) >= 2, "a loss and a step"
     assert all(watched.fit)
     assert not any(watched.copied)

@@ -22,7 +22,7 @@ VECTOR, TWO = spaces.Box(-10, 10, (4,), np.float32), spaces.Discrete(2)
 
 def make_core(**config: Any) -> Dqn:
     make = partial(QNetwork, VECTOR, TWO, {"hidden_sizes": [8]})
-    return Dqn({"default": make}, DqnConfig(**config))
+    return Dqn(make, DqnConfig(**config))
 
 
 @pytest.mark.parametrize("how", ["reset", "set_weights"])

@@ -85,10 +85,10 @@ def test_the_gradient_is_that_of_the_whole(
     make_batch: MakeBatch, make: Any, settings: dict[str, Any], count: int
 ) -> None:
     def make_core(micro_batches: int) -> Impala:
-        return Impala({"default": make}, ImpalaConfig(micro_batches=micro_batches, **settings))
+        return Impala(make, ImpalaConfig(micro_batches=micro_batches, **settings))
 
     batch = uneven(make_batch, make())
-    check_the_same(make_core, {"default": collate([batch])}, count)
+    check_the_same(make_core, collate([batch]), count)
 
 
 @pytest.mark.parametrize("make", [plain, lstm], ids=["feed-forward", "lstm"])
@@ -97,20 +97,16 @@ def test_each_minibatch_of_an_algorithm_is_computed_in_parts(
 ) -> None:
     def make_core(micro_batches: int) -> Ppo:
         return Ppo(
-            {"default": make},
+            make,
             PpoConfig(micro_batches=micro_batches, epochs=2, minibatches=2, optimizer_epsilon=1e-2),
         )
 
-    sample = {"default": collate([uneven(make_batch, make())])}
+    sample = collate([uneven(make_batch, make())])
     check_the_same(make_core, sample, 3)
     whole, parted = make_core(1), make_core(3)
     expected, found = (core.step(core.init(0), sample) for core in (whole, parted))
-    torch.testing.assert_close(
-        found.state["default"]["parameters"], expected.state["default"]["parameters"]
-    )
-    assert not torch.equal(
-        whole.init(0)["default"]["parameters"], expected.state["default"]["parameters"]
-    )
+    torch.testing.assert_close(found.state["parameters"], expected.state["parameters"])
+    assert not torch.equal(whole.init(0)["parameters"], expected.state["parameters"])
 
 
 def test_modules_that_share_parameters_have_live_steps_of_their_own(make_batch: MakeBatch) -> None:
@@ -136,9 +132,9 @@ def test_buffers_go_from_one_part_to_the_next(make_batch: MakeBatch) -> None:
         module.policy_head = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 2))
         return module
 
-    core = Impala({"default": make}, ImpalaConfig(micro_batches=3))
-    state = core.step(core.init(0), {"default": collate([make_batch(6, 5)])}).state
-    (count,) = [x for name, x in state["default"]["buffers"].items() if "num_batches" in name]
+    core = Impala(make, ImpalaConfig(micro_batches=3))
+    state = core.step(core.init(0), collate([make_batch(6, 5)])).state
+    (count,) = [x for name, x in state["buffers"].items() if "num_batches" in name]
     assert count == 3
 
 
@@ -154,12 +150,12 @@ def test_a_part_holds_its_rows_and_no_others(make_batch: MakeBatch) -> None:
 
 
 def test_nothing_live_at_all_is_no_gradient(make_batch: MakeBatch) -> None:
-    core = Impala({"default": plain}, ImpalaConfig(micro_batches=2))
+    core = Impala(plain, ImpalaConfig(micro_batches=2))
     state = core.init(0)
     nothing = make_batch(4, 3, ends=0.0, live=np.zeros((4, 3), bool))
-    output = core.step(copied(state), {"default": collate([nothing])})
-    assert torch.equal(output.state["default"]["parameters"], state["default"]["parameters"])
-    assert output.metrics["default"]["skipped"] == 0
+    output = core.step(copied(state), collate([nothing]))
+    assert torch.equal(output.state["parameters"], state["parameters"])
+    assert output.metrics["skipped"] == 0
 
 
 def test_a_run_takes_the_key(make_batch: MakeBatch) -> None:
@@ -168,7 +164,7 @@ def test_a_run_takes_the_key(make_batch: MakeBatch) -> None:
             build_learner(
                 {"algorithm": "impala", "micro_batches": count}, None, VECTOR, TWO, {}
             ).update_from_episodes([make_batch(5, 6)])
-        )["default"]
+        )
         for count in (1, 4)
     ]
     assert found[0]["grad_norm"] == pytest.approx(found[1]["grad_norm"], rel=1e-4)
@@ -176,6 +172,6 @@ def test_a_run_takes_the_key(make_batch: MakeBatch) -> None:
 
 
 def test_a_population_with_samples_of_its_members_own_refuses_them() -> None:
-    core = Impala({"default": plain}, ImpalaConfig(micro_batches=2))
+    core = Impala(plain, ImpalaConfig(micro_batches=2))
     with pytest.raises(ValueError, match="micro_batches = 2: vmap cannot"):
         Population(core, size=2, own_samples=True)

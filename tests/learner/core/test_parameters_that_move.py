@@ -17,8 +17,8 @@ class OnlyBiases(SquaredValues):
 
     def moving(
         self,
-        group: juggler.ParameterGroup,
-        state: juggler.ParameterGroupState,
+        group: juggler.FlatModule,
+        state: juggler.TrainState,
         live_steps: Mapping[str, Tensor],
     ) -> Tensor:
         return torch.tensor([name.endswith("bias") for name in group.sizes])  # [K]
@@ -30,13 +30,13 @@ class Counting(OnlyBiases):
 
 def learner(core: type[OnlyBiases], optimizer: str = "adam") -> juggler.Learner:
     config = juggler.LearnerConfig(lr=0.1, optimizer=optimizer)
-    return juggler.Learner(core({"default": MODULE}, config), seed=0)
+    return juggler.Learner(core(MODULE, config), seed=0)
 
 
 @pytest.mark.parametrize(("core", "optimizer"), [(Counting, "adam"), (OnlyBiases, "rmsprop")])
 def test_the_others_stay_as_they_are(core: type[OnlyBiases], optimizer: str) -> None:
     learns = learner(core, optimizer)
-    (group,) = learns.core.groups.values()  # type: ignore[attr-defined]
+    (group,) = learns.core.flat.values()  # type: ignore[attr-defined]
     sizes, (state,) = group.sizes, learns.state.values()
     before = state["parameters"].clone().split(list(sizes.values()))  # [P] in K parts
     for _ in range(3):

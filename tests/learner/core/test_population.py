@@ -52,12 +52,12 @@ def test_sixteen_members_are_sixteen_runs(
 
     entropies = np.linspace(0, 0.1, 16).tolist()
     population = Population(
-        make_core({"default": make}, optimizer=optimizer),
+        make_core(make, optimizer=optimizer),
         hyperparameters={"lr": RATES, "entropy_coefficient": entropies},
     )
     state = population.init(seed=3)
     runs = [
-        make_core({"default": make}, optimizer=optimizer, lr=lr, entropy_coefficient=entropy)
+        make_core(make, optimizer=optimizer, lr=lr, entropy_coefficient=entropy)
         for lr, entropy in zip(RATES, entropies, strict=True)
     ]
     states = [run.init(seed=3 + index) for index, run in enumerate(runs)]
@@ -70,10 +70,10 @@ def test_sixteen_members_are_sixteen_runs(
     for index, (run, each) in enumerate(zip(runs, alone, strict=True)):
         assert_close(population.member(state, index), each.state)
         # Some metrics are float32 whatever the parameters are.
-        assert_close(output.metrics[member_id("default", index)], each.metrics["default"], 1e-6)
+        assert_close(output.metrics[member_id("default", index)], each.metrics, 1e-6)
         assert_close(
             population.get_params(state)[member_id("default", index)],
-            run.get_params(each.state)["default"],
+            run.get_params(each.state),
         )
 
 
@@ -95,7 +95,7 @@ def test_a_member_is_a_lone_learner_with_its_number(
 
     def core(**config: Any) -> Any:
         config_of = ALGORITHMS[algorithm].config(**{**base, **config})
-        return kind({"default": partial(Small, dtype=torch.float64)}, config_of)
+        return kind(partial(Small, dtype=torch.float64), config_of)
 
     population = Population(core(), hyperparameters={key: values}, same_start=True)
     state = population.init(seed=3)
@@ -107,7 +107,7 @@ def test_a_member_is_a_lone_learner_with_its_number(
         states = [run.step(each, sample).state for run, each in zip(runs, states, strict=True)]
     for index, each in enumerate(states):
         assert_close(population.member(state, index), each, 1e-7)
-    parameters = [each["default"]["parameters"] for each in states]
+    parameters = [each["parameters"] for each in states]
     assert not torch.equal(parameters[0], parameters[2]), "the number makes a difference"
 
 
@@ -125,7 +125,7 @@ def test_what_members_cannot_have_is_said() -> None:
         hyperparameters: Any = given
         with pytest.raises(ValueError, match=words):
             Population(core, hyperparameters=hyperparameters)
-    ppo = Ppo({"default": Small}, PpoConfig())
+    ppo = Ppo(Small, PpoConfig())
     with pytest.raises(ValueError, match="'value_clip' is none in the config of ppo; set it there"):
         Population(ppo, hyperparameters={"value_clip": [0.1, 0.2]})
 
@@ -147,19 +147,19 @@ def test_a_core_around_another_says_what_it_lacks_for_a_population() -> None:
 
 
 def test_members_may_learn_from_samples_of_their_own(make_batch: MakeBatch) -> None:
-    core = make_core({"default": partial(Small, dtype=torch.float64)})
+    core = make_core(partial(Small, dtype=torch.float64))
     population = Population(core, size=3, same_start=True, own_samples=True)
     # Many truncated episodes, none, and some.
     samples = [
         in_float64(make_batch, seed=index, ends=ends) for index, ends in enumerate([0.6, 0.0, 0.3])
     ]
-    counts = [len(sample["default"]["final_rows"]) for sample in samples]
+    counts = [len(sample["final_rows"]) for sample in samples]
     assert counts[1] == 0 < counts[2] < counts[0]
     output = population.step(population.init(seed=0), stacked(samples))
     for index, sample in enumerate(samples):
         alone = core.step(core.init(seed=0), sample)
         assert_close(population.member(output.state, index), alone.state)
-    parameters = output.state["members"]["default"]["parameters"]  # [3, P]
+    parameters = output.state["members"]["parameters"]  # [3, P]
     assert len(parameters.unique(dim=0)) == 3
 
 
@@ -196,15 +196,12 @@ def test_a_member_whose_gradient_is_not_finite_is_skipped_alone(make_batch: Make
     good, bad = (make_batch(seed=seed, ends=0.0) for seed in range(2))
     bad.rewards[0, 0] = np.nan
     state = population.init(seed=0)
-    sample = stacked([{"default": collate([batch])} for batch in (good, bad)])
+    sample = stacked([collate([batch]) for batch in (good, bad)])
     output = population.step(state, sample)
     skipped = [output.metrics[member_id("default", index)]["skipped"] for index in range(2)]
     assert skipped == [0.0, 1.0]
     assert_equal(population.member(output.state, 1), population.member(state, 1))
-    moved = (
-        output.state["members"]["default"]["parameters"]
-        != (state["members"]["default"]["parameters"])
-    )  # [2, P]
+    moved = output.state["members"]["parameters"] != (state["members"]["parameters"])  # [2, P]
     assert moved.any(1).tolist() == [True, False]
 
 
@@ -221,7 +218,7 @@ def test_a_member_alone_takes_the_steps_of_torch_bit_for_bit(
     config = ImpalaConfig(optimizer=optimizer, grad_clip=None)
     population = Population(make_core(optimizer=optimizer, grad_clip=None), size=1)
     state = population.init(seed=0)
-    reference = state["members"]["default"]["parameters"][0].clone().requires_grad_()  # [P]
+    reference = state["members"]["parameters"][0].clone().requires_grad_()  # [P]
     settings = {"lr": config.lr, "eps": config.optimizer_epsilon, "foreach": False}
     theirs: torch.optim.Optimizer
     if optimizer == "adam":
@@ -229,12 +226,12 @@ def test_a_member_alone_takes_the_steps_of_torch_bit_for_bit(
     else:
         theirs = torch.optim.RMSprop([reference], alpha=config.rmsprop_decay, **settings)
     for seed in range(50):
-        grads, aux = population.grads(state, {"default": collate([make_batch(seed=seed % 5)])})
-        assert grads["default"].shape == (1, len(reference))
-        reference.grad = grads["default"][0].clone()
+        grads, aux = population.grads(state, collate([make_batch(seed=seed % 5)]))
+        assert grads.shape == (1, len(reference))
+        reference.grad = grads[0].clone()
         theirs.step()
         state = population.apply(state, grads, aux).state
-        assert torch.equal(state["members"]["default"]["parameters"][0], reference.detach())
+        assert torch.equal(state["members"]["parameters"][0], reference.detach())
 
 
 def test_optimizers_in_a_population_of_one_are_those_of_one() -> None:
@@ -279,6 +276,6 @@ def test_a_member_goes_on_by_itself(make_batch: MakeBatch) -> None:
     state = population.init(seed=0)
     member = population.member(state, 1)
     assert_equal(member, core.init(seed=1))
-    sample = {"default": collate([make_batch()])}
+    sample = collate([make_batch()])
     after = population.step(state, sample).state
     assert_close(core.step(member, sample).state, population.member(after, 1), 1e-5)

@@ -21,7 +21,7 @@ from support.populations import (
 from torch import Tensor, nn
 
 from juggler.learner.algorithms.registry import ALGORITHMS
-from juggler.learner.core.gradient_core import Factories
+from juggler.learner.core.gradient_core import MakeModule
 from juggler.learner.core.population import Population
 from juggler.learner.data.collate import collate
 from juggler.runtime.modules.building import build_module
@@ -105,7 +105,7 @@ def test_members_of_every_algorithm_do_what_it_does(make_batch: MakeBatch, name:
     package, _, attribute = ALGORITHMS[name].core.partition(":")
     kind = getattr(importlib.import_module(package), attribute)
     small = SMALL.get(name, Small)
-    make = {"default": partial(small, dtype=torch.float64)}
+    make = partial(small, dtype=torch.float64)
     core = kind(make, ALGORITHMS[name].config())
     population = Population(core, hyperparameters={"lr": [1e-3, 1e-2]})
     state = population.init(seed=5)
@@ -132,7 +132,7 @@ def test_members_of_every_algorithm_do_what_it_does(make_batch: MakeBatch, name:
 def test_members_keep_to_the_settings(make_batch: MakeBatch, settings: dict[str, Any]) -> None:
     core = make_core(**settings)
     population = Population(core, size=2)
-    sample = {"default": collate([make_batch(4, 9)])}
+    sample = collate([make_batch(4, 9)])
     after = population.step(population.init(seed=0), sample).state
     for index in range(2):
         alone = core.step(core.init(seed=index), sample).state
@@ -165,7 +165,7 @@ def test_a_module_that_cannot_be_mapped_is_named() -> None:
             self.seen += 1
             return x if self.seen.item() else -x
 
-    def make(layer: nn.Module) -> Factories:
+    def make(layer: nn.Module) -> MakeModule:
         return {"plain": Small, "odd": partial(Small, layer)}
 
     with pytest.raises(ValueError, match=r"'odd' \(Small\) cannot .*buffers are \['body.1.seen'\]"):

@@ -15,6 +15,7 @@ from support.shared_encoder import make_multi
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.registry import build_learner
+from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.state import StateMismatch
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -31,14 +32,14 @@ def make(algorithm: str = "impala", *, seed: int = 0, hidden: int = 8, **config:
 
 
 def saved(learner: Learner) -> dict[str, Any]:
-    tree: Any = learner.save()[0]["default"]
+    tree: Any = learner.save()[0]
     return tree
 
 
 def weights(learner: Learner) -> dict[str, Any]:
     """All parameters and buffers, the value function's too."""
     tree = saved(learner)
-    return {"default": {**tree["parameters"], **tree["buffers"]}}
+    return {**tree["parameters"], **tree["buffers"]}
 
 
 @ALGORITHMS
@@ -49,7 +50,7 @@ def test_a_new_learner_with_them_is_one_that_was_drawn_so(
     other, learner = make(algorithm, seed=5), make(algorithm, seed=0)
     learner.set_weights(weights(other), whole=True)
     if algorithm == "ppo":  # its key to minibatches is the learner's own
-        other.state["default"]["extra"] = learner.state["default"]["extra"]
+        other.state["extra"] = learner.state["extra"]
     assert_same(learner.save()[0], other.save()[0])
     for seed in range(3):
         for each in (learner, other):
@@ -76,10 +77,10 @@ def test_in_the_middle_of_training_all_but_the_counts_begins_anew(
 
 def test_what_is_not_named_stays_and_what_another_algorithm_trained_will_do() -> None:
     learner, other = make("appo"), make("ppo", seed=5)
-    before, given = weights(learner)["default"], weights(other)["default"]
+    before, given = weights(learner), weights(other)
     chosen = {name: array for name, array in given.items() if name.startswith("encoder.")}
-    learner.set_weights({"default": chosen})
-    after = weights(learner)["default"]
+    learner.set_weights(chosen)
+    after = weights(learner)
     assert chosen
     for name, array in after.items():
         assert np.array_equal(array, given[name] if name in chosen else before[name]), name
@@ -89,9 +90,9 @@ def test_what_is_not_named_stays_and_what_another_algorithm_trained_will_do() ->
 def test_what_is_sent_in_bfloat16_will_do_too() -> None:
     other, learner = make(seed=5, weights_dtype="bfloat16"), make()
     learner.set_weights(other.get_weights())
-    (name, sent), *_ = other.get_weights()["default"].items()  # type: ignore[union-attr]
+    (name, sent), *_ = other.get_weights().items()  # type: ignore[union-attr]
     assert sent.dtype == ml_dtypes.bfloat16
-    found: Any = learner.get_weights()["default"]
+    found: Any = learner.get_weights()
     assert np.array_equal(found[name], sent.astype(np.float32))
 
 
@@ -113,10 +114,10 @@ def test_what_does_not_fit_is_named_and_nothing_has_changed(
 ) -> None:
     learner = make()
     before = learner.save()[0]
-    given = {**weights(make(seed=5))["default"], **change}
+    given = {**weights(make(seed=5)), **change}
     given = {name: array for name, array in given.items() if array is not None}
     with pytest.raises(StateMismatch, match=words):
-        learner.set_weights({"default": given}, whole=True)
+        learner.set_weights(given, whole=True)
     with pytest.raises(StateMismatch, match="no module 'defalt': did you mean 'default'"):
         learner.set_weights({"defalt": given})
     assert_same(learner.save()[0], before)
@@ -140,7 +141,7 @@ def test_modules_that_share_parameters_must_be_given_the_same() -> None:
 def test_a_core_without_the_means_says_so() -> None:
     class Without(Impala):
         def with_weights(self, *args: Any, **keys: Any) -> Any:
-            return super(StateCore, self).with_weights(*args, **keys)
+            return super(GradientCore, self).with_weights(*args, **keys)
 
     core = Without({"default": lambda: make_multi()["left"]}, ImpalaConfig())
     with pytest.raises(ValueError, match="impala has no `with_weights`"):

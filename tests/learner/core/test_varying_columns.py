@@ -21,11 +21,11 @@ ROWS, STEPS = 32, 32
 def sample_of(make_batch: MakeBatch, seed: int, ends: float = 0.02) -> Any:
     state = {"hidden": torch.ones(ROWS, 8)}  # [N, 8]
     batch = make_batch(ROWS, STEPS, seed=seed, ends=ends)
-    return {"default": {**collate([batch]), "states": {"module": state}}}
+    return {**collate([batch]), "states": {"module": state}}
 
 
 def truncated_episodes(sample: Any) -> int:
-    return len(sample["default"][c.FINAL_ROWS])
+    return len(sample[c.FINAL_ROWS])
 
 
 def test_numbers_of_truncated_episodes_come_again_and_take_little_room(
@@ -35,24 +35,24 @@ def test_numbers_of_truncated_episodes_come_again_and_take_little_room(
     for seed in range(20):
         sample = sample_of(make_batch, seed)
         before.add(truncated_episodes(sample))
-        columns = with_recurring_shapes(sample["default"])
+        columns = with_recurring_shapes(sample)
         count = len(columns[c.FINAL_ROWS])
         after.add(count)
         assert 0 <= count - truncated_episodes(sample) < ROWS * STEPS / 64
         assert {len(columns[name]) for name in c.FINALS if name in columns} == {count}
         assert not columns.keys() & set(c.SEGMENTS)
-        assert sample["default"].keys() >= set(c.SEGMENTS), "a sample stays as it is"
+        assert sample.keys() >= set(c.SEGMENTS), "a sample stays as it is"
     assert len(before) > 4 * len(after)
 
 
 def test_a_sample_without_truncated_episodes_has_none_afterwards(make_batch: MakeBatch) -> None:
     sample = sample_of(make_batch, seed=1, ends=0.0)
-    assert len(with_recurring_shapes(sample["default"])[c.FINAL_ROWS]) == 0
+    assert len(with_recurring_shapes(sample)[c.FINAL_ROWS]) == 0
 
 
 def test_a_repeated_episode_is_the_last_one_or_what_follows_a_row(make_batch: MakeBatch) -> None:
     for ends in (0.0, 0.02):
-        columns = sample_of(make_batch, seed=2, ends=ends)["default"]
+        columns = sample_of(make_batch, seed=2, ends=ends)
         padded = padded_truncations(columns, 100)
         row, step = (int(padded[name][-1]) for name in (c.FINAL_ROWS, c.FINAL_STEPS))
         if ends:
@@ -73,7 +73,7 @@ def test_gradients_are_the_same_up_to_rounding(make_batch: MakeBatch, name: str)
     for recordings in (None, Recordings(1, math.inf)):
         core._recordings = recordings
         grads, _ = core.grads(state, sample)
-        found.append(grads["default"])
+        found.append(grads)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 

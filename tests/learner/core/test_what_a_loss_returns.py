@@ -23,14 +23,14 @@ class Mine(SquaredValues):
         self,
         forward: juggler.Forward,
         columns: juggler.Columns,
-        state: juggler.ParameterGroupState,
+        state: juggler.TrainState,
     ) -> juggler.Loss:
         changed: juggler.Loss = self.change(super().loss(forward, columns, state))
         return changed
 
 
 def mine(change: Callable[[juggler.Loss], Any]) -> Mine:
-    core = Mine({"default": MODULE}, juggler.LearnerConfig())
+    core = Mine(MODULE, juggler.LearnerConfig())
     core.change = change
     return core
 
@@ -40,7 +40,7 @@ def with_metric(value: Any) -> Callable[[juggler.Loss], juggler.Loss]:
 
 
 MANY: Tensor = torch.zeros(4, 8)
-ROWS = len(SAMPLE["default"]["live"])
+ROWS = len(SAMPLE["live"])
 
 CASES: list[tuple[Callable[[juggler.Loss], Any], str]] = [
     (lambda loss: loss.total, r"a tensor of shape \(\) and torch.float32: return juggler.Loss\("),
@@ -76,7 +76,7 @@ def test_what_is_no_loss_is_named_with_what_to_return_instead(
 def test_a_loss_that_is_one_is_learned_from_and_so_is_that_of_a_population() -> None:
     core = mine(lambda loss: loss)
     output = core.step(core.init(0), SAMPLE)
-    assert output.metrics["default"]["grad_norm"] > 0
+    assert output.metrics["grad_norm"] > 0
     population = juggler.Population(core, size=2)
     each = population.step(population.init(0), SAMPLE).metrics
     assert all(metrics["grad_norm"] > 0 for metrics in each.values())
@@ -95,14 +95,14 @@ class Mistyped(Mine):
         self,
         forward: juggler.Forward,
         columns: juggler.Columns,
-        state: juggler.ParameterGroupState,
+        state: juggler.TrainState,
     ) -> juggler.Loss:
         assert "advantages" not in columns
         return super().loss(forward, {**columns, "rewards": columns["reward"]}, state)
 
 
 def test_a_column_that_there_is_not_is_named_with_the_nearest_one() -> None:
-    core = Mistyped({"default": MODULE}, juggler.LearnerConfig())
+    core = Mistyped(MODULE, juggler.LearnerConfig())
     with pytest.raises(KeyError, match=r"there is no column 'reward': did you mean 'rewards'\?"):
         core.grads(core.init(0), SAMPLE)
 

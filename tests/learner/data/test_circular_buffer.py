@@ -13,17 +13,17 @@ from juggler.learner.algorithms.appo.config import AppoConfig
 from juggler.learner.algorithms.appo.core import Appo
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.core.learner_core import Sample
+from juggler.learner.core.learner_core import Columns
 from juggler.learner.data.sources import CircularBuffer
 from juggler.runtime.modules.building import build_module
 
 
-def sample(number: int) -> Sample:
-    return {"default": {"number": number}}
+def sample(number: int) -> Columns:
+    return {"number": number}
 
 
-def numbers(samples: Sequence[Sample]) -> list[int]:
-    return [each["default"]["number"] for each in samples]
+def numbers(samples: Sequence[Columns]) -> list[int]:
+    return [each["number"] for each in samples]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_what_is_forgotten_is_not_used_again() -> None:
 
 
 def test_an_algorithm_chooses_its_source_of_data() -> None:
-    make = {"default": partial(build_module, None, spaces.Box(-1, 1, (3,)), spaces.Discrete(2), {})}
+    make = partial(build_module, None, spaces.Box(-1, 1, (3,)), spaces.Discrete(2), {})
     twice = Appo(make, AppoConfig(buffer_batches=2, batch_uses=2)).data_source()
     twice.add(sample(0))
     assert numbers(twice.add(sample(1))) == [0, 1]

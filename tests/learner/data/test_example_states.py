@@ -35,7 +35,7 @@ def test_a_learner_that_nothing_is_remembered_for_expects_nothing() -> None:
 def test_what_modules_and_connectors_remember_has_branches_of_its_own() -> None:
     model = {"recurrent": "gru", "recurrent_size": 5}
     pieces = [{"use": "frame_stack", "k": 3}, "previous_actions_and_rewards"]
-    (states,) = learner_with(model, env_to_module=pieces).example_states().values()
+    states: Any = learner_with(model, env_to_module=pieces).example_states()
     assert states.keys() == {"module", "connectors"}
     assert all(array.shape == (5,) for array in states["module"].values())
     contexts = states["connectors"]
@@ -49,7 +49,7 @@ def test_batches_without_the_contexts_of_a_learners_connectors_are_refused(
     make_batch: MakeBatch,
 ) -> None:
     learner = learner_with(env_to_module=[{"use": "frame_stack", "k": 3}])
-    fit = BatchValidator("default", VECTOR, TWO, learner.example_states()["default"])
+    fit = BatchValidator("default", VECTOR, TWO, learner.example_states())
     batch = make_batch(2, 4)
     with pytest.raises(WireError, match=r"lacks? an array at 'connectors/frame_stack'"):
         fit.checked(batch)

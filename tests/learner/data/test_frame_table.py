@@ -90,9 +90,9 @@ def replay_of(**changes: Any) -> Replay:
 
 def drawn_from(replay: DataSource, pipeline: LearnerPipeline, batch: EpisodeBatch) -> list[Any]:
     found = []
-    for sample in replay.add({"default": pipeline(collate([batch]))}):
-        found.append(pipeline.stacked(dict(sample["default"])))
-        replay.learned({"default": found[-1]["rewards"][:, 0].abs() + 0.1})
+    for sample in replay.add(pipeline(collate([batch]))):
+        found.append(pipeline.stacked(dict(sample)))
+        replay.update_priorities(found[-1]["rewards"][:, 0].abs() + 0.1)
     return found
 
 
@@ -148,7 +148,7 @@ def test_stacks_of_frames_that_are_kept_once_are_those_that_were_kept_whole(
     pairs = [*drawn_by_both(make_batch, SPACES[space], make, sources)]
     for one, other in pairs:
         assert_same(one, other)
-    assert isinstance(sources[1]._modules["default"].table, FrameTable)
+    assert isinstance(sources[1]._kept.table, FrameTable)
     assert len(pairs) > 20
 
 
@@ -229,12 +229,12 @@ def test_learners_learn_the_same_from_frames_that_are_kept_once(
         )
         for _ in range(2)
     )
-    whole.pipelines["default"].frames_once = False
+    whole.pipeline.frames_once = False
     for seed in range(8):
         batch = batch_of(make_batch, PLACE, seed, steps=5 + seed % 3)
         states: Any = {"connectors": {"frame_stack": batch.states["connectors"]["stack"]}}
         if algorithm == "r2d2":
-            size = once.example_states()["default"]["module"]["hidden"].shape  # type: ignore[index,call-overload,union-attr]
+            size = once.example_states()["module"]["hidden"].shape  # type: ignore[index,call-overload,union-attr]
             states["module"] = {
                 name: np.ones((3, *size), np.float32) for name in ("hidden", "cell")
             }
@@ -245,7 +245,7 @@ def test_learners_learn_the_same_from_frames_that_are_kept_once(
         assert found[0] == found[1]
     np.testing.assert_equal(once.get_weights(), whole.get_weights())
     shapes = [
-        learner._data._modules["default"].table._columns._columns[0].shape  # type: ignore[attr-defined]
+        learner._data._kept.table._columns._columns[0].shape  # type: ignore[attr-defined]
         for learner in (once, whole)
     ]
     assert shapes[0][-1] * K == shapes[1][-1]
@@ -258,7 +258,7 @@ def test_frames_that_no_row_has_are_let_go_and_their_slots_used_again(
     pipeline.keep_frames_once()
     for seed in range(40):
         drawn_from(replay, pipeline, batch_of(make_batch, IMAGE, seed))
-        table: Any = replay._modules["default"].table
+        table: Any = replay._kept.table
         live = table.generations > 0
         held = np.bincount(table._stacks[live].ravel(), minlength=len(table._frames._holds))
         np.testing.assert_array_equal(table._frames._holds, held)
@@ -271,7 +271,7 @@ def test_frames_of_a_replay_that_is_discarded_are_gone_at_once(make_batch: MakeB
     replay, pipeline = replay_of(), pipeline_of(IMAGE)
     pipeline.keep_frames_once()
     drawn_from(replay, pipeline, batch_of(make_batch, IMAGE, 0))
-    (column,) = replay._modules["default"].table._frames._columns._columns  # type: ignore[attr-defined]
+    (column,) = replay._kept.table._frames._columns._columns  # type: ignore[attr-defined]
     held = weakref.ref(column)
     del column
     gc.disable()
@@ -332,9 +332,11 @@ def test_rows_of_84_by_84_images_in_stacks_of_4_take_a_quarter(algorithm: str) -
         {"hidden_sizes": [8], "recurrent": "lstm" if algorithm == "r2d2" else "none"},
         connectors=ConnectorsConfig(env_to_module=[{"use": "frame_stack", "k": 4}]),
     )
-    learner.pipelines["default"].frames_once = False
-    of_core = learner.core.batch_spaces(), learner.core.critic_spaces()
-    example = example_sample(of_core[0], learner.pipelines, learner.example_states(), of_core[1])
+    learner.pipeline.frames_once = False
+    observed, acted = learner.core.batch_spaces() or (None, None)
+    assert observed is not None
+    assert acted is not None
+    example = example_sample(observed, acted, learner.pipeline, learner.example_states(), None)
     whole = learner._data.expect(example)
     assert learner.kept_bytes / 1000 == pytest.approx((32 + 1 + 3) / 32 * 84 * 84, rel=0.02)
     assert whole / learner.kept_bytes > 3.6

@@ -24,9 +24,9 @@ def test_the_next_hundred_draws_are_the_same_after_a_restore(alpha: float) -> No
     def step(replay: Replay, first: int) -> list[int]:
         numbers = []
         for each in replay.add(numbered(first, 7)):
-            found = each["default"]["number"]
+            found = each["number"]
             numbers += found.tolist()
-            replay.learned({"default": found.double() % 5 + 0.1})
+            replay.update_priorities(found.double() % 5 + 0.1)
         return numbers
 
     changes: Mapping[str, Any] = {"capacity": 30, "priority_exponent": alpha, "begin": 9}
@@ -139,7 +139,7 @@ def without_garbage() -> Iterator[None]:
 
 
 def column_of(replay: Replay) -> Callable[[], Any]:
-    columns = replay._modules["default"].table._columns
+    columns = replay._kept.table._columns
     assert columns is not None
     return weakref.ref(columns._columns[0])
 
@@ -173,7 +173,7 @@ def test_a_replay_stays_as_it_is_when_it_refuses_a_state() -> None:
             one.restore(state, CPU)
     assert drawn(one.add(numbered(50, 9))) == drawn(same.add(numbered(50, 9))) != []
     one.restore(good.state(), CPU)
-    assert one.metrics()["default"]["replay_rows"] == 15.0
+    assert one.metrics()["replay_rows"] == 15.0
 
 
 def test_a_checkpoint_from_before_the_first_row_is_one_to_go_on_from() -> None:

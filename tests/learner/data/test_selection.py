@@ -230,10 +230,10 @@ def test_any_row_leaves_equally_often_where_they_leave_at_random() -> None:
 def test_the_next_draws_are_the_same_after_a_restore_by_any_rules(rules: dict[str, Any]) -> None:
     def step(replay: Replay, first: int) -> list[int]:
         numbers = []
-        for each in replay.add({"default": numbered(first, 7)}):
-            found = each["default"]["number"]
+        for each in replay.add(numbered(first, 7)):
+            found = each["number"]
             numbers += found.tolist()
-            replay.learned({"default": found.double() % 5 + 0.1})
+            replay.update_priorities(found.double() % 5 + 0.1)
         return numbers
 
     one, other = (
@@ -250,30 +250,28 @@ def test_the_next_draws_are_the_same_after_a_restore_by_any_rules(rules: dict[st
 def test_rows_that_were_drawn_too_often_for_a_new_limit_are_gone_after_a_restore() -> None:
     one = Replay(dict, capacity=20, size=3, ratio=2.0, max_times_sampled=3)
     other = Replay(dict, capacity=20, size=3, ratio=1.0, max_times_sampled=1, selector="fifo")
-    list(one.add({"default": numbered(0, 20)}))
+    list(one.add(numbered(0, 20)))
     state = one.state()
     other.restore(state, CPU)
-    table = other._modules["default"].table
-    fresh = int((one._modules["default"].selection.times == 0).sum())
+    table = other._kept.table
+    fresh = int((one._kept.selection.times == 0).sum())
     assert 0 < table.size == fresh < 20
     numbers = [
-        number
-        for sample in other.add({"default": numbered(20, 18)})
-        for number in sample["default"]["number"].tolist()
+        number for sample in other.add(numbered(20, 18)) for number in sample["number"].tolist()
     ]
     assert numbers == sorted(set(numbers))
 
 
 def test_a_row_that_was_drawn_256_times_counts_as_drawn_after_a_restore_without_a_limit() -> None:
     one = Replay(dict, capacity=8, size=256, ratio=256.0, max_times_sampled=300, selector="fifo")
-    assert len(list(one.add({"default": numbered(0, 1)}))) == 1
+    assert len(list(one.add(numbered(0, 1)))) == 1
     other = Replay(dict, capacity=8, size=1, ratio=1.0)
     other.restore(one.state(), CPU)
-    assert other.books()["default"]["replay_rows_waiting"] == 0
-    list(other.add({"default": numbered(1, 6)}))
-    times = other._modules["default"].selection.times[:7]
+    assert other.books()["replay_rows_waiting"] == 0
+    list(other.add(numbered(1, 6)))
+    times = other._kept.selection.times[:7]
     assert times[0] == 1
-    assert other.books()["default"]["replay_rows_waiting"] == np.count_nonzero(times == 0)
+    assert other.books()["replay_rows_waiting"] == np.count_nonzero(times == 0)
 
 
 @pytest.mark.parametrize("remover", ["fifo", "random"])
@@ -281,11 +279,11 @@ def test_rows_that_left_by_a_limit_leave_no_gaps_to_be_drawn_after_a_restore_wit
     remover: Any,
 ) -> None:
     one = Replay(dict, capacity=20, size=3, ratio=0.5, max_times_sampled=1)
-    list(one.add({"default": numbered(0, 20)}))
-    there = kept(one._modules["default"].table)
+    list(one.add(numbered(0, 20)))
+    there = kept(one._kept.table)
     other = Replay(dict, capacity=20, size=60, ratio=1.0, remover=remover)
     other.restore(one.state(), CPU)
-    module = other._modules["default"]
+    module = other._kept
     drawn = module.table.rows(module.selection.draw(600).slots)["number"].tolist()
     counts = Counter(drawn)
     assert len(there) < 20
@@ -293,7 +291,7 @@ def test_rows_that_left_by_a_limit_leave_no_gaps_to_be_drawn_after_a_restore_wit
     assert min(counts.values()) > 600 / len(there) / 3, "all are drawn alike"
     for first in range(20, 40):
         oldest = kept(module.table)
-        list(other.add({"default": numbered(first, 1)}))
+        list(other.add(numbered(first, 1)))
         if remover == "fifo":
             assert kept(module.table) == [*oldest, first][-20:]
 
@@ -302,14 +300,14 @@ def test_rows_that_left_by_a_limit_leave_no_gaps_to_be_drawn_after_a_restore_wit
 def test_the_oldest_rows_leave_a_table_that_has_got_more_room(capacity: int) -> None:
     one = Replay(dict, capacity=4, size=1, ratio=0.1)
     for first in range(7):
-        list(one.add({"default": numbered(first, 1)}))
+        list(one.add(numbered(first, 1)))
     for _ in range(2):  # a checkpoint of one that has got more room is like others
         other = Replay(dict, capacity=capacity, size=1, ratio=0.1)
         other.restore(one.state(), CPU)
-        table = other._modules["default"].table
+        table = other._kept.table
         for first in range(int(table.generations.max()), 30):
             oldest = kept(table)
-            list(other.add({"default": numbered(first, 1)}))
+            list(other.add(numbered(first, 1)))
             assert kept(table) == [*oldest, first][-capacity:]
         one = other
 
@@ -317,8 +315,8 @@ def test_the_oldest_rows_leave_a_table_that_has_got_more_room(capacity: int) -> 
 def test_draws_that_no_row_is_left_for_are_not_made_up_for() -> None:
     replay = Replay(dict, capacity=100, size=2, ratio=3.0, max_times_sampled=1)
     for first in range(0, 40, 4):
-        assert len(list(replay.add({"default": numbered(first, 4)}))) == 2
-    assert replay.metrics()["default"]["samples_per_insert"] == 1.0
+        assert len(list(replay.add(numbered(first, 4)))) == 2
+    assert replay.metrics()["samples_per_insert"] == 1.0
 
 
 def test_what_the_table_gives_oldest_first_and_once_is_what_a_queue_gives(make_batch: Any) -> None:
@@ -336,8 +334,8 @@ def test_what_the_table_gives_oldest_first_and_once_is_what_a_queue_gives(make_b
     for seed in range(20):
         batches = [make_batch(3, 9, seed=seed, ends=0.3), make_batch(2, 9, seed=100 + seed)]
         columns = collate(batches)
-        (sample,) = replay.add({"default": columns})
-        found = dict(sample["default"])
+        (sample,) = replay.add(columns)
+        found = dict(sample)
         assert found.pop("importance_weights").tolist() == [1.0] * 5
         assert found.pop("new_steps") == columns["live"].sum()
         steps += int(columns["live"].sum())
@@ -347,7 +345,7 @@ def test_what_the_table_gives_oldest_first_and_once_is_what_a_queue_gives(make_b
             columns,
             found,
         )
-    told = replay.metrics()["default"]
+    told = replay.metrics()
     assert (told["replay_rows"], told["replay_rows_waiting"], told["replay_rows_unused"]) == (
         0,
     ) * 3

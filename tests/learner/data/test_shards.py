@@ -60,10 +60,10 @@ def test_shards_are_all_rows_in_order_never_empty_and_about_equal(
         before += rows
     per_row = np.concatenate([batch.live.sum(1) for batch in batches])
     if np.count_nonzero(per_row) < count:
-        with pytest.raises(ValueError, match=f"'default': .* rows .* among {count} learners"):
+        with pytest.raises(ValueError, match=f"rows .* among {count} learners"):
             shard(batches, count)
         return
-    shards = [each["default"] for each in shard(batches, count)]
+    shards = list(shard(batches, count))
     assert len(shards) == count
     assert [row for each in shards for row in rows_of(each)] == rows_of(batches)
     for each in shards:
@@ -75,15 +75,17 @@ def test_shards_are_all_rows_in_order_never_empty_and_about_equal(
         assert max(live_steps) - min(live_steps) < 2 * per_row.max()
 
 
-def test_each_module_is_shared_out_by_itself(make_batch: MakeBatch) -> None:
-    episodes = {"a": [make_batch(8, 4, ends=0.0)], "b": [make_batch(2, 4), make_batch(2, 6)]}
-    shards = shard(episodes, 2)
-    assert [each["a"][0].rows for each in shards] == [4, 4]
-    assert [sum(batch.rows for batch in each["b"]) for each in shards] in ([2, 2], [1, 3], [3, 1])
-    with pytest.raises(ValueError, match=r"module 'b': 4 rows .* 5 learners"):
-        shard(episodes, 5)
+def test_more_shards_than_rows_are_refused(make_batch: MakeBatch) -> None:
+    batches = [make_batch(2, 4), make_batch(2, 6)]
+    assert [sum(batch.rows for batch in each) for each in shard(batches, 2)] in (
+        [2, 2],
+        [1, 3],
+        [3, 1],
+    )
+    with pytest.raises(ValueError, match=r"4 rows .* 5 learners"):
+        shard(batches, 5)
     with pytest.raises(ValueError, match="0 shards"):
-        shard(episodes, 0)
+        shard(batches, 0)
 
 
 def test_rows_of_unequal_live_steps_are_balanced(make_batch: MakeBatch) -> None:
@@ -93,4 +95,4 @@ def test_rows_of_unequal_live_steps_are_balanced(make_batch: MakeBatch) -> None:
     nothing = np.zeros_like(live)
     batch = make_batch(9, 8, live=live, terminated=nothing, truncated=nothing)
     shards = shard([batch], 3)
-    assert [collate(each["default"])["live"].sum().item() for each in shards] == [8, 7, 8]
+    assert [collate(each)["live"].sum().item() for each in shards] == [8, 7, 8]

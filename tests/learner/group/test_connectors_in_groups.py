@@ -38,10 +38,10 @@ def make_learner(seed: int = 0) -> Learner:
 
 def of_two_modules() -> Learner:
     one, two = make_learner(), make_learner()
-    (factory,) = one.core._factories.values()
+    (factory,) = one.core._make_module.values()
     core = Impala({"a": factory, "b": factory}, one.config)
-    pipelines = {"a": one.pipelines["default"], "b": two.pipelines["default"]}
-    return Learner(core, pipelines=pipelines)
+    pipelines = {"a": one.pipeline, "b": two.pipeline}
+    return Learner(core, pipeline=pipelines)
 
 
 def a_batch(make_batch: MakeBatch, seed: int, rows: int = 8) -> EpisodeBatch:
@@ -53,7 +53,7 @@ def a_batch(make_batch: MakeBatch, seed: int, rows: int = 8) -> EpisodeBatch:
 
 
 def moments(learner: Learner, module_id: str = "default") -> dict[str, float]:
-    state = learner.pipelines[module_id].get_state()["normalize_rewards"]
+    state = learner.pipeline[module_id].get_state()["normalize_rewards"]
     return {name: float(value) for name, value in state.items()}
 
 
@@ -106,7 +106,7 @@ def test_whoever_joins_takes_the_moments_over_though_its_weights_are_the_same(
     make_batch: MakeBatch,
 ) -> None:
     ahead, behind = make_learner(), make_learner()
-    ahead.pipelines["default"].set_state(
+    ahead.pipeline.set_state(
         {"normalize_rewards": {name: torch.tensor(3.0) for name in ("count", "mean", "m2")}}
     )
     hashes = join([ahead, behind])

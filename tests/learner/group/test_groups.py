@@ -38,8 +38,8 @@ def make_learner(
     found = ALGORITHMS[algorithm]
     package, _, name = found.core.partition(":")
     core = getattr(__import__(package, fromlist=[name]), name)
-    factories = dict.fromkeys(modules or ("default",), make)
-    return Learner(core(factories, found.config(**config)), seed=seed)
+    make_module = dict.fromkeys(modules or ("default",), make)
+    return Learner(core(make_module, found.config(**config)), seed=seed)
 
 
 def assert_equal(one: Learner, other: Learner) -> None:

@@ -39,11 +39,11 @@ MODEL = {"hidden_sizes": [8]}
 def inner(name: str) -> GradientCore:
     if name == "ppo":
         config = PpoConfig(batch_size=64, minibatches=2, epochs=1)
-        return Ppo({"default": partial(ActorCritic, VECTOR, TWO, MODEL)}, config)
+        return Ppo(partial(ActorCritic, VECTOR, TWO, MODEL), config)
     kept = DqnConfig(
         n_step=1, replay_begin=0, replay_batch_size=16, replay_ratio=1.0, save_replay=False
     )
-    return Dqn({"default": partial(QNetwork, VECTOR, TWO, MODEL)}, kept)
+    return Dqn(partial(QNetwork, VECTOR, TWO, MODEL), kept)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ class Noting(Demonstrations):
 def make(name: str, own: ImitationConfig) -> tuple[Learner, list[torch.Tensor]]:
     """A learner, and the places of what it will draw."""
     core = Discriminator(inner(name), own)
-    imitator = core._imitators["default"]
+    imitator = core._imitators
     imitator.demonstrations = Noting(*imitator.demonstrations)
     imitator.demonstrations.places = []
     return Learner(core, seed=0), imitator.demonstrations.places

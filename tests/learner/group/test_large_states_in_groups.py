@@ -28,7 +28,7 @@ SPACES = spaces.Box(-10, 10, (4,), np.float32), spaces.Discrete(2)
 
 def learner_of(updates: int, slow: str, monkeypatch: pytest.MonkeyPatch) -> Learner:
     """A learner which does one thing slowly, once."""
-    make = {"default": partial(ActorCritic, *SPACES, {"hidden_sizes": [8]})}
+    make = partial(ActorCritic, *SPACES, {"hidden_sizes": [8]})
     learner = Learner(Impala(make, ImpalaConfig()), seed=updates)
     learner.updates = updates
     if slow:

@@ -30,7 +30,7 @@ def make_learner() -> Learner:
 
 
 def parameters(learner: Learner) -> torch.Tensor:
-    found: torch.Tensor = learner.state["default"]["parameters"].clone()
+    found: torch.Tensor = learner.state["parameters"].clone()
     return found
 
 

@@ -17,7 +17,7 @@ from juggler.learner.algorithms.dqn.core import Dqn
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.data.replay.generators import draw_apart
-from juggler.learner.data.sources import Sample, Sums
+from juggler.learner.data.sources import Columns, Sums
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.models import ActorCritic
@@ -31,22 +31,22 @@ TWO = spaces.Discrete(2)
 def dqn(**config: Any) -> Learner:
     make = partial(QNetwork, VECTOR, TWO, {"hidden_sizes": [8]})
     own = {"replay_begin": 1, "replay_batch_size": 32, "replay_ratio": 4.0, **config}
-    return Learner(Dqn({"default": make}, DqnConfig(**own)), seed=3)
+    return Learner(Dqn(make, DqnConfig(**own)), seed=3)
 
 
 def impala(**config: Any) -> Learner:
     make = partial(ActorCritic, VECTOR, TWO, {"hidden_sizes": [8]})
     own = ImpalaConfig(replay_share=0.5, save_replay=True, **config)
-    return Learner(Impala({"default": make}, own), seed=3)
+    return Learner(Impala(make, own), seed=3)
 
 
 def told(learner: Learner, samples: list[Any]) -> None:
     """Have it put each sample that it learns from into this list, too."""
     add = learner._data.add
 
-    def adding(sample: Sample, sums: Sums) -> Iterator[Sample]:
+    def adding(sample: Columns, sums: Sums) -> Iterator[Columns]:
         for drawn in add(sample, sums):
-            samples.append(drawn["default"])
+            samples.append(drawn)
             yield drawn
 
     learner._data.add = adding  # type: ignore[method-assign]

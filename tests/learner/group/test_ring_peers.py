@@ -92,7 +92,7 @@ def test_updates_are_those_of_a_group_over_torch(
             for group in (plain, secure):
                 each = zip(group, batches, strict=True)
                 at_once([lambda x=x, b=b: x.update_from_episodes([b]) for x, b in each])  # type: ignore[misc]
-        states = [x.state["default"]["parameters"] for x in (*plain, *secure)]
+        states = [x.state["parameters"] for x in (*plain, *secure)]
         for state in states:
             assert torch.equal(state, states[0]), "two addends have one sum"
         at_once([x.leave for x in secure])

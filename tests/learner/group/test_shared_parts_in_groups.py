@@ -47,14 +47,14 @@ def make(*seeds: int) -> list[Process]:
 def meet(processes: list[Process], module_id: str) -> None:
     join([each.learners[module_id] for each in processes])
     for each in processes:
-        each.shared.give(module_id)
+        each.shared.broadcast(module_id)
 
 
 def train(processes: list[Process], module_id: str, episodes: list[EpisodeBatch]) -> None:
-    shards = shard({"default": episodes}, len(processes))
+    shards = shard(episodes, len(processes))
     update([each.learners[module_id] for each in processes], shards)
     for each in processes:
-        each.shared.give(module_id)
+        each.shared.broadcast(module_id)
 
 
 def assert_equal(processes: list[Process]) -> None:
@@ -64,7 +64,7 @@ def assert_equal(processes: list[Process]) -> None:
 
 
 def encoders(process: Process) -> list[torch.Tensor]:
-    return [each.get_params()["default"]["encoder.0.weight"] for each in process.learners.values()]
+    return [each.get_params()["encoder.0.weight"] for each in process.learners.values()]
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -103,7 +103,7 @@ def test_processes_agree_again_where_an_update_was_made_by_one_of_them_alone(
     first = group[0].learners["left"]
     first.join(None)
     first.update_from_episodes([make_batch(8, 6)])
-    group[0].shared.give("left")
+    group[0].shared.broadcast("left")
     assert not torch.equal(encoders(group[0])[1], encoders(group[1])[1])
     train(group, "right", [make_batch(8, 6, seed=1)])
     meet(group, "left")

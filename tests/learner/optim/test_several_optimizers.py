@@ -21,7 +21,6 @@ from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
-from juggler.runtime.modules.multi_rl_module import MultiRLModule
 
 MakeBatch = Callable[..., EpisodeBatch]
 VECTOR = spaces.Box(-10, 10, (4,), np.float32)
@@ -29,12 +28,12 @@ VALUE = {"parameters": ["value*"], "lr": 1e-2, "optimizer": "rmsprop", "optimize
 make = partial(build_module, None, VECTOR, spaces.Discrete(2), {"hidden_sizes": [8]})
 
 
-def make_core(factories: Any = None, **config: Any) -> Impala:
-    return Impala(factories or {"default": make}, ImpalaConfig(**config))
+def make_core(make_module: Any = None, **config: Any) -> Impala:
+    return Impala(make_module or make, ImpalaConfig(**config))
 
 
 def flat(core: Impala, state: Any) -> dict[str, Tensor]:
-    return core._groups["default"].named(state["default"]["parameters"])
+    return core.flat.named(state["parameters"])
 
 
 def test_two_optimizers_are_those_of_torch_bit_for_bit(make_batch: MakeBatch) -> None:
@@ -51,9 +50,9 @@ def test_two_optimizers_are_those_of_torch_bit_for_bit(make_batch: MakeBatch) ->
         torch.optim.RMSprop(value, lr=1e-2, eps=0.1, foreach=False),
     ]
     for seed in range(20):
-        sample = {"default": collate([make_batch(seed=seed)])}
+        sample = collate([make_batch(seed=seed)])
         grads, aux = core.grads(state, sample)
-        for name, gradient in core._groups["default"].named(grads["default"]).items():
+        for name, gradient in core.flat.named(grads).items():
             reference[name].grad = gradient.clone()
         whole = torch.cat([reference[name].grad.flatten() for name in rest])
         scale = (0.5 / (torch.linalg.vector_norm(whole) + 1e-6)).clamp(max=1.0)
@@ -77,10 +76,10 @@ def test_each_has_a_schedule_and_a_metric_of_its_own(make_batch: MakeBatch) -> N
         },
     )
     batch = make_batch(3, 6, ends=0.0)
-    sample = {"default": collate([batch])}
+    sample = collate([batch])
     output = core.step(core.init(0), sample)
-    first = fetch_metrics(output.metrics)["default"]
-    second = fetch_metrics(core.step(copied(output.state), sample).metrics)["default"]
+    first = fetch_metrics(output.metrics)
+    second = fetch_metrics(core.step(copied(output.state), sample).metrics)
     assert (first["lr"], first["lr_value"]) == (1e-3, 1e-2)
     assert (second["lr"], second["lr_value"]) == pytest.approx((1e-3, 5e-3))
     assert "lr_bias" not in first  # it has none of its own
@@ -96,6 +95,7 @@ def test_a_checkpoint_goes_on_with_the_same_numbers_and_knows_other_optimizers(
     learner = Learner(make_core(optimizers={"value": VALUE}), seed=0)
     for seed in range(3):
         learner.update_from_episodes([make_batch(seed=seed)])
+    tree: Any
     tree, extras = learner.save()
     assert tree["default"]["moments"].keys() == {"mean", "mean_square", "updates"}
     restored = Learner(make_core(optimizers={"value": VALUE}), seed=9)
@@ -107,7 +107,7 @@ def test_a_checkpoint_goes_on_with_the_same_numbers_and_knows_other_optimizers(
     saved = [each.save()[0]["default"]["parameters"] for each in (learner, restored)]
     for name, array in saved[0].items():
         np.testing.assert_array_equal(array, saved[1][name])
-    with pytest.raises(StateMismatch, match="'default/moments/mean' is in the checkpoint, and not"):
+    with pytest.raises(StateMismatch, match="'moments/mean' is in the checkpoint, and not"):
         Learner(make_core(optimizer="rmsprop")).restore(tree, extras)
 
 
@@ -128,7 +128,7 @@ def test_a_value_function_that_learns_faster_is_one_with_such_an_optimizer(
     ):
         one, other = scaled.init(0), named.init(0)
         for seed in range(3):
-            sample = {"default": collate([make_batch(3, 6, ends=0.0, seed=seed)])}
+            sample = collate([make_batch(3, 6, ends=0.0, seed=seed)])
             one, other = scaled.step(one, sample).state, named.step(other, sample).state
         expected = flat(named, other)
         for name, x in flat(scaled, one).items():
@@ -143,48 +143,13 @@ def test_only_the_head_learns_faster_where_the_layers_are_shared(make_batch: Mak
         spaces.Discrete(2),
         {"hidden_sizes": [8], "shared_value_layers": True},
     )
-    sample = {"default": collate([make_batch()])}
-    cores = [make_core({"default": shared}, grad_clip=None, value_lr_scale=x) for x in (1.0, 5.0)]
+    sample = collate([make_batch()])
+    cores = [make_core(shared, grad_clip=None, value_lr_scale=x) for x in (1.0, 5.0)]
     before = flat(cores[0], cores[0].init(0))
     plain, fast = (flat(core, core.step(core.init(0), sample).state) for core in cores)
     for name, x in plain.items():
         times = 5.0 if name.startswith("value_head") else 1.0
         torch.testing.assert_close(fast[name] - before[name], times * (x - before[name]))
-
-
-def test_what_another_module_acts_with_does_not_learn_faster(make_batch: MakeBatch) -> None:
-    def make_pair() -> MultiRLModule:
-        one, other = make(), make()
-        other.encoder = one.value_encoder  # the value function's there, and the policy's here
-        return MultiRLModule({"one": one, "other": other})
-
-    unit = make_core(make_pair, value_lr_scale=2.0)._groups["one+other"]
-    assert unit.training_only() == {
-        name for name in unit.sizes if "value" in name and "one:value_encoder" not in name
-    }
-
-
-def test_modules_that_are_trained_as_one_have_several_too(make_batch: MakeBatch) -> None:
-    def make_pair() -> MultiRLModule:
-        one, other = make(), make()
-        other.policy_head = one.policy_head
-        return MultiRLModule({"one": one, "other": other})
-
-    tables = {"value": {**VALUE, "parameters": ["other:value*"]}}
-    core, plain = make_core(make_pair, optimizers=tables), make_core(make_pair)
-    assert list(core._groups) == ["one+other"]
-    sample = {key: collate([make_batch()]) for key in ("one", "other")}
-    before, after, without = (
-        core.state_to_tree(state)["one+other"]["parameters"]
-        for state in (
-            core.init(0),
-            core.step(core.init(0), sample).state,
-            plain.step(plain.init(0), sample).state,
-        )
-    )
-    assert not any(np.array_equal(x, before[name]) for name, x in after.items())
-    differ = {name for name, x in after.items() if not np.allclose(x, without[name], atol=1e-6)}
-    assert differ == {name for name in after if name.startswith("other:value")}
 
 
 @pytest.mark.parametrize(
@@ -227,10 +192,10 @@ def test_a_table_that_cannot_be_says_where_and_what_is_near(
 def test_gradients_are_clipped_as_torch_does(make_batch: MakeBatch, by: str) -> None:
     core = make_core(grad_clip=0.02, grad_clip_by=by, optimizer="rmsprop", lr=1.0)
     state = core.init(seed=0)
-    grads, aux = core.grads(state, {"default": collate([make_batch()])})
+    grads, aux = core.grads(state, collate([make_batch()]))
     output = core.apply(copied(state), grads, aux)
     parameters = []
-    for gradient in core._groups["default"].named(grads["default"]).values():
+    for gradient in core.flat.named(grads).values():
         parameters.append(torch.zeros_like(gradient, requires_grad=True))
         parameters[-1].grad = gradient.clone()
     if by == "global_norm":
@@ -241,8 +206,8 @@ def test_gradients_are_clipped_as_torch_does(make_batch: MakeBatch, by: str) -> 
         for each in parameters:
             torch.nn.utils.clip_grad_norm_([each], 0.02)
     expected = torch.cat([0.01 * each.grad.flatten().square() for each in parameters])
-    torch.testing.assert_close(output.state["default"]["moments"]["mean_square"], expected)
-    assert output.metrics["default"]["grad_norm"] == torch.linalg.vector_norm(grads["default"])
+    torch.testing.assert_close(output.state["moments"]["mean_square"], expected)
+    assert output.metrics["grad_norm"] == torch.linalg.vector_norm(grads)
 
 
 @pytest.mark.parametrize("by", ["global_norm", "norm", "value"])
@@ -252,10 +217,10 @@ def test_a_gradient_that_is_not_finite_is_skipped_however_it_is_clipped(
 ) -> None:
     core = make_core(grad_clip=0.5, grad_clip_by=by, optimizers={"value": VALUE})
     state = core.init(seed=0)
-    grads, aux = core.grads(state, {"default": collate([make_batch()])})
-    grads["default"][3] = wrong
+    grads, aux = core.grads(state, collate([make_batch()]))
+    grads[3] = wrong
     output = core.apply(copied(state), grads, aux)
-    assert output.metrics["default"]["skipped"] == 1
-    assert torch.equal(output.state["default"]["parameters"], state["default"]["parameters"])
-    for name, moment in output.state["default"]["moments"].items():
-        assert torch.equal(moment, state["default"]["moments"][name])
+    assert output.metrics["skipped"] == 1
+    assert torch.equal(output.state["parameters"], state["parameters"])
+    for name, moment in output.state["moments"].items():
+        assert torch.equal(moment, state["moments"][name])

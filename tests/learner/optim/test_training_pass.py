@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from juggler.learner.optim.training_pass import TrainingPass
 from support.states import copied
 
 from juggler.learner.algorithms.impala.config import ImpalaConfig
@@ -19,6 +18,7 @@ from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.population import Population
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
+from juggler.learner.optim.flat_module import TrainingPass
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 
@@ -29,14 +29,14 @@ TWO = spaces.Discrete(2)
 
 def make_core(model: dict[str, Any] | None = None, **config: Any) -> Impala:
     make = partial(build_module, None, VECTOR, TWO, {"hidden_sizes": [16], **(model or {})})
-    return Impala({"default": make}, ImpalaConfig(**config))
+    return Impala(make, ImpalaConfig(**config))
 
 
 @pytest.mark.parametrize("recurrent", ["none", "lstm", "gru"])
 def test_a_pass_in_bfloat16_returns_float32_near_to_that_of_float32(recurrent: str) -> None:
     core = make_core({"recurrent": recurrent, "recurrent_size": 8})
-    module, state = core.modules["default"], core.init(0)["default"]
-    tensors = {**core._groups["default"].named(state["parameters"]), **state["buffers"]}
+    module, state = core.module, core.init(0)
+    tensors = {**core.flat.named(state["parameters"]), **state["buffers"]}
     shape = (32, 4) if recurrent == "none" else (32, 5, 4)
     batch: dict[str, Any] = {"observations": torch.randn(shape)}
     if initial := module.get_initial_state():
@@ -63,14 +63,14 @@ def test_gradients_in_bfloat16_point_where_those_of_float32_do(
     exact, core = make_core(model), make_core(model, precision="bfloat16")
     state = core.init(0)
     states: dict[str, Any] = {}
-    if initial := core.initial_states():
-        states["module"] = _rows(initial["default"], 8)
-    sample = {"default": collate([make_batch(8, 16, states=states)])}
+    if initial := core.initial_state():
+        states["module"] = _rows(initial, 8)
+    sample = collate([make_batch(8, 16, states=states)])
     (one, _), (other, aux) = exact.grads(state, sample), core.grads(state, sample)
-    assert other["default"].dtype == torch.float32
-    assert not torch.equal(one["default"], other["default"])
-    assert torch.cosine_similarity(one["default"], other["default"], dim=0) > 0.99
-    after = core.apply(copied(state), other, aux).state["default"]
+    assert other.dtype == torch.float32
+    assert not torch.equal(one, other)
+    assert torch.cosine_similarity(one, other, dim=0) > 0.99
+    after = core.apply(copied(state), other, aux).state
     assert after["parameters"].dtype == after["moments"]["mean"].dtype == torch.float32
 
 
@@ -83,7 +83,7 @@ def _rows(tree: Any, rows: int) -> Any:
 def test_a_policy_learns_in_bfloat16(make_batch: MakeBatch) -> None:
     """One step an episode; one action of three pays."""
     make = partial(build_module, None, VECTOR, spaces.Discrete(3), {"hidden_sizes": [8]})
-    learner = Learner(Impala({"default": make}, ImpalaConfig(lr=0.02, precision="bfloat16")))
+    learner = Learner(Impala(make, ImpalaConfig(lr=0.02, precision="bfloat16")))
     shape = (16, 8)
     ended = {"terminated": np.ones(shape, bool), "truncated": np.zeros(shape, bool)}
     for seed in range(40):
@@ -102,7 +102,7 @@ def test_a_policy_learns_in_bfloat16(make_batch: MakeBatch) -> None:
             ]
         )
     module = make()
-    module.load_state_dict(learner.get_params()["default"], strict=False)
+    module.load_state_dict(learner.get_params(), strict=False)
     with torch.no_grad():
         outputs = module.forward_inference({"observations": torch.ones(1, 4)})
     assert outputs["action_dist_inputs"].softmax(-1)[0, 2] > 0.9
@@ -121,8 +121,8 @@ def test_a_compiled_pass_is_used_and_learns_the_same_from_however_many_rows(
     calls, before = [], torch._dynamo.utils.counters["stats"]["unique_graphs"]
     for seed, rows in enumerate((4, 5, 7)):
         batch = make_batch(rows, 6, seed=seed)
-        found = fetch_metrics(compiled.update_from_episodes([batch]))["default"]
-        expected = fetch_metrics(plain.update_from_episodes([batch]))["default"]
+        found = fetch_metrics(compiled.update_from_episodes([batch]))
+        expected = fetch_metrics(plain.update_from_episodes([batch]))
         calls.append(found.pop("compiled_calls"))
         assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
     assert calls[0] == 0  # the first pass is not compiled
@@ -130,13 +130,13 @@ def test_a_compiled_pass_is_used_and_learns_the_same_from_however_many_rows(
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] - before
     assert graphs <= calls[1]  # and the same one for another number of rows
     assert compiled.core._pass.compiled_calls == sum(calls)
-    for name, x in plain.get_params()["default"].items():
-        torch.testing.assert_close(compiled.get_params()["default"][name], x, rtol=1e-3, atol=1e-5)
+    for name, x in plain.get_params().items():
+        torch.testing.assert_close(compiled.get_params()[name], x, rtol=1e-3, atol=1e-5)
 
 
 def test_nothing_is_compiled_where_nobody_asks_for_it(make_batch: MakeBatch) -> None:
     learner = Learner(make_core())
-    metrics = learner.update_from_episodes([make_batch()])["default"]
+    metrics = learner.update_from_episodes([make_batch()])
     assert "compiled_calls" not in metrics
     assert learner.core._pass.compiled_calls == 0
 

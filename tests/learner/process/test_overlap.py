@@ -43,7 +43,7 @@ def make_learner(config: LearnerConfig | None = None, device: str = "cpu") -> Le
 
 def share(make_batch: MakeBatch, *batch_ids: int) -> Share:
     batches = [make_batch(4, 8, seed=batch_id) for batch_id in batch_ids]
-    return Share(list(batch_ids), {"default": batches})
+    return Share(list(batch_ids), batches)
 
 
 def publisher() -> Publish:
@@ -96,9 +96,7 @@ def bench(learner: Learner) -> Iterator[Bench]:
 
 
 def equal(one: Learner, other: Learner) -> bool:
-    pairs = zip(
-        one.get_weights()["default"].values(), other.get_weights()["default"].values(), strict=True
-    )
+    pairs = zip(one.get_weights().values(), other.get_weights().values(), strict=True)
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
@@ -127,7 +125,7 @@ def test_a_sample_is_used_only_for_the_batches_that_it_was_made_of(
 ) -> None:
     other = make_learner()
     first, expected = share(make_batch, 1), share(make_batch, 2, 3)
-    fewer = Share([3], {"default": expected.episodes["default"][1:]})
+    fewer = Share([3], expected.episodes[1:])
     bench.update(first, expected)
     bench.update(fewer)
     bench.update(expected)
@@ -148,7 +146,7 @@ def test_what_is_forgotten_is_made_again(make_batch: MakeBatch, bench: Bench) ->
 def test_what_fails_beside_an_update_is_raised_by_the_one_that_it_was_for(
     make_batch: MakeBatch, learner: Learner, bench: Bench
 ) -> None:
-    bad = Share([2, 3], {"default": [make_batch(4, 8), make_batch(4, 8, observation_size=5)]})
+    bad = Share([2, 3], [make_batch(4, 8), make_batch(4, 8, observation_size=5)])
     bench.update(share(make_batch, 1), bad)
     assert learner.updates == 1
     with pytest.raises(ValueError, match="batches differ in their 'observations'"):
@@ -252,7 +250,7 @@ def test_on_a_gpu_overlapped_updates_are_those_that_are_made_in_turn(
         update(learners[0], in_turn, this)
         bench.update(this, after)
         bench.overlapped.publish(Version(1, learners[1].updates))
-    for one, other in zip(*(x.get_params()["default"].values() for x in learners), strict=True):
+    for one, other in zip(*(x.get_params().values() for x in learners), strict=True):
         torch.testing.assert_close(one, other)
     bench.overlapped.close()
 
@@ -275,5 +273,5 @@ def test_on_a_gpu_no_update_waits_for_the_device(make_batch: MakeBatch, algorith
 
 @ON_GPU
 def test_on_a_gpu_samples_come_through_page_locked_memory(make_batch: MakeBatch) -> None:
-    on_host = make_learner(device="cuda:0").collated([make_batch(4, 8)])["default"]
+    on_host = make_learner(device="cuda:0").collated([make_batch(4, 8)])
     assert on_host["observations"].is_pinned()

@@ -58,7 +58,7 @@ def test_a_core_may_have_no_metrics_at_all() -> None:
         assert metrics.take(update) == {}
     metrics.add({"loss": torch.tensor(2.0)})  # []
     assert metrics.take(7) == {"loss": 2.0}
-    assert fetch_metrics({"default": {}}) == {"default": {}}, "an update was made"
+    assert fetch_metrics({}) == {}, "an update was made"
     assert fetch_metrics({}) == {}
 
 
@@ -72,7 +72,7 @@ def test_large_numbers_arrive_exactly() -> None:
 
 def test_td3_tells_of_its_policy_though_not_every_update_moves_it(make_batch: MakeBatch) -> None:
     learner = Learner(make_core("td3", replay_batch_size=32, replay_ratio=1.0), seed=1)
-    found = [learner.step(sample).get("default", {}) for sample in samples_of(make_batch, 8)]
+    found = [learner.step(sample) for sample in samples_of(make_batch, 8)]
     updates = [numbers for numbers in found if numbers]
     moves = ["policy_loss" in numbers for numbers in updates]
     assert moves == [False, True, False, True, False, True], "a step of the optimizer in each"

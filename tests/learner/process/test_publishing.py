@@ -48,7 +48,7 @@ def eventually(condition: Any) -> None:
 
 
 def params(value: float) -> dict[str, dict[str, torch.Tensor]]:
-    return {"default": {"weight": torch.full((2,), value)}}
+    return {"weight": torch.full((2,), value)}
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_weights_come_out_as_arrays(publisher: Publisher, publishing: Publishing
     eventually(lambda: publisher.published)
     ((version, tree),) = publisher.published
     assert version == (1, 1)
-    np.testing.assert_array_equal(tree["default"]["weight"], np.float32([2, 2]))
+    np.testing.assert_array_equal(tree["weight"], np.float32([2, 2]))
 
 
 def test_a_publisher_that_is_behind_skips_to_the_newest(
@@ -85,7 +85,7 @@ def test_a_publisher_that_is_behind_skips_to_the_newest(
     publisher.free.set()
     eventually(lambda: len(publisher.published) == 2)
     assert publisher.versions == [(1, 1), (1, 99)]
-    assert publisher.published[1][1]["default"]["weight"][0] == 99
+    assert publisher.published[1][1]["weight"][0] == 99
 
 
 def test_versions_of_a_new_generation_come_after_those_of_the_old_one(

@@ -64,7 +64,7 @@ def test_a_learner_says_of_each_module_whether_it_can_be_trained_with_others(
     world.add("many", algorithm="support.own_algorithms:Many")
     assert world.ready["default"].why_alone == ""
     told = world.ready["many"].why_alone
-    assert told.endswith("has no `nothing`: it cannot train in a group of learners")
+    assert told.endswith("cannot train in a group of learners")
     world.add("queue", algorithm="dqn", max_times_sampled=1, replay_ratio=1.0)
     told = world.ready["queue"].why_alone
     assert told.startswith("max_times_sampled = 1 with several learners: they would run out of st")
@@ -127,7 +127,7 @@ def test_an_exact_update_is_made_of_all_its_batches_or_not_at_all(
     monkeypatch.setattr(
         world.module.learner,
         "after_gradients",
-        lambda grads, aux: ({key: x * math.nan for key, x in grads.items()}, aux),
+        lambda grads, aux: (grads * math.nan, aux),
     )
     assert "not finite, so this update changed nothing" in failed(
         world, training_pb2.Update(module_id="default", batch_ids=[3], exact=True)
@@ -180,11 +180,11 @@ def test_a_module_that_was_handed_its_state_takes_the_weights_of_a_later_reset(
     given = others.get_weights()
     for command in (
         training_pb2.Reset(module_id="default", seed=1),
-        *restores("default", given, {}, training_pb2.Restore(weights=True)),
+        *restores("default", {"default": given}, {}, training_pb2.Restore(weights=True)),
     ):
         world.driver.ask(command, attach_pb2.Done())
-    taken = module.learner.get_weights()["default"]
-    for name, weights in given["default"].items():
+    taken = module.learner.get_weights()
+    for name, weights in given.items():
         np.testing.assert_array_equal(taken[name], weights)
 
 

@@ -140,7 +140,7 @@ def test_a_batch_that_comes_after_its_update_was_prepared_is_learned_from(world:
 def test_what_was_prepared_when_a_peer_was_lost_is_dropped_and_counted(world: World) -> None:
     for batch_id in (1, 2, 3, 4):
         world.send(batch_id, update=10)
-    before = world.module.learner.state["default"]["parameters"].clone()
+    before = world.module.learner.state["parameters"].clone()
     gate = held_up(world, (1,), (2,), (3,))
     gate.lose = True
     gate.open()
@@ -150,7 +150,7 @@ def test_what_was_prepared_when_a_peer_was_lost_is_dropped_and_counted(world: Wo
         assert [used.dropped for used in done.batches] == ["learner_lost"]
     assert done.steps_trained == 0
     assert done.steps_dropped == world.steps(1, 2, 3)
-    assert torch.equal(world.module.learner.state["default"]["parameters"], before)
+    assert torch.equal(world.module.learner.state["parameters"], before)
     gate.lose = False
     world.join(GENERATION + 1)
     assert overlapped(world)._prepared is None

@@ -130,8 +130,8 @@ def test_rounded_weights_come_back_as_float32_and_nothing_else_is_rounded() -> N
     assert frame is not None
     assert isinstance(frame.tree, dict)
     module = WithBuffers(VECTOR, TWO, {})
-    BehaviourPolicy(module, rows=1, steps=1, seed=0).load(frame.tree["default"])
-    kept = build_learner({}, WithBuffers, VECTOR, TWO, {}, seed=1).get_params()["default"]
+    BehaviourPolicy(module, rows=1, steps=1, seed=0).load(frame.tree)
+    kept = build_learner({}, WithBuffers, VECTOR, TWO, {}, seed=1).get_params()
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         exact = kept[name]
         rounded = name.startswith(("policy", "value"))
@@ -145,7 +145,7 @@ def test_parameters_of_float64_are_not_rounded() -> None:
         return WithBuffers(*spaces_and_config).double()
 
     learner = build_learner({"weights_dtype": "bfloat16"}, make, VECTOR, TWO, {})
-    assert learner.get_params()["default"]["policy.weight"].dtype == torch.float64
+    assert learner.get_params()["policy.weight"].dtype == torch.float64
 
 
 @pytest.mark.parametrize("overlapped", [False, True])
@@ -161,7 +161,7 @@ def test_half_the_bytes_are_sent_and_all_of_them_saved(
     saved, _ = learner.save()
     assert {array.dtype for _, array in flatten(saved)}.isdisjoint({sent.dtype})
     monkeypatch.setattr(learner.config, "weights_dtype", "float32")
-    exact = torch.cat([x.reshape(-1) for x in learner.get_params()["default"].values()])  # [P]
+    exact = torch.cat([x.reshape(-1) for x in learner.get_params().values()])  # [P]
     assert sent.dtype == ml_dtypes.bfloat16
     assert sent.nbytes == exact.nbytes / 2
     np.testing.assert_array_equal(sent.astype(np.float32), exact.bfloat16().float().numpy())

@@ -63,7 +63,7 @@ class Fit(GradientCore):
 
 
 def learner(lr: float = 1e-3, seed: int = 0, make: Any = Doubled, **config: Any) -> Learner:
-    return Learner(Fit({"default": make}, LearnerConfig(lr=lr, **config)), seed=seed)
+    return Learner(Fit(make, LearnerConfig(lr=lr, **config)), seed=seed)
 
 
 def together(table: Mapping[str, list[str]] | None = None, **learners: Learner) -> SharedParts:
@@ -75,8 +75,8 @@ def together(table: Mapping[str, list[str]] | None = None, **learners: Learner) 
 
 
 def tensors(learner: Learner) -> dict[str, Tensor]:
-    own = learner.state["default"]
-    return {**learner.core.groups["default"].named(own["parameters"]), **own["buffers"]}
+    own = learner.state
+    return {**learner.core.flat.named(own["parameters"]), **own["buffers"]}
 
 
 def columns(generator: torch.Generator) -> Columns:
@@ -107,8 +107,8 @@ def test_updates_in_turns_are_those_of_torch_with_one_encoder_and_one_optimizer_
     generator = torch.Generator().manual_seed(0)
     for name in ("left", "right", "right", "left", "right", "left", "left", "left") * 5:
         sample, module = columns(generator), theirs[name]
-        ours[name].step({"default": sample})
-        shared.give(name)
+        ours[name].step(sample)
+        shared.broadcast(name)
 
         module.zero_grad()
         errors = module(sample)["values"] - sample["targets"]  # [B]
@@ -129,8 +129,8 @@ def test_an_update_that_is_not_finite_changes_nothing_for_those_who_share() -> N
     shared = together(**ours)
     before = {name: tensors(each) for name, each in ours.items()}
     sample = columns(torch.Generator().manual_seed(0))
-    ours["left"].step({"default": {**sample, "targets": sample["targets"] * torch.inf}})
-    shared.give("left")
+    ours["left"].step({**sample, "targets": sample["targets"] * torch.inf})
+    shared.broadcast("left")
     for name, each in ours.items():
         torch.testing.assert_close(tensors(each), before[name], rtol=0, atol=0)
 
@@ -139,18 +139,18 @@ def test_a_state_that_is_saved_goes_on_as_if_it_had_not_been() -> None:
     ours = {"left": learner(), "right": learner(seed=1)}
     shared = together(**ours)
     generator = torch.Generator().manual_seed(0)
-    ours["right"].step({"default": columns(generator)})
-    shared.give("right")
+    ours["right"].step(columns(generator))
+    shared.broadcast("right")
     again = {"left": learner(seed=2), "right": learner(seed=3)}
     shared_again = together(**again)
     for name, each in again.items():
         each.restore(*ours[name].save())
-        shared_again.give(name)
+        shared_again.broadcast(name)
     for name in ("left", "right", "left"):
-        sample = {"default": columns(generator)}
+        sample = columns(generator)
         for learners, parts in ((ours, shared), (again, shared_again)):
             learners[name].step(sample)
-            parts.give(name)
+            parts.broadcast(name)
     for name, each in again.items():
         np.testing.assert_equal(each.save(), ours[name].save())
 
@@ -159,13 +159,13 @@ def test_weights_that_are_set_become_those_of_all_who_share_them() -> None:
     ours = {"left": learner(), "right": learner(seed=1), "third": learner(seed=2)}
     shared = together(**ours)
     weights = {"encoder.0.bias": np.arange(8.0)}
-    ours["right"].set_weights({"default": weights})
-    shared.give("right")
+    ours["right"].set_weights(weights)
+    shared.broadcast("right")
     shared.remove("third")
     for each in ours.values():
         np.testing.assert_array_equal(tensors(each)["encoder.0.bias"], weights["encoder.0.bias"])
-    ours["left"].step({"default": columns(torch.Generator().manual_seed(0))})
-    shared.give("left")
+    ours["left"].step(columns(torch.Generator().manual_seed(0)))
+    shared.broadcast("left")
     for name, equal in (("right", True), ("third", False)):
         same = torch.equal(
             tensors(ours[name])["encoder.0.bias"], tensors(ours["left"])["encoder.0.bias"]
@@ -306,7 +306,7 @@ def test_in_a_synchronous_run_who_share_parts_are_published_behind_the_updates_o
                 batch_id = 10 * turn + number
                 world.send(batch_id, mine[0] + turn - 1, mine[1], module_id)
                 world.update(batch_id, module_id=module_id)
-            encoder = world.worker.modules["default"].learner.get_weights()["default"]
+            encoder = world.worker.modules.learner.get_weights()
             published = world.weights_of(Version(5, 10 + turn))
             np.testing.assert_array_equal(
                 published, np.concatenate([array.ravel() for array in encoder.values()])
