@@ -22,10 +22,9 @@ import torch
 import torch.distributed
 
 from juggler.learner.core.learner_core import Aux
-from juggler.learner.group.gloo_peers import GlooPeers, MeetingPoint
 from juggler.learner.group.reduction import mean_over_learners
-from juggler.learner.group.ring_peers import RingAccess, RingPeers
-from juggler.learner.group.ring_server import RingServer
+from juggler.learner.group.ring_peers import RingAccess, RingPeers, RingServer
+from juggler.learner.group.torch_peers import GlooPeers, MeetingPoint
 from juggler.learner.process.devices import device_for, devices_here
 from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.credentials import call_metadata, why_refused

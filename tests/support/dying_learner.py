@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.group.gloo_peers import GlooPeers
+from juggler.learner.group.torch_peers import GlooPeers
 from support.batches import make_batch
 
 GENERATION = 6

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from juggler.learner.group.gloo_peers import GlooPeers, MeetingPoint
 from juggler.learner.group.peers import Peers
+from juggler.learner.group.torch_peers import GlooPeers, MeetingPoint
 from juggler.learner.learner import Learner
 
 T = TypeVar("T")

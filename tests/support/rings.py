@@ -13,8 +13,7 @@ from typing import Any
 
 import grpc
 
-from juggler.learner.group.ring_peers import RingAccess, RingPeers
-from juggler.learner.group.ring_server import RingServer
+from juggler.learner.group.ring_peers import RingAccess, RingPeers, RingServer
 from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.credentials import call_metadata, why_refused
 from juggler.runtime.actors.endpoints import bind, make_server

@@ -216,9 +216,9 @@ class LearnerGroup(Shards):
             with self._changed:
                 if self._devices == [AUTO]:
                     first = self._start(AUTO)
-                    self._changed.wait_for(lambda: first.worker or first.losses or first.down)
+                    self._changed.wait_for(lambda: first.worker or first.lost)
                     if first.worker is None:
-                        raise first.lost
+                        raise ShardLost(first.lost)
                     self._devices = list(first.worker.devices)
                 if self._devices == [CPU]:
                     self._devices = []
@@ -507,14 +507,14 @@ class LearnerGroup(Shards):
                     commands += restores(module_id, *module.kept)
         return commands
 
-    def _consequences(self, shard: int) -> str:
+    def _consequences(self, shard: int) -> list[str]:
         said = []
         for module_id, module in self._modules.items():
             if module.shard == shard and module.updates:
                 kept = module.kept_updates
                 said.append(f"Module {module_id!r} goes back to update {kept} of {module.updates}.")
                 module.updates, module.unkept = kept, 0
-        return " ".join(said)
+        return said
 
 
 def places(shards: Mapping[str, int], gpus: Sequence[str], count: int) -> dict[str, Place]:

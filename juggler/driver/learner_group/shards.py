@@ -5,8 +5,9 @@ from __future__ import annotations
 import atexit
 import secrets
 import threading
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +20,7 @@ from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.learner.process.program import LEARNER, LearnerSetup
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.hub import Hub, HubSettings
-from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Worker
+from juggler.runtime.actors.hub_events import HubEvent, Joined, Left, Replied, Worker
 from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.actors.requests import Completed, RequestPool
 from juggler.runtime.actors.setups import to_json
@@ -36,7 +37,7 @@ class LearnerGroupError(RuntimeError):
 
     def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(f"{message}\n{traceback}".rstrip())
-        self.message, self.traceback = message, traceback
+        self.traceback = traceback
 
 
 class ShardLost(LearnerGroupError):
@@ -44,21 +45,38 @@ class ShardLost(LearnerGroupError):
 
 
 @dataclass(eq=False, slots=True)
+class Job:
+    """Commands for a shard; `then` makes the result of the bodies of all replies."""
+
+    what: str  # begins errors
+    commands: Sequence[Message]
+    then: Callable[[list[any_pb2.Any]], Any]
+    batch_ids: set[int]  # of batches that have not arrived yet
+    refused: str = ""  # why a batch was
+    unanswered: int | None = None  # number of commands; None: they are not sent yet
+    bodies: list[any_pb2.Any] = field(default_factory=list)
+    failure: attach_pb2.Failure | None = None
+    ended: Future[Any] = field(default_factory=Future)
+
+    def fail(self, message: str, traceback: str, kind: type[LearnerGroupError]) -> None:
+        self.ended.set_exception(kind(f"{self.what}: {message}", traceback))
+
+
+@dataclass(eq=False, slots=True)
 class Shard:
-    """A learner process, the successors that take its place, and their jobs."""
+    """A learner process, the successors that take its place, and their jobs in order."""
 
     number: int
     device: str
-    jobs: ThreadPoolExecutor
     worker: Worker | None = None
     sender: EpisodeSender | None = None
+    jobs: deque[Job] = field(default_factory=deque)
+    asked: dict[int, Job] = field(default_factory=dict)  # by command id
     setting_up: set[int] = field(default_factory=set)  # ids of commands
-    arrived: dict[int, str] = field(default_factory=dict)  # batch id -> why it was refused, or ""
     updates: list[list[Future[Any]]] = field(default_factory=list)  # that may be unfinished
     left: Left | None = None
     exited: Exited | None = None
-    losses: int = 0
-    lost: ShardLost = field(default_factory=lambda: ShardLost("it is closed"))  # the last loss
+    lost: str = ""  # how the last process was
     down: bool = False  # for good
 
     @property
@@ -84,7 +102,6 @@ class Shards:
         )
         self._hub = Hub(settings, self._events)
         self._pool = RequestPool(self._hub, cap=1 << 16)
-        self._replies: dict[int, list[Completed]] = {}  # by command id
         self._thread = threading.Thread(target=self._run, name="learner group", daemon=True)
         # multiprocessing waits for processes of a script that ends without having closed them.
         atexit.register(self._close)
@@ -99,15 +116,14 @@ class Shards:
         """Return the commands that give a new process the modules of the lost one."""
         raise NotImplementedError
 
-    def _consequences(self, shard: int) -> str:
-        """Return what the loss of a process means for its modules."""
+    def _consequences(self, shard: int) -> list[str]:
+        """Return what the loss of a process means for its modules, in sentences."""
         raise NotImplementedError
 
     def _start(self, device: str) -> Shard:
-        number = len(self._shards)
-        shard = Shard(number, device, ThreadPoolExecutor(1, f"shard {number}"))
+        shard = Shard(len(self._shards), device)
         self._shards.append(shard)
-        self._local.start_learner(number)
+        self._local.start_learner(shard.number)
         return shard
 
     def _put(
@@ -116,63 +132,33 @@ class Shards:
         what: str,
         commands: Sequence[Message],
         then: Callable[[list[any_pb2.Any]], T],
-        batch_ids: Collection[int] = (),
+        batch_ids: Iterable[int] = (),
     ) -> Future[T]:
-        """Append a job, which waits for its batches, sends its commands and awaits the replies.
+        """Append a job to a shard's; see `Job`."""
+        shard, job = self._shards[number], Job(what, commands, then, set(batch_ids))
+        if shard.down:
+            job.fail(shard.lost, "", ShardLost)
+        else:
+            shard.jobs.append(job)
+            self._send(shard)
+        return job.ended
 
-        Args:
-            number: of the shard.
-            what: names the job in errors.
-            commands: of the job; it fails if one of them does.
-            then: makes the result of the bodies of all replies.
-            batch_ids: batches that the commands need.
-        """
-        shard = self._shards[number]
-        losses = shard.losses
-
-        def job() -> T:
-            with self._changed:
-                try:
-                    return then(self._asked(shard, losses, commands, batch_ids))
-                except LearnerGroupError as error:
-                    raise type(error)(f"{what}: {error.message}", error.traceback) from None
-
-        future = shard.jobs.submit(job)
-        future.add_done_callback(self._notify)
-        return future
-
-    def _asked(
-        self, shard: Shard, losses: int, commands: Sequence[Message], batch_ids: Collection[int]
-    ) -> list[any_pb2.Any]:
-        def gone() -> bool:
-            return shard.losses > losses or shard.down
-
-        def wait_for(ready: Callable[[], bool]) -> None:
-            self._changed.wait_for(lambda: gone() or ready())
-            if gone():
-                raise shard.lost
-
-        wait_for(lambda: shard.set_up)
-        wait_for(lambda: shard.arrived.keys() >= set(batch_ids))
-        refused = [why for batch_id in batch_ids if (why := shard.arrived.pop(batch_id))]
-        if refused and isinstance(update := commands[0], training_pb2.Update):
-            discard = training_pb2.Discard(module_id=update.module_id, batch_ids=update.batch_ids)
-            commands = [discard]
-        assert shard.worker is not None
-        replies: list[Completed] = []
-        for command in commands:
-            self._replies[self._pool.submit(shard.worker, command)] = replies
-        self._changed.wait_for(lambda: sum(each.last for each in replies) == len(commands))
-        failure = next((each.failure for each in replies if each.failure is not None), None)
-        if failure is not None:
-            if shard.left is not None:
-                self._changed.wait_for(gone)
-            if gone():
-                raise shard.lost
-            raise LearnerGroupError(failure.message, failure.traceback)
-        if refused:
-            raise LearnerGroupError(refused[0])
-        return [each.body for each in replies if each.body is not None]
+    def _send(self, shard: Shard) -> None:
+        """Send commands in order, and none ahead of a job whose batches are on their way."""
+        if shard.worker is None or shard.left is not None:
+            return
+        for job in shard.jobs:
+            if job.batch_ids:
+                return
+            if job.unanswered is not None:
+                continue
+            update = job.commands[0]
+            if job.refused and isinstance(update, training_pb2.Update):
+                ids = update.batch_ids
+                job.commands = [training_pb2.Discard(module_id=update.module_id, batch_ids=ids)]
+            for command in job.commands:
+                shard.asked[self._pool.submit(shard.worker, command)] = job
+            job.unanswered = len(job.commands)
 
     def _settled(self, number: int, batch_id: int, reason: str, explanation: str) -> None:
         """Report what became of a batch, from any thread."""
@@ -185,10 +171,6 @@ class Shards:
         ready = shard.set_up and len(shard.updates) < self._updates_in_flight
         return ready or shard.down
 
-    def _notify(self, _: object) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
     def _must_run(self) -> None:
         """
         Raises:
@@ -200,8 +182,8 @@ class Shards:
     def close(self) -> None:
         """Wait for all jobs, and end the processes."""
         try:
-            for idle in [shard.jobs.submit(int) for shard in self._shards]:
-                idle.result()
+            with self._changed:
+                self._changed.wait_for(lambda: not any(shard.jobs for shard in self._shards))
         finally:
             self._close()
 
@@ -224,8 +206,6 @@ class Shards:
         self._events.wake()
         if self._thread.is_alive():
             self._thread.join()
-        for shard in self._shards:
-            shard.jobs.shutdown(wait=False)
         self._local.close(grace=0.5)
         self._hub.close()
         atexit.unregister(self._close)
@@ -246,30 +226,37 @@ class Shards:
         finally:
             with self._changed:
                 for shard in self._shards:
-                    shard.lost, shard.down = ShardLost(self._over), True
+                    shard.down = True
+                    self._end(shard, self._over)
                 self._changed.notify_all()
 
     def _on(self, event: HubEvent | Exited | tuple[int, int, str]) -> None:
         if isinstance(event, tuple):
             number, batch_id, why = event
-            self._shards[number].arrived[batch_id] = why
-            return
-        if isinstance(event, Exited):
+            shard = self._shards[number]
+            for job in shard.jobs:
+                if batch_id in job.batch_ids:
+                    job.batch_ids.remove(batch_id)
+                    job.refused = job.refused or why
+        elif isinstance(event, Exited):
             shard = self._shards[int(event.worker_id.rpartition("-")[2])]
             shard.exited = event
         else:
             shard = self._shards[event.worker.index]
-            for reply in self._pool.complete(event):
-                self._replied(shard, reply)
-        if isinstance(event, Joined):
-            self._joined(shard, event.worker)
-        elif isinstance(event, Left):
-            shard.left = event
-            # It may hang, and its place is needed.
-            after = 5.0 if event.farewell else 0.0
-            self._local.kill(event.worker.worker_id, event.worker.pid, after, abort=False)
+            replies = self._pool.complete(event)
+            if isinstance(event, Joined):
+                self._joined(shard, event.worker)
+            elif isinstance(event, Replied):
+                for reply in replies:
+                    self._replied(shard, reply)
+            elif isinstance(event, Left):
+                shard.left = event
+                # It may hang, and its place is needed.
+                after = 5.0 if event.farewell else 0.0
+                self._local.kill(event.worker.worker_id, event.worker.pid, after, abort=False)
         if shard.exited is not None and (shard.worker is None or shard.left is not None):
-            self._ended(shard, shard.exited)
+            self._lost(shard, shard.exited)
+        self._send(shard)
 
     def _joined(self, shard: Shard, worker: Worker) -> None:
         setup = LearnerSetup(
@@ -291,27 +278,50 @@ class Shards:
         shard.setting_up = {self._pool.submit(worker, each) for each in commands}
 
     def _replied(self, shard: Shard, reply: Completed) -> None:
-        if reply.command_id in self._replies:
-            self._replies[reply.command_id].append(reply)
-            if reply.last:
-                del self._replies[reply.command_id]
-        elif reply.command_id in shard.setting_up:
+        if reply.command_id in shard.setting_up:
             shard.setting_up.remove(reply.command_id)
-            if reply.failure is not None and reply.worker is shard.worker:
+            if reply.failure is not None:
                 self._hub.dismiss(reply.worker, reply.failure.message)
+            return
+        job = shard.asked.get(reply.command_id)
+        if job is None or job.unanswered is None:  # a reply to Stop
+            return
+        job.failure = job.failure or reply.failure
+        if reply.body is not None:
+            job.bodies.append(reply.body)
+        if reply.last:
+            del shard.asked[reply.command_id]
+            job.unanswered -= 1
+        if job.unanswered:
+            return
+        failure = job.failure or attach_pb2.Failure(message=job.refused)
+        result = None if failure.message else job.then(job.bodies)
+        shard.jobs.remove(job)
+        if failure.message:
+            job.fail(failure.message, failure.traceback, LearnerGroupError)
+        else:
+            job.ended.set_result(result)
 
-    def _ended(self, shard: Shard, exited: Exited) -> None:
+    def _lost(self, shard: Shard, exited: Exited) -> None:
         how, traceback = exited.how, ""
         if shard.left is not None and shard.left.failure is not None:
             how, traceback = shard.left.failure.message, shard.left.failure.traceback
         elif shard.left is not None and shard.left.reason.startswith(("hung", "no heartbeat")):
             how = shard.left.reason
-        text = f"{exited.worker_id} on {shard.device} was lost: {how}."
-        text = f"{text} {self._consequences(shard.number)}".rstrip()
+        shard.down = exited.restart_in is None
+        words = [f"{exited.worker_id} on {shard.device} was lost: {how}."]
+        words += self._consequences(shard.number)
+        if shard.down:
+            words.append("It has died too often, and stays down")
+        self._end(shard, " ".join(words), traceback)
+
+    def _end(self, shard: Shard, why: str, traceback: str = "") -> None:
+        """Fail all jobs of a process that is gone."""
         if shard.sender is not None:
             shard.sender.close()
-        shard.down = exited.restart_in is None
-        shard.lost = ShardLost(f"{text} It stays down" if shard.down else text, traceback)
-        shard.losses += 1
+        shard.lost = why
         shard.worker = shard.sender = shard.left = shard.exited = None
-        shard.setting_up, shard.arrived = set(), {}
+        jobs, shard.jobs = shard.jobs, deque()
+        shard.asked, shard.setting_up = {}, set()
+        for job in jobs:
+            job.fail(why, traceback, ShardLost)

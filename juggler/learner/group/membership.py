@@ -9,9 +9,9 @@ from typing import Protocol
 
 import torch
 
-from juggler.learner.group.gloo_peers import GlooPeers, MeetingPoint
 from juggler.learner.group.peers import PeerLost, Peers
 from juggler.learner.group.ring_peers import RingAccess, RingPeers
+from juggler.learner.group.torch_peers import GlooPeers, MeetingPoint
 from juggler.runtime.actors.endpoints import is_loopback
 from juggler.runtime.wire.v1 import training_pb2
 

@@ -1,11 +1,12 @@
 """Peers: the other learners of a group, in one generation of it.
 
 Learners of one host, or of a network that is trusted, communicate over torch.distributed
-(`gloo_peers`); those of several hosts over streams that are encrypted (`ring_peers`).
+(`torch_peers`); learners of several hosts over encrypted streams (`ring_peers`).
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,14 +16,16 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from juggler.learner.group.peer_lost import PeerLost as PeerLost
-
 #: Time limit of meeting, and of one operation; around a ring, of one message.
 COLLECTIVE_SECONDS = 8.0
 #: How often learners hear that another one still works.
 _STILL_SECONDS = 1.0
 
 T = TypeVar("T")
+
+
+class PeerLost(RuntimeError):
+    """A collective operation failed: a learner of the group is gone, hangs or is out of reach."""
 
 
 class Peers(ABC):
@@ -55,9 +58,10 @@ class Peers(ABC):
         return self.sum(table).tolist()
 
     def wait_for_all(self, work: Callable[[], T]) -> T:
-        """Do this learner's part of what all of them do, each for itself, until all have done
-        theirs -> what it returns. It may take longer than the time limit of one operation. Who
-        hangs in its part is ended by the driver, after `hang_seconds`, and not those who wait.
+        """Do this learner's part of some work, wait until all have done theirs, return the result.
+
+        Work may take longer than the time limit of one operation. The driver ends a learner that
+        hangs in its part, after `hang_seconds`, and none that waits.
 
         Raises:
             PeerLost: a learner is gone.
@@ -103,3 +107,9 @@ def _on_host(x: Tensor) -> Tensor:
     if x.device.type == "cpu":
         return x
     return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x)
+
+
+def said(error: BaseException) -> str:
+    """Torch's message, without the place in its sources, hints and the stack of C++ calls."""
+    line = str(error).partition("\n")[0].partition(". This is typically")[0]
+    return re.sub(r"^\[[^]]*\.c(?:c|pp):\d+\] ", "", line).strip()

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.data.batch_store import HeldBatch
 from juggler.learner.group.membership import Membership
-from juggler.learner.group.ring_server import RingServer
+from juggler.learner.group.ring_peers import RingServer
 from juggler.learner.learner import Learner
 from juggler.learner.process.devices import device_for, devices_here, reserved_bytes, use_threads
 from juggler.learner.process.hosted_module import HostedModule

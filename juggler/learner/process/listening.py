@@ -10,8 +10,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health
 
-from juggler.learner.group.ring_peers import RingAccess
-from juggler.learner.group.ring_server import RingServer
+from juggler.learner.group.ring_peers import RingAccess, RingServer
 from juggler.learner.process.program import LearnerProgram
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.credentials import call_metadata

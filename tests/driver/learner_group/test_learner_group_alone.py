@@ -56,7 +56,7 @@ def test_a_killed_learner_of_one_module_does_not_hold_up_the_updates_of_another(
         done = group.update_from_episodes({"main": [make_batch()], "rival": [make_batch()]})
         assert (done["main"].updates, done["rival"].updates) == (7, 1)
         assert ours.worker is worker
-        assert "by SIGKILL. Module 'rival' goes back to update 0 of 1." in str(theirs.lost)
+        assert "by SIGKILL. Module 'rival' goes back to update 0 of 1." in theirs.lost
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from support.groups import at_once, meet
 
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.group import gloo_peers, state_sync
+from juggler.learner.group import state_sync, torch_peers
 from juggler.learner.group.peers import PeerLost, Peers
 from juggler.learner.group.state_sync import take_over_newest
 from juggler.learner.learner import Learner
@@ -46,7 +46,7 @@ def learner_of(updates: int, slow: str, monkeypatch: pytest.MonkeyPatch) -> Lear
 def test_nobody_is_taken_for_lost_who_is_still_at_a_large_state(
     monkeypatch: pytest.MonkeyPatch, make_batch: Callable[..., Any], leader: str, follower: str
 ) -> None:
-    monkeypatch.setattr(gloo_peers, "COLLECTIVE_SECONDS", LIMIT)
+    monkeypatch.setattr(torch_peers, "COLLECTIVE_SECONDS", LIMIT)
     group = [learner_of(5, leader, monkeypatch), learner_of(0, follower, monkeypatch)]
 
     def work(learner: Learner, peers: Peers) -> int:
@@ -103,7 +103,7 @@ def test_an_error_of_one_of_them_is_not_hidden_and_keeps_nobody_waiting() -> Non
 
 def test_who_hears_nothing_of_another_one_has_lost_it(monkeypatch: pytest.MonkeyPatch) -> None:
     group = meet(2)
-    monkeypatch.setattr(gloo_peers, "COLLECTIVE_SECONDS", 0.5)
+    monkeypatch.setattr(torch_peers, "COLLECTIVE_SECONDS", 0.5)
     with pytest.raises(PeerLost):
         group[1].wait_for_all(lambda: None)
 

@@ -9,8 +9,7 @@ import torch
 
 from juggler.learner.group.membership import Membership
 from juggler.learner.group.peers import Peers
-from juggler.learner.group.ring_peers import RingAccess
-from juggler.learner.group.ring_server import RingServer
+from juggler.learner.group.ring_peers import RingAccess, RingServer
 from juggler.runtime.wire.v1 import training_pb2
 
 

@@ -12,10 +12,15 @@ import torch
 import torch.distributed
 from support.fake_streams import PATIENCE, FakeDevice
 
-from juggler.learner.group import nccl
-from juggler.learner.group.gloo_peers import MeetingPoint
-from juggler.learner.group.nccl import NcclGroup, NcclStuck, by_nccl, gpu_number
-from juggler.learner.group.peer_lost import PeerLost
+from juggler.learner.group import torch_peers
+from juggler.learner.group.peers import PeerLost
+from juggler.learner.group.torch_peers import (
+    MeetingPoint,
+    NcclGroup,
+    NcclStuck,
+    by_nccl,
+    gpu_number,
+)
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -93,7 +98,7 @@ def test_a_sum_is_there_when_the_device_has_made_it(device: FakeDevice) -> None:
 def test_a_sum_that_hangs_is_broken_off(
     device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nccl, "_SUM_SECONDS", 0.1)
+    monkeypatch.setattr(torch_peers, "_NCCL_SUM_SECONDS", 0.1)
     device.slow = True
     group = Group()
     with pytest.raises(PeerLost, match="NCCL could not sum: it takes more than 0 s"):
@@ -127,7 +132,7 @@ def test_what_nccl_says_is_told(device: FakeDevice) -> None:
 def test_connecting_that_hangs_is_broken_off(
     device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nccl, "_CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(torch_peers, "_NCCL_CONNECT_SECONDS", 0.1)
     hangs = threading.Event()
 
     class Hanging(Group):
@@ -148,8 +153,8 @@ def test_connecting_that_hangs_is_broken_off(
 def test_a_device_that_does_not_come_back_needs_a_new_process(
     device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nccl, "_SUM_SECONDS", 0.05)
-    monkeypatch.setattr(nccl, "_END_SECONDS", 0.1)
+    monkeypatch.setattr(torch_peers, "_NCCL_SUM_SECONDS", 0.05)
+    monkeypatch.setattr(torch_peers, "_NCCL_END_SECONDS", 0.1)
     device.slow = True
     group, released = Group(), threading.Event()
     group.abort_does = lambda: released.wait(PATIENCE) and None

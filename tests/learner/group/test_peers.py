@@ -14,9 +14,9 @@ from support.groups import at_once, join, meet, never, update
 
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.group import gloo_peers
-from juggler.learner.group.gloo_peers import GlooPeers, MeetingPoint
+from juggler.learner.group import torch_peers
 from juggler.learner.group.peers import PeerLost
+from juggler.learner.group.torch_peers import GlooPeers, MeetingPoint
 from juggler.learner.learner import Learner
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -73,7 +73,7 @@ def test_a_meeting_point_listens_where_it_says_and_nowhere_else() -> None:
 
 
 def test_who_waits_for_one_that_does_not_come_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gloo_peers, "COLLECTIVE_SECONDS", 0.3)
+    monkeypatch.setattr(torch_peers, "COLLECTIVE_SECONDS", 0.3)
     point = MeetingPoint("127.0.0.1")
     with pytest.raises(
         PeerLost, match=r"the 2 learners did not meet at 127.0.0.1:.* have not come"
@@ -90,7 +90,7 @@ def test_nobody_waits_once_there_is_another_group_to_form() -> None:
 
 
 def test_a_meeting_point_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gloo_peers, "COLLECTIVE_SECONDS", 0.5)
+    monkeypatch.setattr(torch_peers, "COLLECTIVE_SECONDS", 0.5)
     with pytest.raises(PeerLost, match=r"did not meet at 127.0.0.1:9"):
         GlooPeers("127.0.0.1:9", 1, 1, 2, "127.0.0.1", never)
 
@@ -105,10 +105,10 @@ def test_an_address_of_another_machine_is_named_with_what_to_do(host: str) -> No
 
 def test_the_first_of_several_interfaces_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,none0")
-    gloo_peers._device("127.0.0.1")
+    torch_peers._device("127.0.0.1")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0,lo")
     with pytest.raises(EndpointError, match="interface none0 of"):
-        gloo_peers._device("127.0.0.1")
+        torch_peers._device("127.0.0.1")
 
 
 def test_an_interface_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,8 +170,8 @@ def test_with_a_gpu_each_what_lies_there_is_summed_there_and_all_else_on_hosts(
             return OnGpus()
 
     numbers = iter([[3, 1], [3, 2]])
-    monkeypatch.setattr(gloo_peers, "gpu_number", lambda device: next(numbers))
-    monkeypatch.setattr(gloo_peers, "NcclGroup", Connected)
+    monkeypatch.setattr(torch_peers, "gpu_number", lambda device: next(numbers))
+    monkeypatch.setattr(torch_peers, "NcclGroup", Connected)
     group = meet(2)
     there = torch.ones(2, device="meta")
     assert group[0].sum(there) is there
@@ -183,7 +183,7 @@ def test_with_a_gpu_each_what_lies_there_is_summed_there_and_all_else_on_hosts(
 
 
 def test_learners_that_share_a_gpu_sum_on_their_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gloo_peers, "gpu_number", lambda device: [3, 1])
+    monkeypatch.setattr(torch_peers, "gpu_number", lambda device: [3, 1])
     for peers in meet(2):
         assert peers._nccl is None
 

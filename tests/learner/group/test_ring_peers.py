@@ -19,10 +19,9 @@ from support.sharing import soon
 
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.group import ring_server
+from juggler.learner.group import ring_peers
 from juggler.learner.group.peers import PeerLost
-from juggler.learner.group.ring_peers import PIECE_BYTES, RingPeers
-from juggler.learner.group.ring_server import RING_METADATA, RING_METHOD
+from juggler.learner.group.ring_peers import PIECE_BYTES, RING_METADATA, RING_METHOD, RingPeers
 from juggler.learner.learner import Learner
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
@@ -160,7 +159,7 @@ def test_one_that_says_nothing_is_not_waited_for_long(
 ) -> None:
     with members(2, tls) as those:
         group = meet(those)
-        monkeypatch.setattr(ring_server, "COLLECTIVE_SECONDS", 0.3)
+        monkeypatch.setattr(ring_peers, "COLLECTIVE_SECONDS", 0.3)
         with pytest.raises(PeerLost, match="nothing came within"):
             group[0].sum(torch.ones(3))
         closed(group)
@@ -199,11 +198,11 @@ def test_a_stream_whose_messages_nobody_takes_holds_few_of_them(tls: Tls) -> Non
 
         metadata = (*one.access.metadata, (RING_METADATA, b"default/1/0"))
         call = channel.stream_stream(RING_METHOD)(messages(), metadata=metadata)
-        soon(lambda: len(inbox._messages) == ring_server._MOST_WAITING, "it is full")
+        soon(lambda: len(inbox._messages) == ring_peers._MOST_WAITING, "it is full")
         again = channel.stream_stream(RING_METHOD)(iter([b""]), metadata=metadata)
         with pytest.raises(grpc.RpcError, match="does not form this group"):
             list(again)
-        assert len(inbox._messages) == ring_server._MOST_WAITING
+        assert len(inbox._messages) == ring_peers._MOST_WAITING
         assert sent < 50, "the others wait at their sender"
         one.access.server.forget(b"default/1/0")
         assert list(call) == []
@@ -213,7 +212,7 @@ def test_a_stream_whose_messages_nobody_takes_holds_few_of_them(tls: Tls) -> Non
 def test_a_stream_of_a_group_that_nobody_forms_is_ended(
     tls: Tls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ring_server, "COLLECTIVE_SECONDS", 0.2)
+    monkeypatch.setattr(ring_peers, "COLLECTIVE_SECONDS", 0.2)
     with members(1, tls) as (one,):
         addresses = [one.access.address] * 2
         peers = RingPeers(one.access, "default/9", 0, addresses, never)

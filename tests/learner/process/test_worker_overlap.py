@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.worker_world import GENERATION, MAX_STALENESS, PATIENCE, World, overlap_on_cpu
 
-from juggler.learner.group.peer_lost import PeerLost
+from juggler.learner.group.peers import PeerLost
 from juggler.learner.process.overlap import Overlapped
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
