@@ -31,7 +31,6 @@ from juggler.learner.core.learner_core import (
 )
 from juggler.learner.core.metrics import mean_metrics
 from juggler.learner.core.micro_batches import MeanOverParts, micro_batches
-from juggler.learner.core.recordings import Recordings
 from juggler.learner.core.state_core import StateCore
 from juggler.learner.core.varying_columns import with_recurring_shapes
 from juggler.learner.data.sources import NEW_STEPS
@@ -41,6 +40,7 @@ from juggler.learner.optim.parameter_group import ParameterGroup as ParameterGro
 from juggler.learner.optim.parameter_group_state import ParameterGroupState as ParameterGroupState
 from juggler.learner.optim.parameter_group_state import State as State
 from juggler.learner.optim.parameter_group_state import copied, with_steps
+from juggler.runtime.recorder import Recordings
 
 #: Keys that say how often a loss is computed in an update, if an algorithm has them.
 _PASSES = ("minibatches", "epochs")
