@@ -425,7 +425,8 @@ class _Script:
         transposed: dict[int, Tensor] = {}
         distinct = []
         for each in operations:
-            x, func, out = self._one(each.args[0]) if each.args else None, each.func, each.outputs
+            func, out = each.func, each.outputs
+            x: Any = self._one(each.args[0]) if each.args else None
             if func is _aten.detach.default or (
                 func is _aten.view.default and out.shape == x.shape
             ):
@@ -479,7 +480,7 @@ class _Script:
         if schema is None:
             return False
         names = (each.name for each in schema.arguments)
-        given = dict(zip(names, operation.args, strict=False)) | operation.kwargs
+        given = {**dict(zip(names, operation.args, strict=False)), **operation.kwargs}
         try:
             values = [
                 self._value(given.get(each.name, each.default_value), each.type)
