@@ -15,7 +15,7 @@ import logging
 import math
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -250,12 +250,10 @@ _UNREPEATABLE = {
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """An operation of torch that was made.
+    """An operation of torch, as it was made.
 
     Attributes:
         func: the overload.
-        args: its arguments.
-        kwargs: likewise, by name.
         outputs: a tensor, or several.
     """
 
@@ -263,11 +261,6 @@ class _Operation:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     outputs: Any
-
-    @property
-    def changes(self) -> bool:
-        """Whether it writes to an argument."""
-        return bool(self.func._schema.is_mutable)
 
     @property
     def read(self) -> list[Tensor]:
@@ -327,16 +320,6 @@ def _is_indexed_by_numbers(func: Any, args: Any) -> bool:
 
 # -- repeating on a CPU -------------------------------------------------------------------------
 
-#: Operations whose results depend on shapes and numbers, not on the content of tensors.
-_CONSTANT = {
-    _aten.scalar_tensor.default,
-    _aten.full.default,
-    _aten.full_like.default,
-    _aten.ones_like.default,
-    _aten.zeros_like.default,
-    _aten.new_zeros.default,
-    _aten.arange.default,
-}
 #: Operations that may write their result over their first argument, and what does so.
 _IN_PLACE: dict[Any, Any] = {
     _aten.relu.default: _aten.relu_.default,
@@ -397,13 +380,13 @@ class _Script:
         """Add what operations need to make these outputs -> whether TorchScript knows it all."""
         self._kept = operations
         operations = self._needed(self._distinct(operations), outputs)
-        if not any(each.changes for each in operations):
-            operations = self._needed(self._without_constants(operations, outputs), outputs)
-        readers = self._readers(operations, outputs)
+        readers = Counter(id(self._one(x)) for x in outputs)
+        for each in operations:
+            readers.update({id(self._one(x)) for x in each.read})
         products = {id(x): x for each in operations if each.func in _PRODUCTS for x in each.made}
         for each in operations:
             over = self._one(each.args[0]) if each.args else None
-            if id(over) in products and len(readers[id(over)]) == 1:
+            if id(over) in products and readers[id(over)] == 1:
                 each = _written_over(products[id(over)], each)
             if not self._add(each):
                 return False
@@ -444,36 +427,10 @@ class _Script:
         read = {id(self._one(x)) for x in outputs}
         needed = []
         for each in reversed(operations):
-            if each.changes or not read.isdisjoint(map(id, each.made)):
+            if each.func._schema.is_mutable or not read.isdisjoint(map(id, each.made)):
                 needed.append(each)
                 read.update(id(self._one(x)) for x in each.read)
         return needed[::-1]
-
-    def _readers(
-        self, operations: list[_Operation], outputs: list[Tensor]
-    ) -> dict[int, list[_Operation | None]]:
-        """List what reads each tensor, by id; None: it is an output."""
-        readers: dict[int, list[_Operation | None]] = defaultdict(list)
-        for x in outputs:
-            readers[id(self._one(x))].append(None)
-        for each in operations:
-            for key in {id(self._one(x)) for x in each.read}:
-                readers[key].append(each)
-        return readers
-
-    def _without_constants(
-        self, operations: list[_Operation], outputs: list[Tensor]
-    ) -> list[_Operation]:
-        """Leave out operations that make the same tensor each time, unless it is returned."""
-        readers = self._readers(operations, outputs)
-
-        def is_constant(each: _Operation) -> bool:
-            return each.func in _CONSTANT and not any(
-                reader is None or any(x.alias_info for x in reader.func._schema.returns)
-                for reader in readers[id(each.outputs)]
-            )
-
-        return [each for each in operations if not is_constant(each)]
 
     def _add(self, operation: _Operation) -> bool:
         schema: Any = _schema_of(operation)
@@ -564,7 +521,7 @@ def _schema_of(operation: _Operation) -> Any:
         isinstance(x, bool | int | float) and each.type.kind() == "TensorType"
         for x, each in zip(operation.args, schema.arguments, strict=False)
     ):
-        name = schema.overload_name.replace("Tensor", "Scalar")
+        name = schema.overload_name.replace("Tensor", "Scalar") or "Scalar"
         others = func.overloadpacket
         schema = getattr(others, name)._schema if name in others.overloads() else None
     return schema

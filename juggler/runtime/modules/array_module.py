@@ -507,15 +507,16 @@ _IN_PLACE: dict[type[nn.Module], _Layer] = {
 }
 
 
+_KEEPING = (*_IN_PLACE, nn.Dropout)
+
+
 def _sequence(layers: Iterable[nn.Module], live: _Weights) -> _Layer:
     steps: list[_Layer] = []
     own = False  # whether there is new memory to write into
     for layer in layers:
-        if own and type(layer) in _IN_PLACE and not _is_altered(layer):
-            steps.append(_IN_PLACE[type(layer)])
-        elif type(layer) is not nn.Dropout:  # which does nothing here
-            steps.append(_layer(layer, live))
-            own = isinstance(layer, nn.Linear | nn.LayerNorm)
+        step = _layer(layer, live)
+        steps.append(_IN_PLACE.get(type(layer), step) if own else step)
+        own = isinstance(layer, nn.Linear | nn.LayerNorm) or (own and type(layer) in _KEEPING)
 
     def run(x: Array) -> Array:
         for step in steps:
@@ -606,6 +607,7 @@ _LAYERS: dict[type[nn.Module], Callable[[Any, _Weights], _Layer]] = {
     Tanh: lambda layer, live: np.tanh,
     nn.Tanh: lambda layer, live: np.tanh,
     nn.ReLU: lambda layer, live: lambda x: np.maximum(x, 0),
+    nn.Dropout: lambda layer, live: lambda x: x,  # in evaluation
     nn.Sequential: _sequence,
     MLP: _mlp,
     Numbers: _numbers,
