@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from juggler.envrunner.process import numpy_in_one_thread
 from juggler.runtime.modules.acting import strip_to_acting
-from juggler.runtime.modules.arrays.array_module import ArrayModule
+from juggler.runtime.modules.array_module import ArrayModule
 from juggler.runtime.modules.columns import ACTION_DIST_INPUTS
 from juggler.runtime.modules.models import ActorCritic
 

@@ -62,9 +62,9 @@ def ours(setting: dict[str, Any], *, recorded: bool = True) -> Callable[[], None
         recorded: whether operations are recorded.
     """
     from juggler.learner.algorithms.registry import build_learner
-    from juggler.learner.core.recordings import Recordings
     from juggler.runtime.actors.memory import keep_freed_memory
     from juggler.runtime.episodes.batch import EpisodeBatch
+    from juggler.runtime.recorder import Recordings
 
     torch.set_num_threads(1)
     keep_freed_memory()  # as learners do

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from juggler.runtime.connectors.actions import ClipActions
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
-from juggler.runtime.modules.arrays.array_module import ArrayModule
+from juggler.runtime.modules.array_module import ArrayModule
 from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTIONS, MODULE_STATE
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import tree_map, zeros

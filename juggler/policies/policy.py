@@ -16,7 +16,7 @@ from juggler.policies.observed import Observed
 from juggler.runtime.connectors.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
-from juggler.runtime.modules.arrays.array_module import ArrayModule
+from juggler.runtime.modules.array_module import ArrayModule
 from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTIONS, OBSERVATIONS
 from juggler.runtime.modules.distributions.categorical import Categorical
 from juggler.runtime.modules.rl_module import RLModule

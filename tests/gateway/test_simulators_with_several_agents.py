@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from support.agents_world import SPACES, THREE_WAYS, AgentsWorld, see
 from support.gateway_world import break_off, eventually
-from support.paced_sampling import Scaled
 
 from juggler.client import GatewayError, connect, connect_agents, play_agents
 from juggler.client.spaces import Values, as_message
 from juggler.envrunner.multi_agent.matrix_game import MatrixGame
 from juggler.gateway import runner
+from juggler.runtime.modules.array_module import ArrayModule
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 TWO = {"row": "rows", "column": "columns"}
@@ -200,7 +200,7 @@ def test_people_are_told_once_of_modules_that_act_in_torch(
     make_world: Callable[..., AgentsWorld],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Scaled, "may_act_in_numpy", True)
+    monkeypatch.setattr(ArrayModule, "note", "Scaled acts in torch from now on")
     world = make_world(TWO)
     with world.connect("row", "column") as session:
         world.begin()
@@ -211,7 +211,7 @@ def test_people_are_told_once_of_modules_that_act_in_torch(
             world.receipts("rows", "columns")
     said = [world.notes.get() for _ in range(world.notes.qsize())]
     (note,) = [each for each in said if "acts in torch" in each]
-    assert note.startswith("Scaled acts in torch, which takes longer than NumPy")
+    assert note == "Scaled acts in torch from now on"
 
 
 def test_a_gateway_is_ready_when_every_module_has_agents(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from juggler.runtime.modules.acting import strip_to_acting
-from juggler.runtime.modules.arrays.array_module import ArrayModule
+from juggler.runtime.modules.array_module import ArrayModule
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.columns import ACTION_MASK, OBSERVATIONS
 from juggler.runtime.modules.rl_module import RLModule
@@ -109,3 +109,16 @@ def sure(array_module: ArrayModule, observations: Any, noise: Any, rows: int = R
     array_module.explore(observations, states, noise)
     array_module.infer(observations, states)
     assert not array_module.note
+
+
+def only_recorded(
+    array_module: ArrayModule, observations: Any, noise: Any, rows: int = ROWS
+) -> None:
+    """Let it record both of its passes, and fail from now on if the module itself acts."""
+    states = array_module.initial_states(rows)
+    for _ in range(4):  # a call that is recorded, and three that are compared
+        array_module.explore(observations, states, noise)
+        array_module.infer(observations, states)
+    assert array_module._recordings is not None
+    assert array_module._recordings._recorded == 2
+    only_numpy(array_module)

@@ -19,7 +19,7 @@ from juggler.envrunner.paced.places import grown, put, room_for, take
 from juggler.runtime.connectors.acting_graph import ActingGraph
 from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
-from juggler.runtime.modules.arrays.array_module import ArrayModule
+from juggler.runtime.modules.array_module import ArrayModule
 from juggler.runtime.modules.columns import CONNECTOR_STATES, MODULE_STATE, OBSERVATIONS, STATES
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import tree_map

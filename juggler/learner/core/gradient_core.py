@@ -33,7 +33,6 @@ from juggler.learner.core.learner_core import (
 )
 from juggler.learner.core.metrics import mean_metrics
 from juggler.learner.core.micro_batches import MeanOverParts, micro_batches
-from juggler.learner.core.recordings import Recordings
 from juggler.learner.core.state import StateMismatch, arrays_like, as_sent, tensors_like, to_device
 from juggler.learner.core.varying_columns import with_recurring_shapes
 from juggler.learner.data.sources import NEW_STEPS
@@ -48,6 +47,7 @@ from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.nearest import nearest
+from juggler.runtime.recorder import Recordings
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 

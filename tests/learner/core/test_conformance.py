@@ -31,7 +31,6 @@ from juggler.learner.core.learner_core import (
 )
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.population import Population
-from juggler.learner.core.recordings import Recordings
 from juggler.learner.core.state import arrays_like, tensors_like
 from juggler.learner.data.collate import collate
 from juggler.learner.intrinsic_config import IntrinsicConfig
@@ -39,6 +38,7 @@ from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.finiteness import MOST_REWARD
 from juggler.runtime.modules.building import build_module
+from juggler.runtime.recorder import Recordings
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 from juggler.testing import MakeCore, MakeLearner, check_core, check_learner, sample_for

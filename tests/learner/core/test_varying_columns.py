@@ -10,10 +10,10 @@ import torch
 from support.cores import MakeBatch, make_core
 
 from juggler.learner.algorithms.registry import ALGORITHMS
-from juggler.learner.core.recordings import Recordings
 from juggler.learner.core.varying_columns import padded_truncations, with_recurring_shapes
 from juggler.learner.data.collate import collate
 from juggler.runtime.modules import columns as c
+from juggler.runtime.recorder import Recordings
 
 ROWS, STEPS = 32, 32
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.distribution_references import drawn, inputs_for
 
-from juggler.runtime.modules.arrays.distributions import array_distribution
+from juggler.runtime.modules.array_module import array_distribution
 from juggler.runtime.modules.distributions import ClippedGaussian, ClippedGaussianSpec
 
 LOW, HIGH = np.array([-2.0]), np.array([5.0])

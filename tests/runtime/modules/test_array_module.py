@@ -10,7 +10,7 @@ from support.array_modules import ROWS, InTorch, WithoutTorch, built, only_numpy
 from torch import nn
 
 from juggler.learner.algorithms.registry import ALGORITHMS
-from juggler.runtime.modules.arrays.array_module import ArrayModule
+from juggler.runtime.modules.array_module import ArrayModule
 from juggler.runtime.modules.deterministic_actor_critic import DeterministicActorCritic
 from juggler.runtime.modules.exploring import exploration_of, with_own_exploration
 from juggler.runtime.modules.models import ActorCritic

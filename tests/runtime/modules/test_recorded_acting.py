@@ -1,31 +1,37 @@
-"""Modules that somebody wrote: of known parts, of unknown ones, and such as cannot be followed."""
+"""Modules of one's own act in torch, by recorded operations if their author says that they may."""
 
 from __future__ import annotations
 
-import random
+import math
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.array_modules import ROWS, InTorch, built, only_numpy, seen, sure
+from support.array_modules import ROWS, InTorch, built, only_numpy, only_recorded, seen, sure
 from torch import Tensor, nn
 from torch.nn import functional
 
-from juggler.runtime.modules.arrays import layers
-from juggler.runtime.modules.arrays.array_module import ArrayModule
-from juggler.runtime.modules.arrays.live import LiveArrays, NotKnown
-from juggler.runtime.modules.arrays.tracing import array_pass
+from juggler.runtime.modules.array_module import ArrayModule
+from juggler.runtime.modules.catalog import Catalog
 from juggler.runtime.modules.distributions import CategoricalSpec
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.recorder import Recordings
 
 NUMBERS = spaces.Box(-2, 2, (6,), np.float32)
 THREE = spaces.Discrete(3)
 NOISE = np.linspace(-1, 1, 3 * ROWS, dtype=np.float32).reshape(ROWS, 3)
+
+
+def recording(module: Any) -> ArrayModule:
+    """Records the first call of each shape."""
+    arrays = ArrayModule(module)
+    assert arrays._recordings is not None
+    arrays._recordings = Recordings(1, math.inf)
+    return arrays
 
 
 class Calling(RLModule):
@@ -84,7 +90,10 @@ DOES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "reductions": lambda m, x: (
         x.sum(-1, keepdim=True) + x.mean(1, True) + x.amax(-1, keepdim=True) + x.cumsum(-1)
     ),
-    "argmax": lambda m, x: functional.one_hot(x.argmax(-1), 6) * x,
+    "argmax": lambda m, x: x.argmax(-1, True) * x,
+    "another activation": lambda m, x: functional.gelu(x),
+    "in place": lambda m, x: functional.relu((x + 1).clamp_(-1, 1), inplace=True),
+    "a length": lambda m, x: x / len(x),
     "where": lambda m, x: torch.where(x > 0, x, 0.1 * x) * (x != 0),
     "casts": lambda m, x: x.long().float() + x.to(torch.float64).to(x.dtype) + (x > 0).int(),
     "ones": lambda m, x: torch.ones_like(x) + torch.zeros_like(x),
@@ -98,14 +107,13 @@ def _halves(x: Tensor) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore:Implicit dimension choice")
 @pytest.mark.parametrize("name", DOES)
-def test_operations_do_what_they_do_in_torch(name: str) -> None:
+def test_recorded_operations_do_what_they_do_in_torch(name: str) -> None:
     module, twin = built(calling(DOES[name]), NUMBERS, THREE)
-    arrays = ArrayModule(module)
-    sure(arrays, seen(NUMBERS, 0), NOISE)
-    only_numpy(arrays)
+    arrays = recording(module)
+    only_recorded(arrays, seen(NUMBERS, 0), NOISE)
     got = arrays.explore(seen(NUMBERS, 1), {}, NOISE)
     expected = InTorch(twin).step("exploration", seen(NUMBERS, 1), None, NOISE)
-    np.testing.assert_allclose(got.inputs, expected[1], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(got.inputs, expected[1])
     np.testing.assert_array_equal(got.actions, expected[0])
 
 
@@ -169,19 +177,28 @@ class GruCells(Cells):
     cell = nn.GRUCell
 
 
-@pytest.mark.parametrize("kind", [Sequential, Longer, Cells, GruCells])
-def test_parts_of_torch_act_in_numpy_wherever_they_are(kind: Any) -> None:
+@pytest.mark.parametrize("kind", [Sequential, Cells, GruCells])
+def test_parts_of_torch_are_recorded_wherever_they_are(kind: Any) -> None:
     module, twin = built(kind, NUMBERS, THREE)
-    arrays, reference = ArrayModule(module), InTorch(twin)
-    sure(arrays, seen(NUMBERS, 0), NOISE)
-    only_numpy(arrays)
+    arrays, reference = recording(module), InTorch(twin)
+    only_recorded(arrays, seen(NUMBERS, 0), NOISE)
     states = arrays.initial_states(ROWS)
     for step in range(3):
         first = np.arange(ROWS) == step
         states = arrays.restarted(states, first)
         inputs, states = arrays.explore(seen(NUMBERS, step), states, NOISE)[1:]
         expected = reference.step("exploration", seen(NUMBERS, step), first, NOISE)[1]
-        np.testing.assert_allclose(inputs, expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(inputs, expected)
+
+
+def test_longer_parts_that_ship_act_in_numpy() -> None:
+    module, twin = built(Longer, NUMBERS, THREE)
+    arrays = ArrayModule(module)
+    sure(arrays, seen(NUMBERS, 0), NOISE)
+    only_numpy(arrays)
+    got = arrays.explore(seen(NUMBERS, 1), {}, NOISE).inputs
+    expected = InTorch(twin).step("exploration", seen(NUMBERS, 1), None, NOISE)[1]
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
 class Chooser(Calling):
@@ -197,10 +214,9 @@ class Chooser(Calling):
 
 def test_a_module_may_choose_actions_itself_in_one_pass_and_not_in_the_other() -> None:
     module, twin = built(Chooser, NUMBERS, THREE)
-    arrays = ArrayModule(module)
+    arrays = recording(module)
     assert not arrays.draws
-    sure(arrays, seen(NUMBERS, 0), None)
-    only_numpy(arrays)
+    only_recorded(arrays, seen(NUMBERS, 0), None)
     x = seen(NUMBERS, 1)
     with torch.no_grad():
         logits = twin.linear(torch.from_numpy(x))  # type: ignore[operator]
@@ -220,10 +236,6 @@ def test_a_distribution_of_ones_own_draws_in_torch_behind_a_pass_in_numpy() -> N
     got = arrays.explore(seen(NUMBERS, 1), {}, noise)
     np.testing.assert_array_equal(got.actions, (5 * got.inputs + noise).argmax(-1))
     assert (got.actions != (got.inputs + noise).argmax(-1)).any()
-
-
-def _gelu(module: Any, x: Tensor) -> Tensor:
-    return functional.gelu(x)
 
 
 def _branches(module: Any, x: Tensor) -> Tensor:
@@ -249,55 +261,27 @@ class WithHook(Calling):
         self.linear.register_forward_hook(lambda layer, given, output: output.sin())
 
 
-def _new_name(module: Any) -> str:
-    return f"seen_{len(vars(module))}"
-
-
-UNKNOWN = {
-    "calls gelu": _gelu,
-    "depends on numbers or sizes in its inputs": _branches,
-    "calls len() of a tensor": lambda module, x: x / len(x),
-    "draws random numbers": _draws,
-    "in place, with clamp_": lambda module, x: (x + 1).clamp_(-1, 1),
-    "in place, with relu": lambda module, x: functional.relu(x + 1, inplace=True),
-    "changes Calling.count": _counts,
-    "changes Calling.seen_": lambda module, x: module.__dict__.setdefault(_new_name(module), x),
+OTHERWISE: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "branches": _branches,
+    "reads a number": lambda module, x: functional.one_hot(x.argmax(-1), 6) * x,
+    "draws": _draws,
+    "counts": _counts,
 }
 
 
-@pytest.mark.parametrize("words", UNKNOWN)
-def test_what_is_not_known_acts_in_torch_and_says_why(words: str) -> None:
-    module, twin = built(calling(UNKNOWN[words]), NUMBERS, THREE)
-    arrays = ArrayModule(module)
-    before = getattr(module, "count", None)
-    twin.count = before
-    for step in range(3):
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_what_cannot_be_recorded_acts_in_torch(name: str) -> None:
+    module, twin = built(calling(OTHERWISE[name]), NUMBERS, THREE)
+    arrays = recording(module)
+    module.count = twin.count = 0
+    for step in range(7):
         torch.manual_seed(step)
         got = arrays.explore(seen(NUMBERS, step), {}, NOISE)
         torch.manual_seed(step)
+        twin.count = module.count - 1  # in its last call
         expected = InTorch(twin).step("exploration", seen(NUMBERS, step), None, NOISE)
         np.testing.assert_array_equal(got.inputs, expected[1])
-    assert words in arrays.note
-    assert arrays.note.startswith("Calling acts in torch, which takes longer than NumPy")
     assert not arrays.differed
-
-
-class Odd(ActorCritic):
-    may_act_in_numpy = True
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        encoder: Any = self.encoder
-        encoder.append(nn.Hardtanh())
-
-
-def test_hidden_layers_that_are_not_known_act_in_torch() -> None:
-    module, twin = built(Odd, NUMBERS, THREE)
-    arrays = ArrayModule(module)
-    got = arrays.explore(seen(NUMBERS, 1), {}, NOISE).inputs
-    expected = InTorch(twin).step("exploration", seen(NUMBERS, 1), None, NOISE)[1]
-    np.testing.assert_array_equal(got, expected)
-    assert "it has a Hardtanh among its hidden layers" in arrays.note
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -311,41 +295,18 @@ def test_a_scripted_part_acts_in_torch() -> None:
     np.testing.assert_array_equal(got, expected)
 
 
-def test_whatever_goes_wrong_when_a_pass_is_made_torch_acts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    module, _ = built(None, NUMBERS, THREE)
-    monkeypatch.setitem(layers.LAYERS, nn.Linear, lambda layer, live: layer.nothing)
-    arrays = ArrayModule(module)
-    arrays.explore(seen(NUMBERS, 1), {}, NOISE)
-    assert "AttributeError: 'Linear' object has no attribute 'nothing'" in arrays.note
-
-
 def test_hooks_act_as_well() -> None:
     module, twin = built(WithHook, NUMBERS, THREE)
-    arrays = ArrayModule(module)
-    sure(arrays, seen(NUMBERS, 0), NOISE)
+    arrays = recording(module)
+    only_recorded(arrays, seen(NUMBERS, 0), NOISE)
     got = arrays.explore(seen(NUMBERS, 1), {}, NOISE).inputs
     expected = InTorch(twin).step("exploration", seen(NUMBERS, 1), None, NOISE)[1]
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("kind", [*DOES, *UNKNOWN])
-def test_a_module_is_the_same_after_it_was_taken_apart(kind: str) -> None:
-    module, _ = built(calling({**DOES, **UNKNOWN}[kind]), NUMBERS, THREE)
-    module.eval()
-    before = [(dict(vars(part)), dict(part._parameters)) for part in module.modules()]
-    with suppress(NotKnown):
-        array_pass(module, "exploration", LiveArrays(), None)
-    after = [(vars(part), part._parameters) for part in module.modules()]
-    for ones, others in zip(before, after, strict=True):
-        for one, other in zip(ones, others, strict=True):
-            assert one.keys() == other.keys()
-            assert all(one[key] is other[key] for key in one)
-
-
-def test_whoever_wants_specs_checked_in_each_call_gets_torch_without_a_word() -> None:
-    module, _ = built(None, NUMBERS, THREE)
+@pytest.mark.parametrize("kind", [None, calling(lambda module, x: x)])
+def test_whoever_wants_specs_checked_in_each_call_gets_torch_without_a_word(kind: Any) -> None:
+    module, _ = built(kind, NUMBERS, THREE)
     module.check_specs = True
     arrays = ArrayModule(module)
     arrays.explore(seen(NUMBERS, 0), {}, NOISE)
@@ -354,10 +315,99 @@ def test_whoever_wants_specs_checked_in_each_call_gets_torch_without_a_word() ->
         arrays.explore(np.zeros((ROWS, 7), np.float32), {}, NOISE)
 
 
-@pytest.mark.parametrize("draw", [random.random, np.random.rand])
-def test_random_numbers_of_python_and_numpy_are_drawn_in_torch(draw: Any) -> None:
-    module, _ = built(calling(lambda module, x: x * float(draw())), NUMBERS, THREE)
-    before = random.getstate()
-    with pytest.raises(NotKnown, match="draws random numbers"):
-        array_pass(module.eval(), "exploration", LiveArrays(), None)
-    assert random.getstate() == before
+def _in_place(module: Any) -> None:
+    for each in module.parameters():
+        each.data.mul_(-1)
+
+
+def _assigned(module: Any) -> None:
+    module.load_state_dict({k: -each for k, each in module.state_dict().items()}, assign=True)
+
+
+@pytest.mark.parametrize("change", [_in_place, _assigned])
+def test_recorded_operations_read_new_weights(change: Any) -> None:
+    module, twin = built(Sequential, NUMBERS, THREE)
+    arrays = ArrayModule(module, shared=change is _assigned)
+    arrays._recordings = Recordings(1, math.inf)
+    for step in range(12):
+        if step in (5, 6):
+            for each in (module, twin):
+                change(each)
+        got = arrays.explore(seen(NUMBERS, step), {}, NOISE).inputs
+        expected = InTorch(twin).step("exploration", seen(NUMBERS, step), None, NOISE)[1]
+        np.testing.assert_array_equal(got, expected)
+    assert arrays._recordings._recorded == 1
+    assert not arrays._recordings._is_off
+
+
+def test_what_a_step_returned_stays_as_it_was() -> None:
+    module, _ = built(Cells, NUMBERS, THREE)
+    arrays = recording(module)
+    states, seen_inputs, kept = arrays.initial_states(ROWS), [], []
+    for step in range(7):
+        got = arrays.explore(seen(NUMBERS, step), states, NOISE)
+        states = got.states
+        seen_inputs.append(got.inputs)
+        kept.append(np.copy(got.inputs))
+    np.testing.assert_array_equal(seen_inputs, kept)
+
+
+class Told(Residual):
+    may_act_in_numpy = True
+
+
+class Silent(RLModule):
+    """Made of known parts, whose author says nothing."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.body, self.head = Residual(6), nn.Linear(6, 3)
+
+    def _forward(self, batch: Any) -> Any:
+        return {"action_dist_inputs": self.head(self.body(batch["observations"]))}
+
+
+class Talking(Silent):
+    """Its word is for its parts, too."""
+
+    may_act_in_numpy = True
+
+
+class WithTold(Catalog):
+    part: type[Residual] = Told
+
+    def build_policy_head(self, features: int, distribution: Any) -> nn.Module:
+        return nn.Sequential(self.part(features), super().build_policy_head(features, distribution))
+
+
+class WithSilent(WithTold):
+    part = Residual
+
+
+@pytest.mark.parametrize("kind", [Talking, WithTold])
+def test_code_whose_author_says_so_is_recorded(kind: Any) -> None:
+    module, twin = built(kind, NUMBERS, THREE)
+    arrays = recording(module)
+    only_recorded(arrays, seen(NUMBERS, 0), NOISE)
+    for use in ("explore", "infer"):
+        noise = (NOISE,) if use == "explore" else ()
+        got = getattr(arrays, use)(seen(NUMBERS, 1), {}, *noise)
+        expected = InTorch(twin).step(
+            "exploration" if noise else "inference", seen(NUMBERS, 1), None, NOISE
+        )
+        np.testing.assert_allclose(got.inputs, expected[1], rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(got.actions, expected[0])
+
+
+@pytest.mark.parametrize("kind", [Silent, WithSilent])
+def test_code_whose_author_does_not_say_so_acts_in_torch_each_time(kind: Any) -> None:
+    module, twin = built(kind, NUMBERS, THREE)
+    arrays = ArrayModule(module)
+    acts, rounds = module.forward_exploration, []
+    module.__dict__["forward_exploration"] = lambda batch: rounds.append(1) or acts(batch)
+    for step in range(25):
+        got = arrays.explore(seen(NUMBERS, step), {}, NOISE)
+        expected = InTorch(twin).step("exploration", seen(NUMBERS, step), None, NOISE)
+        np.testing.assert_array_equal(got.inputs, expected[1])
+    assert len(rounds) == 25
+    assert not arrays.note

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +18,11 @@ from torch import Tensor, nn
 
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.core.gradient_core import GradientCore
-from juggler.learner.core.recordings import SLOW, Recordings
 from juggler.learner.learner import Learner
+from juggler.runtime import recorder
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.models import ActorCritic
+from juggler.runtime.recorder import SLOW, Recordings
 from juggler.runtime.wire.structures import tree_map
 
 
@@ -301,3 +304,63 @@ def test_a_call_is_slow_by_its_processor_time_and_not_by_how_long_it_waits_for_a
     for _ in range(4):
         recordings(function, {"x": torch.ones(2)}, None)
     assert recordings._recorded == is_recorded
+
+
+def without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Take away a private name of torch that recordings stand on."""
+    if name == "TorchDispatchMode":
+        monkeypatch.setattr(recorder, "_Mode", object)
+        return
+    holder: Any = torch
+    *path, last = name.split(".")
+    for each in path:
+        holder = getattr(holder, each)
+    monkeypatch.delattr(holder, last)
+
+
+@pytest.mark.parametrize("name", [*recorder._PRIVATE, "TorchDispatchMode"])
+def test_without_torchs_private_names_a_learner_trains_with_the_same_numbers(
+    make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    plain = learner_of(make_core("ppo"), None)
+    samples = samples_of(make_batch, 4)
+    expected = [plain.step(sample) for sample in samples]
+    without(monkeypatch, name)
+    learner = learner_of(make_core("ppo"), 2)
+    for sample, each in zip(samples, expected, strict=True):
+        assert_equal(learner.step(sample), each)
+    assert_equal(learner.state, plain.state)
+    assert not learner.core._recordings._recorded
+
+
+def test_where_torch_has_no_modes_the_recorder_is_imported_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = recorder.__spec__
+    assert place is not None
+    assert place.origin is not None
+    monkeypatch.setitem(sys.modules, "torch.utils._python_dispatch", None)
+    spec = importlib.util.spec_from_file_location("another_recorder", place.origin)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "another_recorder", module)
+    spec.loader.exec_module(module)
+    assert not module.can_record()
+    recordings, x = module.Recordings(1, math.inf), torch.ones(2)  # [2]
+    for _ in range(3):
+        assert_equal(
+            recordings(lambda inputs: {"y": inputs["x"] + 1}, {"x": x}, None), {"y": x + 1}
+        )
+
+
+def test_private_names_that_mean_something_else_stop_recordings(
+    make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch._C, "_create_function_from_graph", lambda graph: graph.nothing)
+    plain, learner = (learner_of(make_core("ppo"), often) for often in (None, 2))
+    for sample in samples_of(make_batch, 4):
+        assert_equal(plain.step(sample), learner.step(sample))
+    assert_equal(learner.state, plain.state)
+    assert learner.core._recordings._is_off
+    assert caplog.text.count("torch cannot record operations here") == 1

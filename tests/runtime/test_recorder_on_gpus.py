@@ -17,12 +17,17 @@ from torch import Tensor
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.registry import ALGORITHMS
-from juggler.learner.core import gradient_core, tensor_trees
-from juggler.learner.core.device_graphs import DeviceGraphs, _DeviceWatch
-from juggler.learner.core.recordings import Recordings
-from juggler.learner.core.tensor_trees import read
+from juggler.learner.core import gradient_core
 from juggler.learner.learner import Learner
 from juggler.learner.optim import optimizers
+from juggler.runtime.recorder import (
+    DeviceGraphs,
+    Recordings,
+    _captured_constants,
+    _is_same,
+    _read,
+    _Watch,
+)
 from juggler.runtime.wire.structures import tree_map
 
 GPU = torch.cuda.is_available()
@@ -92,20 +97,23 @@ class Watched:
         there = tree_map(lambda x: x.to("meta"), inputs)
         for each in (there, inputs):  # a device gets its constants once
             function(each)
-        self.fit.append(self._watched(function, there)[0].is_repeatable)
-        first, _ = self._watched(function, inputs)
-        second, outputs = self._watched(function, inputs)
-        kept = set(map(id, first.constants))
+        self.fit.append(self._watched(function, there)[1])
+        first, _, _ = self._watched(function, inputs)
+        second, _, outputs = self._watched(function, inputs)
+        kept = set(map(id, first))
         # Operations have Python's numbers as tensors [], which are part of a graph.
-        new = [x for x in second.constants if x.ndim and id(x) not in kept]
+        new = [x for x in second if x.ndim and id(x) not in kept]
         self.copied.append(len(new))
         return outputs
 
-    def _watched(self, function: Callable[[Any], Any], inputs: Any) -> tuple[_DeviceWatch, Any]:
+    def _watched(
+        self, function: Callable[[Any], Any], inputs: Any
+    ) -> tuple[list[Tensor], bool, Any]:
         leaves: list[Tensor] = []
-        read(inputs, [], leaves)
-        with _DeviceWatch(leaves) as watch:
-            return watch, function(inputs)
+        _read(inputs, [], leaves)
+        with _Watch() as watch:
+            outputs = function(inputs)
+        return *_captured_constants(watch, leaves), outputs
 
 
 @pytest.mark.parametrize(
@@ -245,11 +253,14 @@ def test_a_step_may_differ_by_rounding() -> None:
         steps = {"parameters": before["state"]["parameters"] + change, "steps": torch.tensor(7.0)}
         return {"state": steps, "metrics": {"grad_norm": torch.tensor(0.5)}}
 
-    assert tensor_trees.near(after(step), after(step * (1 + 1e-6)), before)
-    assert not tensor_trees.near(after(step), after(step * 1.5), before)
-    assert not tensor_trees.near(after(step), after(-step), before)
-    assert not tensor_trees.near(after(step), after(torch.zeros(1000)), before)
-    assert tensor_trees.near(after(step), after(torch.zeros(1000)), {}), "it is small"
+    def near(other: Tensor, before: Any) -> bool:
+        return _is_same(after(step), after(other), before, on_graph=True)
+
+    assert near(step * (1 + 1e-6), before)
+    assert not near(step * 1.5, before)
+    assert not near(-step, before)
+    assert not near(torch.zeros(1000), before)
+    assert near(torch.zeros(1000), {}), "it is small"
 
 
 class NoGraph(FakeDevice):

@@ -12,11 +12,8 @@ from gymnasium import spaces
 from support.array_modules import ROWS, InTorch, built, only_numpy, seen
 from torch import nn
 
-from juggler.runtime.modules.arrays import layers
-from juggler.runtime.modules.arrays.array_module import ArrayModule
-from juggler.runtime.modules.arrays.distributions import _Categorical
-from juggler.runtime.modules.arrays.live import LiveArrays
-from juggler.runtime.modules.models import ActorCritic
+from juggler.runtime.modules import array_module
+from juggler.runtime.modules.array_module import ArrayModule, _Categorical, _Weights
 
 NUMBERS = spaces.Box(-2, 2, (6,), np.float32)
 THREE = spaces.Discrete(3)
@@ -32,7 +29,7 @@ def same_as_torch(arrays: ArrayModule, twin: Any, step: int) -> bool:
 
 def off_by(amount: float, calls: list[int]) -> Any:
     """A linear layer that is wrong in the calls with these numbers."""
-    right, count = layers.LAYERS[nn.Linear], iter(range(99))
+    right, count = array_module._LAYERS[nn.Linear], iter(range(99))
 
     def make(layer: Any, live: Any) -> Any:
         run = right(layer, live)
@@ -45,7 +42,7 @@ def test_a_pass_that_does_something_else_is_given_up_before_it_has_acted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module, twin = built(None, NUMBERS, THREE)
-    monkeypatch.setitem(layers.LAYERS, nn.Linear, off_by(0.01, [*range(99)]))
+    monkeypatch.setitem(array_module._LAYERS, nn.Linear, off_by(0.01, [*range(99)]))
     arrays = ArrayModule(module)
     assert all(same_as_torch(arrays, twin, step) for step in range(5))
     assert arrays.differed
@@ -55,7 +52,7 @@ def test_a_pass_that_does_something_else_is_given_up_before_it_has_acted(
 
 def test_a_rounding_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     module, _ = built(None, NUMBERS, THREE)
-    monkeypatch.setitem(layers.LAYERS, nn.Linear, off_by(1e-5, [*range(99)]))
+    monkeypatch.setitem(array_module._LAYERS, nn.Linear, off_by(1e-5, [*range(99)]))
     arrays = ArrayModule(module)
     for step in range(3):
         arrays.explore(seen(NUMBERS, step), {}, NOISE)
@@ -66,7 +63,7 @@ def test_a_single_difference_is_a_rounding_that_decided_something(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module, twin = built(None, NUMBERS, THREE)
-    monkeypatch.setitem(layers.LAYERS, nn.Linear, off_by(0.01, [0]))
+    monkeypatch.setitem(array_module._LAYERS, nn.Linear, off_by(0.01, [0]))
     arrays = ArrayModule(module)
     assert all(same_as_torch(arrays, twin, step) for step in range(3))
     assert not arrays.note
@@ -89,7 +86,7 @@ def test_a_pass_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda x: x.nothing
 
     module, twin = built(None, NUMBERS, THREE)
-    monkeypatch.setitem(layers.LAYERS, nn.Linear, fails)
+    monkeypatch.setitem(array_module._LAYERS, nn.Linear, fails)
     arrays = ArrayModule(module)
     assert all(same_as_torch(arrays, twin, step) for step in range(3))
     assert "NumPy fails (AttributeError" in arrays.note
@@ -110,13 +107,13 @@ def test_weights_that_do_not_reach_numpy_are_found_with_the_first_new_ones(
     arrays = ArrayModule(module)
     assert same_as_torch(arrays, twin, 0)
     assert not arrays.note
-    follow = LiveArrays.follow
+    follow = _Weights.follow
 
-    def forgets(self: LiveArrays) -> bool:
-        monkeypatch.setattr(self, "_transposed", {})
+    def forgets(self: _Weights) -> bool:
+        monkeypatch.setattr(self, "_transposed", [])
         return follow(self)
 
-    monkeypatch.setattr(LiveArrays, "follow", forgets)
+    monkeypatch.setattr(_Weights, "follow", forgets)
     weights = other_weights(module, 1)
     arrays.load(weights)
     twin.load_state_dict({name: torch.tensor(each) for name, each in weights.items()})
@@ -157,27 +154,6 @@ def test_what_is_not_finite_passes_as_in_torch() -> None:
         np.testing.assert_array_equal(got, expected)
         assert not np.isfinite(got).all()
     assert not arrays.note
-
-
-class Changing(ActorCritic):
-    """Changes by itself, in a way that nobody sees from outside."""
-
-    may_act_in_numpy = True  # which is not so
-    calls: list[int] = []  # noqa: RUF012
-
-    def _forward_exploration(self, batch: Any) -> Any:
-        self.calls.append(1)
-        outputs = self._forward(batch)
-        return {"action_dist_inputs": outputs["action_dist_inputs"] * len(self.calls)}
-
-
-def test_a_module_that_changes_by_itself_is_found_out() -> None:
-    Changing.calls.clear()
-    module, _ = built(Changing, NUMBERS, THREE)
-    arrays = ArrayModule(module)
-    for step in range(3):
-        arrays.explore(seen(NUMBERS, step), {}, NOISE)
-    assert arrays.differed
 
 
 def test_a_copy_has_weights_of_its_own() -> None:

@@ -1,0 +1,787 @@
+"""Recordings repeat a function's torch operations without the Python around them.
+
+A small update takes some hundred operations of a few microseconds. Calling modules, building the
+graph of gradients and walking through it takes about as long again. The operations are the same
+each time, as long as shapes are the same. So they are recorded once, gradients included. A CPU
+repeats them one by one in TorchScript's interpreter, with results that are the same bit for bit. A
+GPU launches them all at once as a CUDA graph.
+
+This file stands on private names of torch. Where one of them is missing, functions are called.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+try:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    _Mode: Any = TorchDispatchMode
+except ImportError:
+    _Mode = object
+
+#: A tensor, or a map of trees.
+TensorTree = Any
+Function = Callable[[TensorTree], TensorTree]
+#: Repeats the operations of a function for other inputs: their tensors -> a tree.
+Repeat = Callable[[list[Tensor]], TensorTree]
+
+_log = logging.getLogger(__name__)
+
+#: Calls with the same shapes before one is recorded.
+OFTEN: Final = 20
+#: Timed calls before a recording, and compared calls after it. The host waits for a GPU in both.
+_TIMED, _CHECKS = 3, 3
+#: Max shapes that are counted at a time, and max shapes that are recorded.
+_MOST_COUNTED, _MOST_RECORDED = 256, 16
+#: Seconds above which the Python around operations is a small part of a call. On the CPU these are
+#: processor time of the calling thread, which other work of the machine does not lengthen.
+SLOW: Final = 0.1
+
+_PRIVATE: Final = (
+    "_C.Graph",
+    "_C.TupleType",
+    "_C._AutoDispatchBelowADInplaceOrView",
+    "_C._create_function_from_graph",
+    "_C._get_graph_executor_optimize",
+    "_foreach_copy_",
+)
+
+
+def can_record() -> bool:
+    """Whether torch has the private names that recordings need."""
+    try:
+        return _Mode is not object and all(attrgetter(name)(torch) for name in _PRIVATE)
+    except AttributeError:
+        return False
+
+
+class Recordings:
+    """Calls a function of trees of tensors, or repeats the operations of an earlier call.
+
+    The function must depend on its inputs alone: what else it reads must stay the same as long as
+    `basis` does. It must neither change its inputs nor draw random numbers. Nothing is recorded if
+    the host reads a number of a tensor, if shapes depend on one, if TorchScript does not know an
+    operation, or if operations take a GPU longer than the host needs to launch them.
+
+    The first calls after a recording are made both ways. If their results differ in a single
+    number, or on a GPU by more than rounding, recording stops for good, and the log says so.
+    """
+
+    def __init__(
+        self,
+        often: int = OFTEN,
+        slow: float = SLOW,
+        graphs: Mapping[str, DeviceGraphs] | None = None,
+    ) -> None:
+        """Args:
+        often: calls with the same shapes before one is recorded.
+        slow: seconds above which a call is not recorded, as in `SLOW`; inf: all are recorded.
+        graphs: what captures calls, by kind of device; None: CUDA graphs.
+        """
+        self._often, self._slow = often, slow
+        self._graphs = {"cuda": DeviceGraphs()} if graphs is None else graphs
+        self._basis: object = None
+        self._calls: dict[object, _Call] = {}  # by names, shapes and kinds of inputs
+        self._recorded = 0
+        self._is_off = not can_record()
+
+    def __call__(
+        self,
+        function: Function,
+        inputs: TensorTree,
+        basis: object,
+        decided: bool | None = None,
+        before: TensorTree | None = None,
+    ) -> TensorTree:
+        """Return what the function returns for these inputs, without gradients.
+
+        Args:
+            function: takes and returns trees of tensors.
+            inputs: its argument. Functions are told apart by the names in it.
+            basis: what its operations depend on beside the inputs. Another one drops all
+                recordings.
+            decided: what the function decides by the only number that the host reads there; None:
+                it must not read any. Calls with another decision are recorded separately.
+            before: the values that the function makes a step from, by the names in its result.
+                Without any it sums many numbers, in any order on a GPU.
+        """
+        if self._is_off:
+            return function(inputs)
+        if self._basis != basis:
+            self._calls, self._basis, self._recorded = {}, basis, 0
+        described: list[object] = [decided]
+        leaves: list[Tensor] = []
+        _read(inputs, described, leaves)
+        key = tuple(described)
+        call = self._calls.get(key)
+        if call is None:
+            if len(self._calls) == _MOST_COUNTED:  # most of these shapes do not come again
+                self._calls = {own: each for own, each in self._calls.items() if each.repeat}
+            call = self._calls[key] = _Call()
+        if call.repeat is None:
+            return self._counted(call, function, inputs, leaves, decided is not None, before)
+        if not call.checks_left:
+            try:
+                return call.repeat(leaves)
+            except RuntimeError:  # such as an index out of bounds, which the function explains
+                return function(inputs)
+        call.checks_left -= 1
+        outputs = function(inputs)
+        self._compare(call, outputs, leaves, before)
+        return outputs
+
+    def _counted(
+        self,
+        call: _Call,
+        function: Function,
+        inputs: TensorTree,
+        leaves: list[Tensor],
+        may_read: bool,
+        before: TensorTree | None,
+    ) -> TensorTree:
+        """Call the function, and record it if that pays."""
+        call.count += 1
+        device = leaves[0].device
+        graphs = self._graphs.get(device.type)
+        if device.type != "cpu" and graphs is None:
+            return function(inputs)
+        if self._often - _TIMED <= call.count < self._often:
+            if graphs:
+                wait = partial(graphs.wait, device)
+                return call.timed(function, inputs, time.perf_counter, wait)
+            return call.timed(function, inputs, time.thread_time, lambda: None)
+        pays = self._recorded < _MOST_RECORDED and call.pays(self._slow)
+        if call.count != self._often or not pays:
+            return function(inputs)
+        try:
+            if graphs:
+                outputs, call.repeat = graphs.captured(function, inputs, leaves)
+            else:
+                outputs, call.repeat = _recorded(function, inputs, leaves, may_read)
+        except Exception as error:
+            outputs = function(inputs)  # which raises errors of its own again
+            self._stop(f"torch cannot record operations here ({type(error).__name__}: {error})")
+            return outputs
+        if call.repeat:
+            self._recorded += 1
+            self._compare(call, outputs, leaves, before)
+        return outputs
+
+    def _compare(
+        self, call: _Call, outputs: TensorTree, leaves: list[Tensor], before: TensorTree | None
+    ) -> None:
+        """Stop recording if the recorded operations have other outputs."""
+        assert call.repeat is not None
+        on_graph = leaves[0].device.type in self._graphs
+        try:
+            if _is_same(outputs, call.repeat(leaves), before, on_graph):
+                return
+        except RuntimeError as error:  # such as a GPU without memory for both
+            _log.info("recorded operations could not be compared: %s", error)
+            call.repeat = None
+            return
+        self._stop("recorded operations gave other results than the code that they are of")
+
+    def _stop(self, why: str) -> None:
+        self._is_off, self._calls = True, {}
+        _log.warning("%s: from here on that code is called each time, which takes longer", why)
+
+
+class _Call:
+    """Calls with the same shapes.
+
+    Attributes:
+        repeat: repeats their operations for other inputs; None: they are not recorded.
+        count: of calls.
+        checks_left: calls to make both ways from now on.
+    """
+
+    def __init__(self) -> None:
+        self.repeat: Repeat | None = None
+        self.count, self.checks_left = 0, _CHECKS
+        self._host = self._seconds = math.inf  # of the shortest call
+
+    def pays(self, slow: float) -> bool:
+        """Whether calls are not slow, and a GPU waits for the host in them."""
+        if math.isinf(slow):
+            return True
+        return self._seconds <= slow and self._host >= self._seconds / 2
+
+    def timed(
+        self,
+        function: Function,
+        inputs: TensorTree,
+        clock: Callable[[], float],
+        wait: Callable[[], None],
+    ) -> TensorTree:
+        """Call the function and measure its time, on the host and with the device."""
+        wait()
+        started = clock()
+        outputs = function(inputs)
+        host = clock() - started
+        wait()
+        self._host = min(self._host, host)
+        self._seconds = min(self._seconds, clock() - started)
+        return outputs
+
+
+# -- watching -----------------------------------------------------------------------------------
+
+_aten = torch.ops.aten
+_UNREPEATABLE = {
+    torch.Tag.data_dependent_output,  # the host reads numbers
+    torch.Tag.dynamic_output_shape,  # shapes depend on numbers
+    torch.Tag.nondeterministic_seeded,  # it draws
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """An operation of torch, as it was made.
+
+    Attributes:
+        func: the overload.
+        outputs: a tensor, or several.
+    """
+
+    func: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    outputs: Any
+
+    @property
+    def read(self) -> list[Tensor]:
+        """The tensors among its arguments."""
+        return [*_tensors((self.args, self.kwargs))]
+
+    @property
+    def made(self) -> list[Tensor]:
+        """The tensors that it returns."""
+        return [*_tensors(self.outputs)]
+
+
+class _Watch(_Mode):  # type: ignore[misc]
+    """Keeps each operation of torch within it, gradients included.
+
+    Attributes:
+        operations: in order.
+        is_repeatable: whether they are right for other inputs of the same shapes.
+    """
+
+    def __init__(self, may_read: bool = False) -> None:
+        """Args:
+        may_read: whether the host may read numbers.
+        """
+        super().__init__()
+        self.operations: list[_Operation] = []
+        self.is_repeatable = True
+        self._may_read = may_read
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False, as otherwise torch imports its compiler, which takes seconds."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        outputs = func(*args, **kwargs)
+        if self._may_read and func is _aten._local_scalar_dense.default:
+            return outputs
+        each = outputs if isinstance(outputs, list | tuple) else [outputs]
+        self.is_repeatable &= all(x is None or isinstance(x, Tensor) for x in each)
+        if not _UNREPEATABLE.isdisjoint(func.tags):
+            self.is_repeatable &= _is_indexed_by_numbers(func, args)
+        if self.is_repeatable:
+            self.operations.append(_Operation(func, args, kwargs, outputs))
+        return outputs
+
+
+def _is_indexed_by_numbers(func: Any, args: Any) -> bool:
+    """Whether it is an index whose shape does not depend on the content of a mask."""
+    return func is _aten.index.Tensor and not any(
+        x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1]
+    )
+
+
+# -- repeating on a CPU -------------------------------------------------------------------------
+
+#: Operations that may write their result over their first argument, and what does so.
+_IN_PLACE: dict[Any, Any] = {
+    _aten.relu.default: _aten.relu_.default,
+    _aten.tanh.default: _aten.tanh_.default,
+    _aten.mul.Tensor: _aten.mul_.Tensor,
+    _aten.mul.Scalar: _aten.mul_.Scalar,
+}
+_PRODUCTS = (_aten.addmm.default, _aten.mm.default)
+
+
+def _recorded(
+    function: Function, inputs: TensorTree, leaves: list[Tensor], may_read: bool
+) -> tuple[TensorTree, Repeat | None]:
+    """Call a function of a tree, whose tensors are `leaves` -> its result, and what repeats its
+    operations; None: they are wrong for other inputs, or TorchScript does not know one."""
+    if len(set(map(id, leaves))) < len(leaves):  # an operation may read either
+        return function(inputs), None
+    with _Watch(may_read) as watch:
+        outputs = function(inputs)
+    made: list[Tensor] = []
+    template = _placed(outputs, made)
+    script = _Script(leaves)
+    if not (watch.is_repeatable and script.add(watch.operations, made)):
+        return outputs, None
+    operations, constants = script.function(made), script.constants
+
+    def repeat(leaves: list[Tensor]) -> TensorTree:
+        # Of this thread only: the caller's own graphs are optimized as before.
+        before = torch._C._get_graph_executor_optimize(False)
+        try:
+            # As at the recording, torch notes nothing for gradients, nor which is a view of which.
+            with torch._C._AutoDispatchBelowADInplaceOrView():
+                return _filled(template, operations(*leaves, *constants))
+        finally:
+            torch._C._get_graph_executor_optimize(before)
+
+    return outputs, repeat
+
+
+class _Script:
+    """A graph of TorchScript for operations that were made.
+
+    Its interpreter comes from one operation to the next in a fraction of the time of Python. It
+    runs the graph as it is: nothing is fused or reordered, so numbers are the same bit for bit.
+
+    Attributes:
+        constants: tensors that operations read, and no operation made; the graph's last inputs.
+    """
+
+    def __init__(self, inputs: list[Tensor]) -> None:
+        self.constants: list[Tensor] = []
+        self._graph: Any = torch._C.Graph()
+        self._values = {id(x): self._graph.addInput() for x in inputs}
+        self._same: dict[int, Tensor] = {}  # by id: the tensor that stands for another one
+        self._kept: list[_Operation] = []  # so that no other tensor gets the same id
+
+    def add(self, operations: list[_Operation], outputs: list[Tensor]) -> bool:
+        """Add what operations need to make these outputs -> whether TorchScript knows it all."""
+        self._kept = operations
+        operations = self._needed(self._distinct(operations), outputs)
+        readers = Counter(id(self._one(x)) for x in outputs)
+        for each in operations:
+            readers.update({id(self._one(x)) for x in each.read})
+        products = {id(x): x for each in operations if each.func in _PRODUCTS for x in each.made}
+        for each in operations:
+            over = self._one(each.args[0]) if each.args else None
+            if id(over) in products and readers[id(over)] == 1:
+                each = _written_over(products[id(over)], each)
+            if not self._add(each):
+                return False
+        return True
+
+    def function(self, outputs: list[Tensor]) -> Any:
+        """Make what returns these tensors."""
+        values = [self._value_of(x) for x in outputs]
+        kind = torch._C.TupleType([each.type() for each in values])
+        self._graph.registerOutput(self._made("prim::TupleConstruct", values, kind))
+        self._kept = []
+        return torch._C._create_function_from_graph("recorded_operations", self._graph)
+
+    def _one(self, x: Any) -> Any:
+        return self._same.get(id(x), x)
+
+    def _distinct(self, operations: list[_Operation]) -> list[_Operation]:
+        """Leave out operations that return an earlier tensor, where there are no gradients."""
+        transposed: dict[int, Tensor] = {}
+        distinct = []
+        for each in operations:
+            func, out = each.func, each.outputs
+            x: Any = self._one(each.args[0]) if each.args else None
+            if func is _aten.detach.default or (
+                func is _aten.view.default and out.shape == x.shape
+            ):
+                self._same[id(out)] = x
+            elif func is _aten.t.default and id(x) in transposed:
+                self._same[id(out)] = transposed[id(x)]
+            else:
+                distinct.append(each)
+                if func is _aten.t.default:
+                    transposed |= {id(x): out, id(out): x}
+        return distinct
+
+    def _needed(self, operations: Sequence[_Operation], outputs: list[Tensor]) -> list[_Operation]:
+        """Keep what outputs depend on, and what changes a tensor."""
+        read = {id(self._one(x)) for x in outputs}
+        needed = []
+        for each in reversed(operations):
+            if each.func._schema.is_mutable or not read.isdisjoint(map(id, each.made)):
+                needed.append(each)
+                read.update(id(self._one(x)) for x in each.read)
+        return needed[::-1]
+
+    def _add(self, operation: _Operation) -> bool:
+        schema: Any = _schema_of(operation)
+        if schema is None:
+            return False
+        names = (each.name for each in schema.arguments)
+        given = {**dict(zip(names, operation.args, strict=False)), **operation.kwargs}
+        try:
+            values = [
+                self._value(given.get(each.name, each.default_value), each.type)
+                for each in schema.arguments
+            ]
+        except TypeError:  # it is no constant there
+            return False
+        made = self._graph.create(schema.name, values, len(schema.returns))
+        # TorchScript finds an operation by its name and arguments, and may find another one.
+        if self._graph.insertNode(made).schema() != str(schema):
+            return False
+        results, outputs = list(made.outputs()), operation.outputs
+        for each, returned in zip(results, schema.returns, strict=True):
+            each.setType(returned.type)
+        several = isinstance(outputs, list | tuple)
+        if several and len(results) == 1:
+            unpacked = self._graph.create("prim::ListUnpack", results, len(outputs))
+            results = list(self._graph.insertNode(unpacked).outputs())
+        # An operation that changes a tensor, and returns it, makes no other one.
+        for x, value in zip(outputs if several else [outputs], results, strict=False):
+            self._values.setdefault(id(x), value)
+        return True
+
+    def _value_of(self, x: Tensor) -> Any:
+        x = self._one(x)
+        if id(x) not in self._values:
+            self.constants.append(x)
+            self._values[id(x)] = self._graph.addInput()
+        return self._values[id(x)]
+
+    def _value(self, x: Any, kind: Any) -> Any:
+        """The value of an argument of a schema's kind."""
+        if isinstance(x, Tensor):
+            return self._value_of(x)
+        if kind.kind() == "OptionalType" and x is not None:
+            kind = kind.getElementType()
+        if isinstance(x, list | tuple):
+            if x and all(isinstance(own, bool | int | float) for own in x):
+                return self._graph.insertConstant(list(x))  # made once
+            each = [self._value(own, kind.getElementType()) for own in x]
+            return self._made("prim::ListConstruct", each, kind)
+        if kind.kind() == "FloatType" and x is not None:
+            x = float(x)
+        if isinstance(x, torch.memory_format):
+            x = _MEMORY_FORMATS[x]
+        return self._graph.insertConstant(x)
+
+    def _made(self, name: str, values: list[Any], kind: Any) -> Any:
+        made = self._graph.insertNode(self._graph.create(name, values, 1)).output()
+        made.setType(kind)
+        return made
+
+
+#: TorchScript's numbers for what is no constant there.
+_MEMORY_FORMATS = {
+    torch.contiguous_format: 0,
+    torch.preserve_format: 1,
+    torch.channels_last: 2,
+    torch.channels_last_3d: 3,
+}
+
+
+def _written_over(product: Tensor, each: _Operation) -> _Operation:
+    """The operation that writes its result over a product that nothing else reads, if there is one:
+    new memory has to be brought into the caches."""
+    if each.func is _aten.tanh_backward.default:
+        func = _aten.tanh_backward.grad_input
+        return replace(each, func=func, kwargs={"grad_input": product})
+    if each.func not in _IN_PLACE:
+        return each
+    alike = (product.shape, product.dtype) == (each.outputs.shape, each.outputs.dtype)
+    return replace(each, func=_IN_PLACE[each.func]) if alike else each
+
+
+def _schema_of(operation: _Operation) -> Any:
+    """The schema of an operation. A number in the place of a tensor, such as in `x * 2`, is for
+    another schema of the same name; None: there is none."""
+    func = operation.func
+    schema = func._schema
+    if any(
+        isinstance(x, bool | int | float) and each.type.kind() == "TensorType"
+        for x, each in zip(operation.args, schema.arguments, strict=False)
+    ):
+        name = schema.overload_name.replace("Tensor", "Scalar") or "Scalar"
+        others = func.overloadpacket
+        schema = getattr(others, name)._schema if name in others.overloads() else None
+    return schema
+
+
+# -- repeating on a GPU -------------------------------------------------------------------------
+
+#: Held during a capture, since all captures on a device use one stream.
+_CAPTURING = threading.Lock()
+#: Backends with which a capture has failed in this process. torch's allocator may take the failed
+#: capture for a running one, so there is no other one.
+_FAILED: set[Any] = set()
+
+
+class DeviceGraphs:
+    """Captures functions of trees of tensors as graphs of a GPU.
+
+    A graph launches the kernels of a function by one call, where the host needs longer for each of
+    them than it runs. It reads and writes the same memory each time, so inputs are copied there,
+    and outputs from there.
+    """
+
+    def __init__(self, backend: Any = torch.cuda) -> None:
+        """Args:
+        backend: the torch module with graphs and streams of the device.
+        """
+        self._backend = backend
+
+    def wait(self, device: torch.device) -> None:
+        """Wait until a device is done with this thread's work."""
+        self._backend.current_stream(device).synchronize()
+
+    def captured(
+        self, function: Function, inputs: TensorTree, leaves: list[Tensor]
+    ) -> tuple[TensorTree, Repeat | None]:
+        """Call a function of a tree, whose tensors are `leaves` -> its result, and what repeats its
+        operations; None: they are wrong for other inputs, or a capture has failed."""
+        with _Watch() as watch:
+            outputs = function(inputs)
+        made: list[Tensor] = []
+        _placed(outputs, made)
+        constants, fits = _captured_constants(watch, leaves)
+        read = {id(x) for each in watch.operations for x in each.read} | set(map(id, made))
+        places = [place for place, x in enumerate(leaves) if id(x) in read]
+        if not fits or any(x.device != leaves[0].device for x in [*leaves, *made]):
+            return outputs, None
+        with _CAPTURING, self._backend.device(leaves[0].device):
+            if self._backend in _FAILED:
+                return outputs, None
+            try:
+                return outputs, self._capture(function, inputs, leaves, places, constants)
+            except RuntimeError as error:  # such as memory that is not there
+                _FAILED.add(self._backend)
+                _log.warning(
+                    "operations of an update could not be captured as a graph; no others will be "
+                    "captured in this process, and some updates take longer: %s",
+                    error,
+                )
+                return outputs, None
+
+    def _capture(
+        self,
+        function: Function,
+        inputs: TensorTree,
+        leaves: list[Tensor],
+        places: list[int],
+        constants: list[Tensor],
+    ) -> Repeat:
+        kept = {place: leaves[place].clone() for place in places}
+        fixed = _filled(_placed(inputs, []), [kept.get(i, x) for i, x in enumerate(leaves)])
+        backend = self._backend
+        graph, stream = backend.CUDAGraph(), _capture_stream(backend, leaves[0].device)
+        stream.wait_stream(backend.current_stream())
+        with backend.stream(stream):
+            # Other threads keep copying meanwhile.
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                made: list[Tensor] = []
+                template = _placed(function(fixed), made)
+                packed = _Packed.of(made)
+            finally:
+                graph.capture_end()
+        backend.current_stream().wait_stream(stream)
+        by_dtype: dict[torch.dtype, list[int]] = defaultdict(list)
+        for place, x in kept.items():
+            by_dtype[x.dtype].append(place)
+        into = [([kept[place] for place in own], own) for own in by_dtype.values()]
+        return _Captured(graph, into, template, packed, constants).repeat
+
+
+@cache
+def _capture_stream(backend: Any, device: torch.device) -> Any:
+    """The one stream for captures on a device. torch hands out few, again and again: this one is
+    among those for urgent work, on which nothing is copied."""
+    return backend.Stream(device, priority=-1)
+
+
+def _captured_constants(watch: _Watch, inputs: list[Tensor]) -> tuple[list[Tensor], bool]:
+    """The tensors that are no inputs, and whose memory no operation made; and whether a graph
+    repeats all that was watched, which it does not with copies from the host."""
+    constants, fits = [], watch.is_repeatable
+    memory = {x.untyped_storage().data_ptr() for x in inputs}
+    for each in watch.operations:
+        read, made = each.read, each.made
+        for x in read:
+            if (place := x.untyped_storage().data_ptr()) not in memory:
+                memory.add(place)
+                constants.append(x)
+        memory.update(x.untyped_storage().data_ptr() for x in made)
+        fits &= not any(
+            one.device != other.device and (one.ndim or other.ndim or "copy" in each.func.name())
+            for one in made
+            for other in read
+        )
+    return constants, fits
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """A function that was captured.
+
+    Attributes:
+        graph: of its kernels.
+        into: the graph's inputs of one kind, and their places in a call.
+        template: the outputs, with numbers in place of tensors.
+        packed: the graph's outputs.
+        constants: tensors that it reads beside its inputs, whose memory must stay.
+    """
+
+    graph: Any
+    into: list[tuple[list[Tensor], list[int]]]
+    template: Any
+    packed: _Packed
+    constants: list[Tensor]
+
+    @torch.no_grad()
+    def repeat(self, leaves: list[Tensor]) -> TensorTree:
+        """Return what the function returns for these inputs."""
+        for copies, places in self.into:
+            torch._foreach_copy_(copies, [leaves[place] for place in places])
+        self.graph.replay()
+        return _filled(self.template, self.packed.copied())
+
+
+class _Packed(NamedTuple):
+    """The outputs of a graph. Single numbers are packed together, so that few copies are made."""
+
+    numbers: list[tuple[list[int], Tensor]]  # places of n numbers of one kind, the numbers [n]
+    others: list[tuple[int, Tensor]]
+
+    @classmethod
+    def of(cls, outputs: list[Tensor]) -> _Packed:
+        places: dict[torch.dtype, list[int]] = defaultdict(list)
+        for place, x in enumerate(outputs):
+            if not x.ndim:
+                places[x.dtype].append(place)
+        return cls(
+            [(own, torch.stack([outputs[place] for place in own])) for own in places.values()],
+            [(place, x) for place, x in enumerate(outputs) if x.ndim],
+        )
+
+    def copied(self) -> list[Tensor]:
+        """Copy the outputs."""
+        outputs = {place: x.clone() for place, x in self.others}
+        for places, x in self.numbers:
+            outputs.update(zip(places, x.clone().unbind(), strict=True))
+        return [outputs[place] for place in range(len(outputs))]
+
+
+# -- trees --------------------------------------------------------------------------------------
+
+#: Share of a step by which GPUs may differ after a sum such as a gradient's norm, and the number of
+#: roundings by which they may differ in what is there after the step.
+_OF_A_STEP: Final = 1e-4
+_ROUNDINGS: Final = 4
+
+
+def _read(tree: TensorTree, described: list[object], leaves: list[Tensor]) -> None:
+    """Collect the tensors of a tree, and all that operations on them may depend on."""
+    if isinstance(tree, Tensor):
+        leaves.append(tree)
+        described += (tree.shape, tree.dtype, tree.stride())
+        return
+    described.append(tuple(tree))
+    for each in tree.values():
+        _read(each, described, leaves)
+
+
+def _placed(tree: TensorTree, leaves: list[Tensor]) -> Any:
+    """The tree with numbers from 0 on in place of its tensors, which are added to `leaves`."""
+    if isinstance(tree, Mapping):
+        return {name: _placed(each, leaves) for name, each in tree.items()}
+    leaves.append(tree)
+    return len(leaves) - 1
+
+
+def _filled(template: Any, leaves: Sequence[Tensor]) -> TensorTree:
+    """The inverse of `_placed`."""
+    if isinstance(template, dict):
+        return {name: _filled(each, leaves) for name, each in template.items()}
+    return leaves[template]
+
+
+def _tensors(x: Any) -> Iterator[Tensor]:
+    """Iterate over the tensors among arguments."""
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, Mapping):
+        yield from _tensors(tuple(x.values()))
+    elif isinstance(x, list | tuple):
+        for each in x:
+            yield from _tensors(each)
+
+
+def _is_same(one: TensorTree, other: TensorTree, before: TensorTree | None, on_graph: bool) -> bool:
+    """Whether the results of both ways are as they must be, in trees with the same names."""
+    if not on_graph:
+        return _equal(one, other)
+    if before is None:
+        # As sums are that add up in another order. Single numbers are not compared, unless they are
+        # integers: one rounding may tip what they are a mean of.
+        return _near(one, other, {}, 0.01, numbers=False)
+    return _near(one, other, before, 1e-5, numbers=True)
+
+
+def _equal(one: TensorTree, other: TensorTree) -> bool:
+    """Whether two trees hold the same numbers; NaN is equal to NaN."""
+    if isinstance(one, Mapping):
+        return all(_equal(each, other[name]) for name, each in one.items())
+    if torch.equal(one, other):
+        return True
+    return one.is_floating_point() and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def _near(
+    one: TensorTree, other: TensorTree, before: TensorTree, tolerance: float, *, numbers: bool
+) -> bool:
+    """Whether two trees differ by no more than rounding; integers must be the same.
+
+    Args:
+        one: a tree.
+        other: a tree.
+        before: values before a step, by the names in both: these are compared by their step, which
+            may be much smaller than they are.
+        tolerance: share of all others.
+        numbers: whether single numbers are compared.
+    """
+    if isinstance(one, Mapping):
+        return all(
+            _near(each, other[name], before.get(name, {}), tolerance, numbers=numbers)
+            for name, each in one.items()
+        )
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    if not (one.ndim or numbers):
+        return True
+    rounding = _ROUNDINGS * torch.finfo(one.dtype).eps
+    one, other = one.double().nan_to_num(), other.double().nan_to_num()
+    allowed = tolerance * one.norm()
+    if isinstance(before, Tensor):
+        step = one - before.double().nan_to_num()
+        allowed = _OF_A_STEP * step.norm() + rounding * one.norm()
+    return bool((one - other).norm() <= allowed)
