@@ -74,9 +74,9 @@ def ours(setting: dict[str, Any]) -> Any:
     )
 
     def cycle() -> None:
-        for _ in replay.add({"default": columns}):
+        for _ in replay.add(columns):
             if setting["prioritized"]:
-                replay.learned({"default": torch.rand(setting["drawn"])})
+                replay.update_priorities(torch.rand(setting["drawn"]))
 
     for _ in range(setting["capacity"] // rows + 1):
         cycle()

@@ -120,7 +120,7 @@ if TYPE_CHECKING:
     from juggler.learner.core.state import arrays_like as arrays_like
     from juggler.learner.core.state import tensors_like as tensors_like
     from juggler.learner.data.collate import collate as collate
-    from juggler.learner.data.replay.mix_in import MixInReplay as MixInReplay
+    from juggler.learner.data.replay.replay import MixInReplay as MixInReplay
     from juggler.learner.data.replay.replay import Replay as Replay
     from juggler.learner.data.sharding import shard as shard
     from juggler.learner.data.sources import CircularBuffer as CircularBuffer
@@ -251,7 +251,7 @@ _PUBLIC = {
     "Metrics": "juggler.learner.core.learner_core",
     "ModelConfig": "juggler.runtime.modules.model_config",
     "Moments": "juggler.runtime.connectors.moments",
-    "MixInReplay": "juggler.learner.data.replay.mix_in",
+    "MixInReplay": "juggler.learner.data.replay.replay",
     "MultiAgentVectorEnv": "juggler.envrunner.multi_agent.vector_env",
     "MultiRLModule": "juggler.runtime.modules.multi_rl_module",
     "MultiRLModuleSpec": "juggler.runtime.modules.multi_rl_module",

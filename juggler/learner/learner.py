@@ -21,6 +21,7 @@ from juggler.learner.data.batch_columns import (
 )
 from juggler.learner.data.collate import collate
 from juggler.learner.data.example import example_sample
+from juggler.learner.data.sources import CircularBuffer, Queue
 from juggler.learner.learner_state import LearnerState
 from juggler.learner.optim.schedules import ReplacedSchedules
 from juggler.learner.updates_in_flight import UpdatesInFlight
@@ -92,7 +93,7 @@ class Learner(LearnerState):
             core.batch_spaces(), self.pipelines, self.example_states(), core.critic_spaces()
         )
         #: Bytes of this host's memory that the algorithm will keep of samples.
-        self.kept_bytes = self._data.expect(to_device(example, self.device))
+        self.kept_bytes = sum(map(self._data.expect, to_device(example, self.device).values()))
         self._schedules = ReplacedSchedules(core.name, core.schedules)
         self.updates = 0
         self.collate_seconds = 0.0  # spent on turning episodes into samples
@@ -136,9 +137,10 @@ class Learner(LearnerState):
                 must_have_column(due, error, self.core.name)
                 raise
             self.state = output.state
-            self._data.learned(output.priorities)
+            self._data.update_priorities(next(iter((output.priorities or {}).values()), None))
             self.progresses()
-            metrics.append(with_numbers(output.metrics, self._data.metrics(), self.device))
+            of_data = dict.fromkeys(drawn, self._data.metrics())
+            metrics.append(with_numbers(output.metrics, of_data, self.device))
         self.updates += 1
         return mean_metrics(metrics)
 
@@ -324,7 +326,12 @@ class Learner(LearnerState):
             ValueError: it lacks a column that the core's data source needs.
         """
         try:
-            yield from self._data.add(sample, self.sums)
+            if isinstance(self._data, Queue | CircularBuffer):
+                yield from self._data.add(sample, self.sums)
+                return
+            for module_id, columns in sample.items():
+                for drawn in self._data.add(columns, self.sums):
+                    yield {module_id: drawn}
         except KeyError as error:
             must_have_column(sample, error, self.core.name)
             raise

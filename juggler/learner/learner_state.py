@@ -13,6 +13,7 @@ from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like,
 from juggler.learner.group.member import GroupMember
 from juggler.runtime.checkpoints.checkpoint import PIPELINES, REPLAY
 from juggler.runtime.connectors.learner_pipeline import LearnerPipeline
+from juggler.runtime.episodes.batch import DEFAULT_MODULE
 from juggler.runtime.wire.trees import Tree
 
 
@@ -93,12 +94,12 @@ class LearnerState(GroupMember):
 
     def books_of_samples(self) -> Mapping[str, Mapping[str, float]]:
         """What became of all that a replay has got, by module id; {}: the algorithm has none."""
-        return self._data.books()
+        books = self._data.books()
+        return {next(iter(self.core.batch_spaces()), DEFAULT_MODULE): books} if books else {}
 
     def kept_rows(self) -> float | None:
         """How many rows a replay has; None: the algorithm has none."""
-        rows = [each.get("replay_rows") for each in self._data.books().values()]
-        return sum(each or 0.0 for each in rows) if any(each is not None for each in rows) else None
+        return self._data.books().get("replay_rows")
 
     def try_out(self) -> None:
         """From now on learn from each sample when it comes, to find errors: a replay then draws

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from juggler.runtime.wire.trees import Tree
 
-#: One module's part of a sample, by the names in `columns`: tensors, or maps of tensors by string
-#: keys, nested to any depth.
+#: A sample: what one update learns from, by the names in `columns`. Tensors, or maps of tensors by
+#: string keys, nested to any depth.
 Columns: TypeAlias = Mapping[str, Any]
-#: What one update learns from, by module id.
+#: The same, by module id.
 Sample: TypeAlias = Mapping[str, Columns]
 #: Sums over this learner's sample -> sums over the samples of all learners of a group, elementwise.
 Sums: TypeAlias = Callable[[Tensor], Tensor]
@@ -45,7 +45,7 @@ class DataSource(Protocol):
     keeps_frames: bool = False
     keeps_rows: bool = False
 
-    def add(self, sample: Sample, sums: Sums = alone) -> Iterable[Sample]:
+    def add(self, sample: Columns, sums: Sums = alone) -> Iterable[Columns]:
         """Take a sample; give the samples to learn from now, in order. There may be none yet.
 
         Args:
@@ -53,7 +53,7 @@ class DataSource(Protocol):
             sums: adds up numbers over the learners of a group, which all call it as often.
         """
 
-    def expect(self, sample: Sample) -> float:
+    def expect(self, sample: Columns) -> float:
         """Hear, before anything arrives, of what samples will look like -> the bytes of this host's
         memory that will be kept of them.
 
@@ -67,9 +67,9 @@ class DataSource(Protocol):
         from with each of them, however little there is."""
         return
 
-    def learned(self, priorities: Mapping[str, Tensor] | None) -> None:
-        """Hear of the step that was made of the last sample given: by module id, the priorities [B]
-        of its rows, if the algorithm has such."""
+    def update_priorities(self, priorities: Tensor | None) -> None:
+        """Set the priorities [B] of the rows of the last sample given, after the step that was made
+        of it. None: the algorithm has no priorities."""
         return
 
     def why_alone(self) -> str:
@@ -82,13 +82,13 @@ class DataSource(Protocol):
         failed."""
         return 0
 
-    def metrics(self) -> Mapping[str, Mapping[str, float]]:
-        """Numbers for people about the last sample given, by module id; always the same names."""
+    def metrics(self) -> Mapping[str, float]:
+        """Numbers for people about the last sample given; always the same names."""
         return {}
 
-    def books(self) -> Mapping[str, Mapping[str, float]]:
-        """What became of all that arrived, up to now, by module id; {}: nothing is kept of it. Each
-        number is finite and from 0 to 1e15, or the driver dismisses the learner."""
+    def books(self) -> Mapping[str, float]:
+        """What became of all that arrived, up to now; {}: nothing is kept of it. Each number is
+        finite and from 0 to 1e15, or the driver dismisses the learner."""
         return {}
 
     def draw_apart(self, rank: int) -> None:
@@ -100,7 +100,7 @@ class DataSource(Protocol):
         """Discard what `state` does not hold."""
 
     def state(self) -> dict[str, Tree]:
-        """What a checkpoint holds of the samples that are kept, by module id; {}: nothing."""
+        """What a checkpoint holds of the samples that are kept; {}: nothing."""
         return {}
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
@@ -116,7 +116,7 @@ class DataSource(Protocol):
 class Queue(DataSource):
     """Learns from every sample once, when it arrives."""
 
-    def add(self, sample: Sample, sums: Sums = alone) -> Sequence[Sample]:
+    def add(self, sample: Columns, sums: Sums = alone) -> Sequence[Columns]:
         return [sample]
 
     def clear(self) -> None:
@@ -137,12 +137,12 @@ class CircularBuffer(DataSource):
         batches: N.
         uses: K.
         """
-        self._samples: deque[Sample] = deque(maxlen=batches)
+        self._samples: deque[Columns] = deque(maxlen=batches)
         self._uses_at_age = [0] * batches
         for use in range(uses):
             self._uses_at_age[use * batches // uses] += 1
 
-    def add(self, sample: Sample, sums: Sums = alone) -> Sequence[Sample]:
+    def add(self, sample: Columns, sums: Sums = alone) -> Sequence[Columns]:
         """Take a sample, and return those that are due, the oldest first."""
         self._samples.append(sample)
         youngest = len(self._samples) - 1

@@ -305,7 +305,7 @@ def test_priorities_reach_the_replay_of_a_learner(
     learner.update_from_episodes([make_batch(4, 6)], **passes)
     tree, _ = learner.save()
     replay: Any = tree["replay"]
-    assert len(np.unique(replay["modules"]["default"]["selection"]["weights"])) > 4
+    assert len(np.unique(replay["kept"]["selection"]["weights"])) > 4
 
 
 def test_a_module_with_a_state_is_refused() -> None:
@@ -342,7 +342,7 @@ def test_a_wrong_key_is_named(keys: dict[str, Any], words: str) -> None:
 def test_new_steps_are_told_once(make_batch: MakeBatch) -> None:
     core = make_core(replay_batch_size=4, replay_begin=0)
     batch = make_batch(4, 6)
-    drawn = list(core.data_source().add({"default": collate([batch])}))
-    told = [int(each["default"][NEW_STEPS]) for each in drawn]
+    drawn = list(core.data_source().add(collate([batch])))
+    told = [int(each[NEW_STEPS]) for each in drawn]
     assert told[0] == batch.live_steps
     assert not any(told[1:])

@@ -202,7 +202,7 @@ def test_rows_with_large_errors_are_drawn_more_often(make_batch: MakeBatch) -> N
     learner = Learner(core)
     learner.update_from_episodes([batch_of(make_batch, seed=0)])
     replay: Any = learner.save()[0]["replay"]
-    weights = replay["modules"]["default"]["selection"]["weights"]
+    weights = replay["kept"]["selection"]["weights"]
     assert weights.shape == (4,)
     assert len(np.unique(weights)) == 4
 
@@ -239,12 +239,12 @@ def test_schedules_count_live_steps_that_arrived(make_batch: MakeBatch) -> None:
 
 def test_learning_begins_after_so_many_steps(make_batch: MakeBatch) -> None:
     core, batch = make_core(replay_batch_size=4, replay_begin=60), batch_of(make_batch, seed=0)
-    source, sample = core.data_source(), {"default": collate([batch])}
+    source, sample = core.data_source(), collate([batch])
     assert 30 < batch.live_steps < 60
     assert list(source.add(sample)) == []
     drawn = list(source.add(sample))
     assert len(drawn) == 4 * 8 / 4
-    assert [int(each["default"][NEW_STEPS]) for each in drawn[:2]] == [2 * batch.live_steps, 0]
+    assert [int(each[NEW_STEPS]) for each in drawn[:2]] == [2 * batch.live_steps, 0]
 
 
 def test_a_module_without_a_memory_is_refused() -> None:

@@ -13,10 +13,9 @@ import torch
 
 from juggler.learner.core.transitions import rows_of_transitions
 from juggler.learner.data.collate import collate
-from juggler.learner.data.replay.episode_rows import living_rows, resized, size_of
-from juggler.learner.data.replay.episode_table import EpisodeTable
+from juggler.learner.data.replay.episode_rows import living_rows, resized, rows_of_episodes, size_of
 from juggler.learner.data.replay.replay import Replay
-from juggler.learner.data.sources import Sample
+from juggler.learner.data.sources import Columns
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.structures import tree_map
 
@@ -62,8 +61,8 @@ def test_the_limiter_of_these_tests_is_reverbs() -> None:
     assert limiter.may_insert()
 
 
-def numbered(first: int, count: int) -> Sample:
-    return {"default": {"number": torch.arange(first, first + count)}}
+def numbered(first: int, count: int) -> Columns:
+    return {"number": torch.arange(first, first + count)}
 
 
 def replay_of(**changes: Any) -> Replay:
@@ -77,14 +76,13 @@ def replay_of(**changes: Any) -> Replay:
 )
 @pytest.mark.parametrize("size", [1, 4, 32])
 @pytest.mark.parametrize("begin", [1, 20])
-@pytest.mark.parametrize("seed", range(4))
 def test_every_arrival_and_every_draw_is_one_that_reverb_would_admit(
-    ratio: float, most: int, size: int, begin: int, seed: int
+    ratio: float, most: int, size: int, begin: int
 ) -> None:
     """With an error buffer of a sample and the largest arrival. So nobody ever has to wait for it:
     what arrives is taken at once, and what is due is drawn at once. Rows that were drawn so often
     have left, so that there may be fewer than learning began with."""
-    largest, rng = 9, np.random.default_rng(seed)
+    largest, rng = 9, np.random.default_rng([int(10 * ratio), most, size, begin])
     replay = replay_of(ratio=ratio, size=size, begin=begin, capacity=40, max_times_sampled=most)
     error = size + largest * ratio
     limiter = Limiter(ratio, begin, begin * ratio - error, begin * ratio + error)
@@ -100,7 +98,7 @@ def test_every_arrival_and_every_draw_is_one_that_reverb_would_admit(
         for drawn in draws:
             assert limiter.may_sample(size)
             limiter.sampled += size
-            for number in drawn["default"]["number"].tolist():
+            for number in drawn["number"].tolist():
                 kept[number] += 1
                 if kept[number] == most:
                     del kept[number]
@@ -114,7 +112,7 @@ def test_a_replay_whose_rows_have_been_drawn_fills_again_before_the_next_draw() 
     for count in (10, 1, 0, 5):
         counts.append(len(list(replay.add(numbered(first, count)))))
         first += count
-        missing.append(replay.books()["default"]["replay_steps_missing"])
+        missing.append(replay.books()["replay_steps_missing"])
     assert counts == [1, 1, 0, 5], "each time until nine rows are left"
     assert missing == [1, 1, 1, 1]
 
@@ -123,11 +121,11 @@ def test_rows_of_episodes_that_have_been_drawn_are_counted_with_all_of_their_ste
     make_batch: MakeBatch,
 ) -> None:
     keys: dict[str, Any] = {"capacity": 64, "size": 1, "begin": 20, "max_times_sampled": 1}
-    replay = Replay(living_rows, table=EpisodeTable, ratio=1.0, **keys)
+    replay = Replay(living_rows, episodes=True, ratio=1.0, **keys)
     for seeds in ((0, 1), (2,)):
         arrived = collate([marked(make_batch, seed, steps=5) for seed in seeds])
-        assert len(list(replay.add({"default": arrived}))) == 3
-        assert replay._modules["default"].table.size == 3, "four rows have 20 steps"
+        assert len(list(replay.add(arrived))) == 3
+        assert replay.table.size == 3, "four rows have 20 steps"
 
 
 def test_metrics_say_what_is_kept_and_how_often_it_is_drawn() -> None:
@@ -136,7 +134,7 @@ def test_metrics_say_what_is_kept_and_how_often_it_is_drawn() -> None:
         draws += len(list(replay.add(numbered(arrived, 3))))
         arrived += 3
     since = arrived - 9  # the fourth arrival is the first that is drawn for
-    told = dict(replay.metrics()["default"])
+    told = dict(replay.metrics())
     drawn, waiting, unused = (
         told.pop(f"replay_rows_{what}") for what in ("drawn", "waiting", "unused")
     )
@@ -156,7 +154,7 @@ def test_a_replay_that_fills_says_how_many_steps_it_lacks() -> None:
     replay, missing = replay_of(begin=10), []
     for first in range(0, 16, 4):
         list(replay.add(numbered(first, 4)))
-        missing.append(replay.books()["default"]["replay_steps_missing"])
+        missing.append(replay.books()["replay_steps_missing"])
     assert missing == [6, 2, 0, 0]
 
 
@@ -164,13 +162,13 @@ def test_a_learner_that_no_row_came_to_says_that_the_others_wait_for_it() -> Non
     replay = Replay(lambda columns: {}, capacity=64, size=4, ratio=1.0, begin=20)
     others = torch.tensor([30, 30, 1, 1], dtype=torch.float64)  # rows, steps, learners with rows
     assert not list(replay.add(numbered(0, 1), lambda told: told + others))
-    assert replay.books()["default"]["replay_steps_missing"] == 1
+    assert replay.books()["replay_steps_missing"] == 1
 
 
 def test_rows_for_which_a_table_has_no_room_left_unused() -> None:
     replay = replay_of(capacity=10, begin=1000)
     list(replay.add(numbered(0, 25)))
-    told = replay.books()["default"]
+    told = replay.books()
     assert (told["replay_rows_waiting"], told["replay_rows_unused"]) == (10, 15)
 
 
@@ -207,15 +205,15 @@ def test_no_drawn_transition_is_of_two_rows(
     newest, generator = 0.0, torch.Generator().manual_seed(0)
     for seed in range(40):
         batch = marked(make_batch, seed, steps=int(5 + seed % 4))
-        for drawn in replay.add({"default": collate([batch])}):
-            found = drawn["default"]
+        for drawn in replay.add(collate([batch])):
+            found = drawn
             number = found["observations"][:, 0, 0]  # [B]
             assert (found["observations"][:, 0] == number[:, None]).all()
             assert (found["last_observations"] == number[:, None]).all()
             shares = found["rewards"][:, 0] / number.clamp(min=1)  # 1, 1.5 or 1.75
             assert (torch.isin(shares, torch.tensor([1.0, 1.5, 1.75])) | (number == 0)).all()
             newest = max(newest, float(number.max()))
-            replay.learned({"default": torch.rand(16, generator=generator)})
+            replay.update_priorities(torch.rand(16, generator=generator))
     assert newest >= 3 * 39
 
 
@@ -225,7 +223,7 @@ def test_no_drawn_row_of_episodes_is_of_two_and_each_is_as_it_arrived(
 ) -> None:
     """Also while rows become longer, for which all of them move."""
     replay = Replay(
-        living_rows, capacity=100, size=4, ratio=2.0, priority_exponent=alpha, table=EpisodeTable
+        living_rows, capacity=100, size=4, ratio=2.0, priority_exponent=alpha, episodes=True
     )
     arrived: dict[int, Any] = {}
     for seed in range(40):
@@ -233,45 +231,47 @@ def test_no_drawn_row_of_episodes_is_of_two_and_each_is_as_it_arrived(
         rows = living_rows(columns)
         for place, number in enumerate(rows["last_observations"][:, 0].int().tolist()):
             arrived[number] = tree_map(lambda x, i=place: x[i : i + 1], rows)
-        for drawn in replay.add({"default": columns}):
-            found = dict(drawn["default"])
+        for drawn in replay.add(columns):
+            found = dict(drawn)
             del found["importance_weights"], found["new_steps"]
+            found = rows_of_episodes(found)
             for place in range(4):
                 row = tree_map(lambda x, i=place: x[i : i + 1], found)
                 source = arrived[int(row["last_observations"][0, 0])]
+                size = size_of(row).covering(size_of(source))
                 tree_map(
                     partial(torch.testing.assert_close, rtol=0, atol=0),
-                    row,
-                    resized(source, size_of(row), size_of(source)),
+                    *(resized(each, size, size_of(each)) for each in (row, source)),
                 )
-            replay.learned({"default": found["last_observations"][:, 0] + 1})
+            replay.update_priorities(found["last_observations"][:, 0] + 1)
 
 
 def test_priorities_stay_with_their_rows_when_all_of_them_move(make_batch: MakeBatch) -> None:
     replay = Replay(
-        living_rows, capacity=60, size=4, ratio=16.0, priority_exponent=1.0, table=EpisodeTable
+        living_rows, capacity=60, size=4, ratio=16.0, priority_exponent=1.0, episodes=True
     )
     for seed in range(3):
-        for drawn in replay.add({"default": collate([marked(make_batch, seed, steps=5)])}):
-            replay.learned({"default": drawn["default"]["last_observations"][:, 0] + 1})
-    next(iter(replay.add({"default": collate([marked(make_batch, 3, steps=10)])})))
-    kept = replay._modules["default"]
-    numbers = kept.table.rows(np.arange(kept.table.size))["last_observations"][:, 0].numpy()
+        for drawn in replay.add(collate([marked(make_batch, seed, steps=5)])):
+            replay.update_priorities(drawn["last_observations"][:, 0] + 1)
+    next(iter(replay.add(collate([marked(make_batch, 3, steps=10)]))))
+    table = replay.table
+    numbers = table.rows(np.arange(table.size))["last_observations"][:, 0].numpy()
     assert numbers.tolist() == [9.0, 10.0, 11.0, 6.0, 7.0, 8.0], "six rows of 10 steps fit"
-    weights = kept.selection._weights[np.arange(6)]
+    assert table._weights is not None
+    weights = table._weights[np.arange(6)]
     assert weights.tolist() == [9.0, 9.0, 9.0, 7.0, 8.0, 9.0], "new rows have the largest priority"
 
 
 def test_priorities_of_rows_that_have_moved_are_stale(make_batch: MakeBatch) -> None:
     replay = Replay(
-        living_rows, capacity=60, size=3, ratio=1.0, priority_exponent=1.0, table=EpisodeTable
+        living_rows, capacity=60, size=3, ratio=1.0, priority_exponent=1.0, episodes=True
     )
-    (_,) = replay.add({"default": collate([marked(make_batch, 0, steps=5)])})
+    (_,) = replay.add(collate([marked(make_batch, 0, steps=5)]))
     longer = living_rows(collate([marked(make_batch, 1, steps=9)]))
-    replay._modules["default"].selection.put(longer)
-    replay.learned({"default": torch.full((3,), 100.0)})
-    assert replay.metrics()["default"]["stale_priorities"] == 3
-    assert replay._modules["default"].selection._weights.total == 6.0
+    replay.table.insert(longer)
+    replay.update_priorities(torch.full((3,), 100.0))
+    assert replay.metrics()["stale_priorities"] == 3
+    assert replay.table._weights.total == 6.0
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.6, 1.0), (1.0, 0.6), (0.0, 0.6), (0.6, 0.0)])
@@ -281,15 +281,15 @@ def test_another_exponent_after_a_restore_is_that_of_all_rows(before: float, aft
         replay_of(capacity=4, ratio=40.0, priority_exponent=each) for each in (before, after)
     )
     for drawn in one.add(numbered(0, 4)):
-        one.learned({"default": priorities[drawn["default"]["number"]]})
+        one.update_priorities(priorities[drawn["number"]])
     other.restore(one.state(), CPU)
-    kept = other._modules["default"]
     if after:
         expected = priorities.double().numpy() if before else np.full(4, 1.0)
-        np.testing.assert_allclose(kept.selection._weights[np.arange(4)], expected**after)
+        weights: Any = other.table._weights
+        np.testing.assert_allclose(weights[np.arange(4)], expected**after)
     for drawn in other.add(numbered(4, 1)):
-        assert set(drawn["default"]["number"].tolist()) <= {1, 2, 3, 4}
-        other.learned({"default": torch.ones(4)})
+        assert set(drawn["number"].tolist()) <= {1, 2, 3, 4}
+        other.update_priorities(torch.ones(4))
 
 
 def test_rows_inserted_are_rows_stored_and_rows_evicted() -> None:
@@ -301,6 +301,6 @@ def test_rows_inserted_are_rows_stored_and_rows_evicted() -> None:
         arrived += count
         if not arrived:
             continue
-        table = replay._modules["default"].table
+        table = replay.table
         kept = table.rows(table.oldest_first())["number"].tolist()
         assert kept == list(range(max(0, arrived - 13), arrived))

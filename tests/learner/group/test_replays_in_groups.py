@@ -16,7 +16,7 @@ from juggler.learner.algorithms.dqn.config import DqnConfig
 from juggler.learner.algorithms.dqn.core import Dqn
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.data.replay.generators import draw_apart
+from juggler.learner.data.replay.replay import draw_apart
 from juggler.learner.data.sources import Sample, Sums
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -46,7 +46,7 @@ def told(learner: Learner, samples: list[Any]) -> None:
 
     def adding(sample: Sample, sums: Sums) -> Iterator[Sample]:
         for drawn in add(sample, sums):
-            samples.append(drawn["default"])
+            samples.append(drawn)
             yield drawn
 
     learner._data.add = adding  # type: ignore[method-assign]

@@ -70,7 +70,7 @@ def test_a_step_is_trained_if_it_is_kept_and_else_lost(
         trained = [1, 2, 3] if not dropped else [1, 3]
         assert done.steps_trained == world.steps(*trained)
         assert done.steps_dropped == world.steps(1, 2, 3) - done.steps_trained
-        told = world.module.learner._data.metrics()["default"]
+        told = world.module.learner._data.metrics()
         assert told["replay_rows"] == world.steps(*kept)
     finally:
         process.kill()
