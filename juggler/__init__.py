@@ -92,6 +92,8 @@ if TYPE_CHECKING:
     from juggler.learner.algorithms.sac.core import Sac as Sac
     from juggler.learner.algorithms.td3.config import Td3Config as Td3Config
     from juggler.learner.algorithms.td3.core import Td3 as Td3
+    from juggler.learner.around_config import ImitationConfig as ImitationConfig
+    from juggler.learner.around_config import IntrinsicConfig as IntrinsicConfig
     from juggler.learner.config import LearnerConfig as LearnerConfig
     from juggler.learner.core.around_core import AroundCore as AroundCore
     from juggler.learner.core.around_core import AroundState as AroundState
@@ -127,8 +129,6 @@ if TYPE_CHECKING:
     from juggler.learner.data.sources import Columns as Columns
     from juggler.learner.data.sources import DataSource as DataSource
     from juggler.learner.data.sources import Queue as Queue
-    from juggler.learner.imitation_config import ImitationConfig as ImitationConfig
-    from juggler.learner.intrinsic_config import IntrinsicConfig as IntrinsicConfig
     from juggler.learner.learner import Learner as Learner
     from juggler.learner.optim.config import Scheduled as Scheduled
     from juggler.learner.optim.parameter_group_state import (
@@ -225,11 +225,11 @@ _PUBLIC = {
     "FreezePlayer": "juggler.driver.league.events",
     "GradientCore": "juggler.learner.core.gradient_core",
     "Grads": "juggler.learner.core.learner_core",
-    "ImitationConfig": "juggler.learner.imitation_config",
+    "ImitationConfig": "juggler.learner.around_config",
     "Impala": "juggler.learner.algorithms.impala.core",
     "ImpalaConfig": "juggler.learner.algorithms.impala.config",
     "ImplicitActorCritic": "juggler.runtime.modules.implicit_actor_critic",
-    "IntrinsicConfig": "juggler.learner.intrinsic_config",
+    "IntrinsicConfig": "juggler.learner.around_config",
     "Iql": "juggler.learner.algorithms.iql.core",
     "IqlConfig": "juggler.learner.algorithms.iql.config",
     "LeagueBuilder": "juggler.driver.league.builder",

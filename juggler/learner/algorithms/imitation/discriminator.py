@@ -41,6 +41,7 @@ from juggler.learner.algorithms.imitation.demonstrations import Demonstrations
 from juggler.learner.algorithms.imitation.gradient_penalty import gradient_penalties
 from juggler.learner.algorithms.imitation.shown import Shown
 from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
+from juggler.learner.around_config import ImitationConfig
 from juggler.learner.core.around_core import AroundCore, AroundState
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
@@ -49,7 +50,6 @@ from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.own_network import LossSum, OwnNetwork
 from juggler.learner.core.transitions import terminated
 from juggler.learner.data.sources import Columns, DataSource, Sums, alone
-from juggler.learner.imitation_config import ImitationConfig
 from juggler.runtime.checkpoints.checkpoint import IMITATION
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.encoders import build_encoder, feature_size
