@@ -36,9 +36,8 @@ from juggler.learner.algorithms.pqn.config import PqnConfig
 from juggler.learner.algorithms.r2d2.config import R2d2Config
 from juggler.learner.algorithms.sac.config import SacConfig
 from juggler.learner.algorithms.td3.config import Td3Config
+from juggler.learner.around_config import ImitationConfig, IntrinsicConfig
 from juggler.learner.config import LearnerConfig
-from juggler.learner.imitation_config import ImitationConfig
-from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.runtime.connectors.config import ConnectorsConfig, ConnectorsTable
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.modules.model_config import ModelConfig, QNetworkConfig

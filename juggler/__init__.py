@@ -92,6 +92,8 @@ if TYPE_CHECKING:
     from juggler.learner.algorithms.sac.core import Sac as Sac
     from juggler.learner.algorithms.td3.config import Td3Config as Td3Config
     from juggler.learner.algorithms.td3.core import Td3 as Td3
+    from juggler.learner.around_config import ImitationConfig as ImitationConfig
+    from juggler.learner.around_config import IntrinsicConfig as IntrinsicConfig
     from juggler.learner.config import LearnerConfig as LearnerConfig
     from juggler.learner.core.around_core import AroundCore as AroundCore
     from juggler.learner.core.around_core import AroundState as AroundState
@@ -118,15 +120,13 @@ if TYPE_CHECKING:
     from juggler.learner.core.state import arrays_like as arrays_like
     from juggler.learner.core.state import tensors_like as tensors_like
     from juggler.learner.data.collate import collate as collate
-    from juggler.learner.data.replay.mix_in import MixInReplay as MixInReplay
+    from juggler.learner.data.replay.replay import MixInReplay as MixInReplay
     from juggler.learner.data.replay.replay import Replay as Replay
     from juggler.learner.data.sharding import shard as shard
     from juggler.learner.data.sources import CircularBuffer as CircularBuffer
     from juggler.learner.data.sources import Columns as Columns
     from juggler.learner.data.sources import DataSource as DataSource
     from juggler.learner.data.sources import Queue as Queue
-    from juggler.learner.imitation_config import ImitationConfig as ImitationConfig
-    from juggler.learner.intrinsic_config import IntrinsicConfig as IntrinsicConfig
     from juggler.learner.learner import Learner as Learner
     from juggler.learner.optim.config import Scheduled as Scheduled
     from juggler.learner.optim.flat_module import TrainState as TrainState
@@ -222,11 +222,11 @@ _PUBLIC = {
     "FreezePlayer": "juggler.driver.league.events",
     "GradientCore": "juggler.learner.core.gradient_core",
     "Grads": "juggler.learner.core.learner_core",
-    "ImitationConfig": "juggler.learner.imitation_config",
+    "ImitationConfig": "juggler.learner.around_config",
     "Impala": "juggler.learner.algorithms.impala.core",
     "ImpalaConfig": "juggler.learner.algorithms.impala.config",
     "ImplicitActorCritic": "juggler.runtime.modules.implicit_actor_critic",
-    "IntrinsicConfig": "juggler.learner.intrinsic_config",
+    "IntrinsicConfig": "juggler.learner.around_config",
     "Iql": "juggler.learner.algorithms.iql.core",
     "IqlConfig": "juggler.learner.algorithms.iql.config",
     "LeagueBuilder": "juggler.driver.league.builder",
@@ -248,7 +248,7 @@ _PUBLIC = {
     "Metrics": "juggler.learner.core.learner_core",
     "ModelConfig": "juggler.runtime.modules.model_config",
     "Moments": "juggler.runtime.connectors.moments",
-    "MixInReplay": "juggler.learner.data.replay.mix_in",
+    "MixInReplay": "juggler.learner.data.replay.replay",
     "MultiAgentVectorEnv": "juggler.envrunner.multi_agent.vector_env",
     "MultiRLModule": "juggler.runtime.modules.multi_rl_module",
     "MultiRLModuleSpec": "juggler.runtime.modules.multi_rl_module",

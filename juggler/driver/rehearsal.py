@@ -34,7 +34,7 @@ from juggler.envrunner.multi_agent.game_videos import record_games
 from juggler.envrunner.multi_agent.line_up import line_ups_of
 from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs
-from juggler.learner.data.replay.room import memory_of
+from juggler.learner.data.replay.memory import memory_of
 from juggler.learner.process.devices import device_for, devices_here
 from juggler.runtime.actors.attachment import describe
 from juggler.runtime.modules.by_name import found

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypedDict, get_args, get_type_hints
 
-from juggler.learner.imitation_config import ImitationConfig
-from juggler.learner.intrinsic_config import IntrinsicConfig
+from juggler.learner.around_config import ImitationConfig, IntrinsicConfig
 from juggler.learner.optim.config import (
     OWN_KEYS,
     OptimizerConfig,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from juggler.learner.intrinsic_config import IntrinsicConfig
+from juggler.learner.around_config import IntrinsicConfig
 
 
 @pytest.mark.parametrize(

@@ -28,15 +28,14 @@ stop_steps = 1100
 ON_TABLE = """
 from juggler.learner.algorithms.impala import ImpalaAlgorithm
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.data.replay.episode_rows import episodes_of_rows, rows_of_episodes
-from juggler.learner.data.replay.episode_table import EpisodeTable
+from juggler.learner.data.replay.episode_rows import rows_of_episodes
 from juggler.learner.data.replay.replay import Replay
 
 
 class OnTable(Impala):
     def source_of_new(self):
         return Replay(
-            rows_of_episodes, columns=episodes_of_rows, table=EpisodeTable, capacity=10_000,
+            rows_of_episodes, episodes=True, capacity=10_000,
             size=18, ratio=1.0, selector="fifo", max_times_sampled=1, saved=False,
         )
 

@@ -21,9 +21,8 @@ from juggler.learner.algorithms.pqn import PqnAlgorithm
 from juggler.learner.algorithms.r2d2 import R2d2Algorithm
 from juggler.learner.algorithms.sac import SacAlgorithm
 from juggler.learner.algorithms.td3 import Td3Algorithm
+from juggler.learner.around_config import ImitationConfig, IntrinsicConfig
 from juggler.learner.config import LearnerConfig
-from juggler.learner.imitation_config import ImitationConfig
-from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.elsewhere import algorithm_here
 from juggler.runtime.modules.by_name import found

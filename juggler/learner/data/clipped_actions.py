@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from juggler.runtime.connectors.leaves import at
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.wire.structures import space_leaves
+from juggler.runtime.wire.structures import has_bounds, space_leaves
 
 #: Name of the metric.
 CLIPPED: Final = "clipped_actions"
@@ -36,7 +36,7 @@ class ClippedActions:
         }
         self._bounds = {}
         for path, box in boxes.items():
-            if (box.bounded_below | box.bounded_above).any():
+            if np.any(has_bounds(box)):
                 low = box.low - _ROUNDING * np.maximum(1, np.abs(box.low))  # [...]
                 high = box.high + _ROUNDING * np.maximum(1, np.abs(box.high))  # [...]
                 self._bounds[path] = low, high

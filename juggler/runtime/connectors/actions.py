@@ -12,7 +12,7 @@ from torch import Tensor
 
 from juggler.runtime.connectors.connector import ActionConnector, Space
 from juggler.runtime.connectors.leaves import LeafFunctions, beside, space_with
-from juggler.runtime.wire.structures import space_leaves, two_bounds
+from juggler.runtime.wire.structures import has_bounds, space_leaves, two_bounds
 
 
 class ClipActions(ActionConnector):
@@ -25,8 +25,7 @@ class ClipActions(ActionConnector):
             {
                 path: _Clip(leaf)
                 for path, leaf in space_leaves(action_space)
-                if isinstance(leaf, spaces.Box)
-                and (leaf.bounded_below.any() or leaf.bounded_above.any())
+                if isinstance(leaf, spaces.Box) and np.any(has_bounds(leaf))
             }
         )
         self.idle = not self._functions.functions

@@ -141,8 +141,12 @@ def _name(space: Space[Any], path: Path) -> str:
     return f"the space {space}{at}"
 
 
+def has_bounds(space: spaces.Box) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which numbers of a Box have a bound below, and which above [...]; 1e30 is none."""
+    low, high = (np.asarray(x, np.float64) for x in (space.low, space.high))  # [...] both
+    return np.asarray(low > -1e30), np.asarray(high < 1e30)
+
+
 def two_bounds(space: spaces.Box) -> NDArray[np.bool_]:
-    """Return which numbers of a Box have two finite bounds [...]."""
-    # A bound of 1e30 is beyond the range of float16.
-    largest = np.maximum(np.abs(space.low), np.abs(space.high), dtype=np.float64)  # [...]
-    return np.asarray(largest < 1e30)
+    """Return which numbers of a Box have two bounds [...]."""
+    return np.logical_and(*has_bounds(space))

@@ -32,6 +32,7 @@ from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.algorithms.r2d2.config import R2d2Config
 from juggler.learner.algorithms.r2d2.core import R2d2
+from juggler.learner.around_config import ImitationConfig
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import ALONE, Columns
@@ -41,7 +42,6 @@ from juggler.learner.data.collate import collate
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS
 from juggler.learner.data.sharding import shard
 from juggler.learner.group.state_sync import state_hash
-from juggler.learner.imitation_config import ImitationConfig
 from juggler.learner.learner import Learner
 from juggler.runtime.datasets.dataset import Dataset
 from juggler.runtime.datasets.finding import DatasetError

@@ -206,7 +206,7 @@ def test_learners_of_a_group_keep_rows_of_their_own_and_equal_weights(
         arrived += first.live_steps + second.live_steps
         update(group, [[first], [second]])
         assert len(set(map(state_hash, group))) == 1
-    tables = [learner._data._modules.table for learner in group]  # type: ignore[attr-defined]
+    tables = [learner._data.table for learner in group]  # type: ignore[attr-defined]
     assert tables[0].size <= 5 * 3 < tables[1].size
     if kind is Impala:
         assert int(group[0].state["steps"]) == arrived

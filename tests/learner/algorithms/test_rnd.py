@@ -23,6 +23,7 @@ from juggler.learner.algorithms.intrinsic.networks import Networks
 from juggler.learner.algorithms.intrinsic.rnd import Rnd
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
+from juggler.learner.around_config import IntrinsicConfig
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.learner_core import ALONE, Columns
 from juggler.learner.core.metrics import fetch_metrics
@@ -30,7 +31,6 @@ from juggler.learner.core.transitions import rows_of_transitions
 from juggler.learner.data.collate import collate
 from juggler.learner.data.sharding import shard
 from juggler.learner.group.state_sync import state_hash
-from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.models import ActorCritic

@@ -22,12 +22,12 @@ from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.intrinsic.rnd import Rnd
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
+from juggler.learner.around_config import IntrinsicConfig
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.learner_core import ALONE, Columns
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.transitions import rows_of_transitions
 from juggler.learner.data.collate import collate
-from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.q_network import QNetwork

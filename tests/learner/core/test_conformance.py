@@ -19,6 +19,7 @@ from support.algorithms import action_space_of, keeps_steps, needs_memory, takes
 from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
 from juggler.learner.algorithms.intrinsic.rnd import Rnd
 from juggler.learner.algorithms.registry import ALGORITHMS
+from juggler.learner.around_config import IntrinsicConfig
 from juggler.learner.config import LearnerConfig
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.learner_core import (
@@ -33,7 +34,6 @@ from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.population import Population
 from juggler.learner.core.state import arrays_like, tensors_like
 from juggler.learner.data.collate import collate
-from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.finiteness import MOST_REWARD

@@ -9,7 +9,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from gymnasium import spaces
-from juggler.learner.core.state_core import StateCore
 from support.shared_encoder import make_multi
 
 from juggler.learner.algorithms.impala.config import ImpalaConfig

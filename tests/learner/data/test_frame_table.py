@@ -21,12 +21,10 @@ from juggler.learner.core.sequences import all_observations
 from juggler.learner.core.transitions import rows_of_transitions, transitions
 from juggler.learner.data.collate import collate
 from juggler.learner.data.example import example_sample
-from juggler.learner.data.replay.episode_rows import episodes_of_rows, living_rows
-from juggler.learner.data.replay.episode_table import EpisodeTable
-from juggler.learner.data.replay.frame_table import FrameTable
-from juggler.learner.data.replay.mix_in import MixInReplay
-from juggler.learner.data.replay.replay import Replay
-from juggler.learner.data.replay.room import bytes_of_step
+from juggler.learner.data.replay.episode_rows import living_rows
+from juggler.learner.data.replay.memory import bytes_of_step
+from juggler.learner.data.replay.replay import MixInReplay, Replay
+from juggler.learner.data.replay.table import FrameTable
 from juggler.learner.data.sources import DataSource, Queue
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.frame_stack import FRAMES, FrameStack
@@ -148,14 +146,14 @@ def test_stacks_of_frames_that_are_kept_once_are_those_that_were_kept_whole(
     pairs = [*drawn_by_both(make_batch, SPACES[space], make, sources)]
     for one, other in pairs:
         assert_same(one, other)
-    assert isinstance(sources[1]._kept.table, FrameTable)
+    assert isinstance(sources[1].table, FrameTable)
     assert len(pairs) > 20
 
 
 def rows_kept(rules: dict[str, Any]) -> Replay:
     """A replay of whole rows, as R2D2 has it."""
     given = {"size": 5, "ratio": 3.0, "seed": 5, **rules}
-    return Replay(living_rows, columns=episodes_of_rows, table=EpisodeTable, **given)
+    return Replay(living_rows, episodes=True, **given)
 
 
 def mixed_in(rules: dict[str, Any]) -> MixInReplay:
@@ -229,12 +227,12 @@ def test_learners_learn_the_same_from_frames_that_are_kept_once(
         )
         for _ in range(2)
     )
-    whole.pipeline.frames_once = False
+    whole.pipelines["default"].frames_once = False
     for seed in range(8):
         batch = batch_of(make_batch, PLACE, seed, steps=5 + seed % 3)
         states: Any = {"connectors": {"frame_stack": batch.states["connectors"]["stack"]}}
         if algorithm == "r2d2":
-            size = once.example_states()["module"]["hidden"].shape  # type: ignore[index,call-overload,union-attr]
+            size = once.example_states()["default"]["module"]["hidden"].shape  # type: ignore[index,call-overload,union-attr]
             states["module"] = {
                 name: np.ones((3, *size), np.float32) for name in ("hidden", "cell")
             }
@@ -245,7 +243,7 @@ def test_learners_learn_the_same_from_frames_that_are_kept_once(
         assert found[0] == found[1]
     np.testing.assert_equal(once.get_weights(), whole.get_weights())
     shapes = [
-        learner._data._kept.table._columns._columns[0].shape  # type: ignore[attr-defined]
+        next(iter(learner._data.table._columns.tree.values())).shape  # type: ignore[attr-defined]
         for learner in (once, whole)
     ]
     assert shapes[0][-1] * K == shapes[1][-1]
@@ -258,12 +256,12 @@ def test_frames_that_no_row_has_are_let_go_and_their_slots_used_again(
     pipeline.keep_frames_once()
     for seed in range(40):
         drawn_from(replay, pipeline, batch_of(make_batch, IMAGE, seed))
-        table: Any = replay._kept.table
+        table: Any = replay.table
         live = table.generations > 0
-        held = np.bincount(table._stacks[live].ravel(), minlength=len(table._frames._holds))
-        np.testing.assert_array_equal(table._frames._holds, held)
-        used = table._frames._used
-        assert used - len(table._frames._free) == np.count_nonzero(held)
+        held = np.bincount(table._stacks[live].ravel(), minlength=len(table._holds))
+        np.testing.assert_array_equal(table._holds, held)
+        used = table._frames_used
+        assert used - len(table._frames_free) == np.count_nonzero(held)
     assert used < 50 + 50 // 2 + 60, "those of the rows, and of one arrival"
 
 
@@ -271,7 +269,7 @@ def test_frames_of_a_replay_that_is_discarded_are_gone_at_once(make_batch: MakeB
     replay, pipeline = replay_of(), pipeline_of(IMAGE)
     pipeline.keep_frames_once()
     drawn_from(replay, pipeline, batch_of(make_batch, IMAGE, 0))
-    (column,) = replay._kept.table._frames._columns._columns  # type: ignore[attr-defined]
+    (column,) = replay.table._frames.tree.values()  # type: ignore[attr-defined]
     held = weakref.ref(column)
     del column
     gc.disable()
@@ -332,12 +330,10 @@ def test_rows_of_84_by_84_images_in_stacks_of_4_take_a_quarter(algorithm: str) -
         {"hidden_sizes": [8], "recurrent": "lstm" if algorithm == "r2d2" else "none"},
         connectors=ConnectorsConfig(env_to_module=[{"use": "frame_stack", "k": 4}]),
     )
-    learner.pipeline.frames_once = False
-    observed, acted = learner.core.batch_spaces() or (None, None)
-    assert observed is not None
-    assert acted is not None
-    example = example_sample(observed, acted, learner.pipeline, learner.example_states(), None)
-    whole = learner._data.expect(example)
+    learner.pipelines["default"].frames_once = False
+    of_core = learner.core.batch_spaces(), learner.core.critic_spaces()
+    example = example_sample(of_core[0], learner.pipelines, learner.example_states(), of_core[1])
+    whole = learner._data.expect(example["default"])
     assert learner.kept_bytes / 1000 == pytest.approx((32 + 1 + 3) / 32 * 84 * 84, rel=0.02)
     assert whole / learner.kept_bytes > 3.6
 

@@ -17,13 +17,12 @@ from juggler.learner.data.collate import collate
 from juggler.learner.data.replay.episode_rows import (
     Size,
     episodes_of_rows,
-    joined,
     resized,
     rows_of_episodes,
     size_of,
 )
-from juggler.learner.data.replay.mix_in import MixInReplay
-from juggler.learner.data.replay.room import bytes_of_step
+from juggler.learner.data.replay.memory import bytes_of_step
+from juggler.learner.data.replay.replay import MixInReplay
 from juggler.learner.data.sources import NEW_STEPS, CircularBuffer, Columns, Queue
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.structures import tree_map
@@ -74,7 +73,11 @@ def test_rows_of_several_sizes_are_joined_as_batches_are(make_batch: MakeBatch) 
     rows = [rows_of_episodes(collate([batch])) for batch in batches]
     size = size_of(rows[0]).covering(size_of(rows[1])).covering(size_of(rows[2]))
     same(
-        episodes_of_rows(joined([resized(each, size, size_of(each)) for each in rows])),
+        episodes_of_rows(
+            tree_map(
+                lambda *xs: torch.cat(xs), *(resized(each, size, size_of(each)) for each in rows)
+            )
+        ),
         collate(batches),
     )
 
@@ -118,7 +121,7 @@ def test_shorter_and_longer_rows_are_kept_within_the_capacity(make_batch: MakeBa
     source = make(capacity=24)
     given(source, numbered(make_batch, 0, 6, steps=4))
     given(source, numbered(make_batch, 100, 1, steps=8))
-    kept = source._kept.table
+    kept = source.table
     rows = kept.rows(kept.oldest_first())
     assert rows["rewards"][:, 0].tolist() == [4.0, 5.0, 100.0], "three rows of 8 steps fit"
     assert rows["live"].sum(1).tolist() == [4, 4, 8]
@@ -132,7 +135,7 @@ def test_rows_without_a_live_step_are_not_kept_and_bring_nothing_old(make_batch:
     given(source, numbered(make_batch, 1, 5))
     silent = collate([make_batch(3, 4, ends=0.0).silenced()])
     assert len(given(source, silent)) == 3
-    assert source._kept.table.size == 5
+    assert source.table.size == 5
     assert source.metrics() == {"replayed_steps": 0.0, "replay_age": 0.0}
 
 
@@ -201,6 +204,21 @@ def test_a_saved_table_goes_on_as_it_was(make_batch: MakeBatch) -> None:
         assert one.metrics() == other.metrics()
 
 
+def test_a_state_by_module_of_an_older_version_is_one_to_go_on_from(make_batch: MakeBatch) -> None:
+    one, other = (make(capacity=60, share=0.7, saved=True, seed=seed) for seed in (3, 4))
+    for k in range(9):
+        given(one, numbered(make_batch, 10 * k, 3, steps=4 + k % 3))
+    state: Any = one.state()
+    kept = {name: x for name, x in state["kept"].items() if name not in ("selection", "samples")}
+    older = {name: state[name] for name in ("seed", "beginnings", "generator")}
+    older |= {"arrived": state["kept"]["samples"], "modules": {"red": kept}}
+    other.restore(older, torch.device("cpu"))
+    for k in range(9, 30):
+        columns = numbered(make_batch, 10 * k, 3, steps=4 + k % 4)
+        assert given(one, columns) == given(other, columns)
+        assert one.metrics() == other.metrics()
+
+
 def test_a_table_that_goes_on_with_more_room_keeps_the_newest(make_batch: MakeBatch) -> None:
     before = make(capacity=20, saved=True)
     for k in range(7):
@@ -209,7 +227,7 @@ def test_a_table_that_goes_on_with_more_room_keeps_the_newest(make_batch: MakeBa
     after.restore(before.state(), torch.device("cpu"))
     for k in range(7, 11):
         given(after, numbered(make_batch, k, 1))
-    kept = after._kept.table
+    kept = after.table
     rows = kept.rows(kept.oldest_first())
     assert rows["rewards"][:, 0].tolist() == [3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0]
     with pytest.raises(ValueError, match="has 5 rows, and cannot go on in one of 2"):
@@ -221,7 +239,7 @@ def test_a_table_that_was_not_saved_is_begun_anew(make_batch: MakeBatch) -> None
     given(unsaved, numbered(make_batch, 0, 3))
     saved.restore(unsaved.state(), torch.device("cpu"))
     assert given(saved, numbered(make_batch, 5, 3)) == [5, 6, 7]
-    with pytest.raises(ValueError, match="holds no table of old rows"):
+    with pytest.raises(ValueError, match="holds no replay table"):
         saved.restore({"seed": np.array(1), "modules": {}}, torch.device("cpu"))
 
 
@@ -231,7 +249,7 @@ def test_a_source_stays_as_it_is_when_it_refuses_a_state(make_batch: MakeBatch) 
         for source in (one, same, larger):
             given(source, numbered(make_batch, k, 1))
     broken = same.state()
-    broken["modules"]["default"]["steps"] = broken["modules"]["default"]["steps"][1:]
+    broken["kept"]["steps"] = broken["kept"]["steps"][1:]
     cut = {key: value for key, value in same.state().items() if key != "generator"}
     for state in (larger.state(), broken, cut):
         with pytest.raises(ValueError, match="the checkpoint"):
@@ -250,7 +268,7 @@ def test_memory_and_disk_limit_old_rows_as_those_of_any_replay(
     each = bytes_of_step(rows)
     limited = make(memory=8 * each / 1e9)
     given(limited, columns)
-    assert limited._kept.table.size == 2, "two rows of four steps"
+    assert limited.table.size == 2, "two rows of four steps"
     assert limited.expect(columns) == 8 * each
     with pytest.raises(ValueError, match=r"replay_memory = .*: 3 steps of .* a row has 4; set"):
         make(memory=3 * each / 1e9).expect(columns)

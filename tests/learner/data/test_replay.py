@@ -12,28 +12,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.replays import drawn, make, numbered
+from support.replays import drawn, make, numbered, table_of
 from torch import Tensor
 
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS
-from juggler.learner.data.replay.table import Table
 from juggler.learner.data.sources import NEW_STEPS
 
 CPU = torch.device("cpu")
 
 
 def test_the_newest_rows_are_kept_each_once() -> None:
-    table = Table(10)
+    table = table_of(10)
     for first in range(0, 23, 3):
-        table.put(dict(numbered(first, 3)))
+        table.insert(dict(numbered(first, 3)))
     kept = sorted(table.rows(np.arange(table.size))["number"].tolist())
     assert kept == list(range(14, 24))
     assert sorted(table.generations.tolist()) == list(range(15, 25))
 
 
 def test_of_more_rows_than_fit_the_last_ones_are_kept() -> None:
-    table = Table(4)
-    slots = table.put(dict(numbered(0, 11)))
+    table = table_of(4)
+    slots = table.insert(dict(numbered(0, 11)))
     assert len(set(slots.tolist())) == 4
     assert sorted(table.rows(slots)["number"].tolist()) == [7, 8, 9, 10]
 
@@ -80,10 +79,10 @@ def test_a_replay_that_could_never_draw_or_never_stop_is_refused(
 
 
 def test_rows_unlike_the_first_ones_are_refused() -> None:
-    table = Table(4)
-    table.put({"x": torch.zeros(2, 3)})
+    table = table_of(4)
+    table.insert({"x": torch.zeros(2, 3)})
     with pytest.raises(ValueError, match="do not fit those in the replay table"):
-        table.put({"x": torch.zeros(2, 4)})
+        table.insert({"x": torch.zeros(2, 4)})
 
 
 def test_a_table_beyond_the_memory_of_the_host_says_what_would_fit() -> None:
@@ -91,17 +90,17 @@ def test_a_table_beyond_the_memory_of_the_host_says_what_would_fit() -> None:
         ValueError,
         match=r"replay_capacity = 10{9}: so many kept steps, of 400 bytes each, take 400.0 GB",
     ):
-        Table(10**9).put({"x": torch.zeros(1, 100)})
+        list(make(capacity=10**9).add({"x": torch.zeros(1, 100)}))
 
 
 def test_a_limited_memory_holds_fewer_rows_also_after_a_restore() -> None:
     replay = make(memory=16e-9 * 30)  # a row has 16 bytes
     list(replay.add(numbered(0, 50)))
-    table = replay._kept.table
+    table = replay.table
     assert (table.capacity, table.size) == (30, 30)
     other = make(memory=16e-9 * 30)
     other.restore(replay.state(), CPU)
-    assert other._kept.table.capacity == 30
+    assert other.table.capacity == 30
     lower = make(memory=16e-9 * 30, capacity=20)
     with pytest.raises(ValueError, match="has 30 rows, and cannot go on in one of 20"):
         lower.restore(replay.state(), CPU)
@@ -109,12 +108,12 @@ def test_a_limited_memory_holds_fewer_rows_also_after_a_restore() -> None:
         more = make(memory=16e-9 * room)
         more.restore(replay.state(), CPU)
         list(more.add(numbered(50, 200)))
-        assert more._kept.table.size == kept
+        assert more.table.size == kept
     with pytest.raises(ValueError, match="cannot go on in one of 20: set replay_capacity and rep"):
         make(memory=16e-9 * 20).restore(replay.state(), CPU)
     unlimited = make(memory=1.0)
     list(unlimited.add(numbered(0, 50)))
-    assert unlimited._kept.table.capacity == 100
+    assert unlimited.table.capacity == 100
 
 
 def test_a_memory_in_which_learning_never_begins_is_told() -> None:
@@ -137,7 +136,7 @@ def test_rows_that_fit_on_disk_alone_are_kept_there(tmp_path: Path) -> None:
 def test_rows_on_disk_that_no_checkpoint_could_hold_are_told_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("juggler.learner.data.replay.room.usable_memory", lambda: 10_000)
+    monkeypatch.setattr("juggler.learner.data.replay.memory.usable_memory", lambda: 10_000)
     wide = {"number": torch.zeros(4, 100)}  # 400 bytes each
     keys: dict[str, Any] = {"capacity": 30, "directory": str(tmp_path)}
     with pytest.raises(ValueError, match=r"two copies .* save_replay = false"):
@@ -150,7 +149,7 @@ def test_rows_that_have_no_room_on_a_device_are_told_at_once(
 ) -> None:
     rows = {"number": torch.zeros(4, 100, device="meta")}  # 400 bytes each
     assert make(capacity=10**12).expect(rows) == 0, "torch does not say how much is free there"
-    monkeypatch.setattr("juggler.learner.data.replay.room.memory_of", lambda device: 10_000)
+    monkeypatch.setattr("juggler.learner.data.replay.memory.memory_of", lambda device: 10_000)
     assert make(capacity=25).expect(rows) == 0, "none of it is memory of the host"
     told = r"replay_capacity = 26: .* and 0.0 GB of the memory of meta are free. Set it to 22 or"
     with pytest.raises(ValueError, match=told):
@@ -173,7 +172,7 @@ def test_memory_beyond_the_limit_of_a_cgroup_is_not_counted_on(tmp_path: Path) -
         "pathlib.Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
         "from juggler import Replay\n"
         "replay = Replay(dict, capacity=2_000_000, size=4, ratio=1.0)\n"
-        "replay.expect({'default': {'x': torch.zeros(1, 256)}})\n"
+        "replay.expect({'x': torch.zeros(1, 256)})\n"
     )
     try:
         command = [sys.executable, "-c", script, str(group)]
@@ -243,7 +242,7 @@ def test_a_replay_that_is_tried_out_draws_once_for_each_arrival_from_what_it_has
 @pytest.mark.parametrize(
     ("given", "found"),
     [
-        (None, "gave no priorities"),
+        (None, "gave none"),
         (float("nan"), "gave the priority nan"),
         (float("inf"), "gave the priority inf"),
         (-0.5, "gave the priority -0.5"),
@@ -315,8 +314,8 @@ def test_a_new_row_has_the_largest_priority_that_was_given(alpha: float) -> None
     for each in replay.add(numbered(0, 4)):
         replay.update_priorities(torch.full_like(each["number"], 5.0).double())
     list(replay.add(numbered(4, 1)))
-    weights: Any = replay.state()["modules"]
-    assert weights["default"]["selection"]["weights"][4] == pytest.approx(5.0**alpha)
+    kept: Any = replay.state()["kept"]
+    assert kept["selection"]["weights"][4] == pytest.approx(5.0**alpha)
 
 
 def test_a_priority_for_a_row_that_was_written_over_is_ignored_and_counted() -> None:
@@ -324,10 +323,10 @@ def test_a_priority_for_a_row_that_was_written_over_is_ignored_and_counted() -> 
     (sample,) = replay.add(numbered(0, 4))
     given = torch.full((4,), 100.0)
     later = replay.add(numbered(4, 4))
-    replay._kept.selection.put(dict(numbered(4, 4)))
+    replay.table.insert(dict(numbered(4, 4)))
     replay.update_priorities(given)
     assert replay.metrics()["stale_priorities"] == 4
-    assert replay._kept.selection._weights.total == 4.0
+    assert replay.table._weights.total == 4.0
     resumed = make(capacity=4, size=4, ratio=1.0, priority_exponent=1.0)
     resumed.restore(replay.state(), CPU)
     assert resumed.metrics()["stale_priorities"] == 4
@@ -338,12 +337,12 @@ def test_priorities_of_rows_that_left_with_their_last_draw_are_not_counted_as_la
     replay = make(capacity=8, size=4, ratio=2.0, priority_exponent=1.0, max_times_sampled=2)
     samples = replay.add(numbered(0, 4))
     next(samples)
-    kept = replay._kept
-    last = kept.drawn.generations == 0
-    weights = kept.selection._weights
+    table = replay.table
+    last = replay._drawn.generations == 0
+    weights: Any = table._weights
     replay.update_priorities(torch.full((4,), 7.0))
     assert replay.metrics()["stale_priorities"] == 0
-    given = weights[kept.drawn.slots]
+    given = weights[replay._drawn.slots]
     np.testing.assert_array_equal(given, np.where(last, 0.0, 7.0))
     for _ in samples:
         replay.update_priorities(torch.full((4,), 9.0))
@@ -354,7 +353,6 @@ def test_priorities_of_rows_that_left_with_their_last_draw_are_not_counted_as_la
         "nobody has replaced a row between draw and priority"
     )
     # Freed slots hold no row, and get no weight by a priority that comes late.
-    table = kept.table
     empty = np.flatnonzero(table.generations == 0)
     assert len(empty) > 0
     assert not weights[empty].any()
@@ -364,4 +362,4 @@ def test_a_priority_that_is_no_number_changes_nothing() -> None:
     replay = make(priority_exponent=1.0)
     for _ in replay.add(numbered(0, 4)):
         replay.update_priorities(torch.full((4,), torch.nan))
-    assert replay._kept.selection._weights.total == 4.0
+    assert replay.table._weights.total == 4.0

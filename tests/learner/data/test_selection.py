@@ -9,17 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.replays import table_of
 
+from juggler.learner.algorithms.imitation.discriminator import Ranked
 from juggler.learner.data.collate import collate
-from juggler.learner.data.ranked import Ranked
-from juggler.learner.data.replay.episode_rows import episodes_of_rows, rows_of_episodes
-from juggler.learner.data.replay.episode_table import EpisodeTable
-from juggler.learner.data.replay.mix_in import MixInReplay
-from juggler.learner.data.replay.replay import Replay
+from juggler.learner.data.replay.episode_rows import rows_of_episodes
+from juggler.learner.data.replay.replay import MixInReplay, Replay
 from juggler.learner.data.replay.rules import Rules
-from juggler.learner.data.replay.selection import Drawn, Selection
 from juggler.learner.data.replay.slot_trees import LeastTree
-from juggler.learner.data.replay.table import Table
+from juggler.learner.data.replay.table import Drawn, Table
 from juggler.learner.data.sources import Queue
 from juggler.runtime.wire.structures import tree_map
 
@@ -29,16 +27,11 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def memory_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of tables would each ask the kernel, which takes 10 ms for it when it is busy."""
-    monkeypatch.setattr("juggler.learner.data.replay.room.usable_memory", lambda: None)
+    monkeypatch.setattr("juggler.learner.data.replay.memory.usable_memory", lambda: None)
 
 
 def numbered(first: int, count: int) -> dict[str, Any]:
     return {"number": torch.arange(first, first + count), "pair": torch.ones(count, 2)}
-
-
-def selection_of(capacity: int, seed: int = 0, **rules: Any) -> tuple[Table, Selection]:
-    table = Table(capacity)
-    return table, Selection(table, Rules(**rules), np.random.default_rng(seed))
 
 
 def kept(table: Table) -> list[int]:
@@ -47,11 +40,9 @@ def kept(table: Table) -> list[int]:
     return numbers
 
 
-def taken(table: Table, selection: Selection, count: int) -> list[int]:
+def taken(table: Table, count: int) -> list[int]:
     """The numbers of rows that are drawn."""
-    drawn = selection.draw(count)
-    numbers: list[int] = table.rows(drawn.slots)["number"].tolist()
-    selection.let_go(drawn)
+    numbers: list[int] = table.sample(count).rows["number"].tolist()
     return numbers
 
 
@@ -131,27 +122,27 @@ class Model:
 )
 def test_rows_are_drawn_and_leave_as_one_by_one(rules: Rules, remover: Any, capacity: int) -> None:
     rules = rules._replace(remover=remover)
-    table, selection = selection_of(capacity, **rules._asdict())
+    table = table_of(capacity, **rules._asdict())
     model, rng = Model(capacity, rules), np.random.default_rng(1)
     asked = 0
     for _ in range(100):
         count = int(rng.integers(0, 6 if rng.random() < 0.9 else 30))
         if count:
-            selection.put(numbered(model.came, count))
+            table.insert(numbered(model.came, count))
             model.put(count, set(kept(table)))
             asked += count
         if table.size:
             assert kept(table) == list(model.times)
-            count = int(min(selection.may_draw(), rng.integers(0, 9)))
+            count = int(min(table.may_draw(), rng.integers(0, 9)))
             if rules.max_times_sampled:
                 left = sum(rules.max_times_sampled - times for times in model.times.values())
-                assert selection.may_draw() == left
+                assert table.may_draw() == left
             if count:
-                model.draw(taken(table, selection, count))
+                model.draw(taken(table, count))
         assert table.size == len(model.times)
-        assert (selection.drawn_rows, selection.unused_rows) == (model.drawn, model.unused)
+        assert (table.drawn_rows, table.unused_rows) == (model.drawn, model.unused)
         waiting = sum(times == 0 for times in model.times.values())
-        assert selection.came_rows == asked == model.drawn + model.unused + waiting
+        assert table.came_rows == asked == model.drawn + model.unused + waiting
 
 
 def test_draws_that_are_limited_follow_the_chances_of_one_draw_after_the_other() -> None:
@@ -166,51 +157,49 @@ def test_draws_that_are_limited_follow_the_chances_of_one_draw_after_the_other()
     counts: Counter[tuple[int, ...]] = Counter()
     rng, trials = np.random.default_rng(0), 2000
     for _ in range(trials):
-        table = Table(3)
-        selection = Selection(table, Rules(max_times_sampled=1, priority_exponent=1.0), rng)
-        selection.put(numbered(0, 3))
-        assert selection._weights is not None
-        selection._weights[np.arange(3)] = np.array(list(weights.values()))
-        counts[tuple(taken(table, selection, 2))] += 1
+        table = Table(3, Rules(max_times_sampled=1, priority_exponent=1.0), rng)
+        table.insert(numbered(0, 3))
+        assert table._weights is not None
+        table._weights[np.arange(3)] = np.array(list(weights.values()))
+        counts[tuple(taken(table, 2))] += 1
     assert set(counts) == set(expected)
     chi2 = sum((counts[pair] - trials * p) ** 2 / (trials * p) for pair, p in expected.items())
     assert chi2 < 5 + 5 * np.sqrt(10)
 
 
 def test_rows_of_the_lowest_priority_leave_first() -> None:
-    table, selection = selection_of(6, remover="lowest_priority", priority_exponent=0.5)
-    selection.put(numbered(0, 6))
-    drawn = selection.draw(1000)
-    numbers = table.rows(drawn.slots)["number"].numpy()
-    selection.prioritize(drawn, np.array([3.0, 0.5, 9.0, 0.1, 4.0, 2.0])[numbers])
-    selection.put(numbered(6, 2))
+    table = table_of(6, remover="lowest_priority", priority_exponent=0.5)
+    table.insert(numbered(0, 6))
+    drawn = table.sample(1000)
+    numbers = drawn.rows["number"].numpy()
+    table.update_priorities(drawn, np.array([3.0, 0.5, 9.0, 0.1, 4.0, 2.0])[numbers])
+    table.insert(numbered(6, 2))
     assert kept(table) == [0, 2, 4, 5, 6, 7]
-    selection.put(numbered(8, 1))
+    table.insert(numbered(8, 1))
     assert kept(table) == [0, 2, 4, 6, 7, 8], "new rows have the largest priority, 9"
 
 
 def test_a_row_of_priority_0_is_drawn_again_and_rows_of_priority_0_alone_are_drawn_alike() -> None:
-    table, selection = selection_of(4, priority_exponent=0.5)
-    selection.put(numbered(0, 4))
-    every = Drawn(np.arange(4), table.generations[np.arange(4)])
-    selection.prioritize(every, np.array([0.0, 1.0, 4.0, -3.0]))
-    drawn = selection.draw(100_000)
+    table = table_of(4, priority_exponent=0.5)
+    table.insert(numbered(0, 4))
+    every = Drawn({}, np.arange(4), table.generations[np.arange(4)])
+    table.update_priorities(every, np.array([0.0, 1.0, 4.0, -3.0]))
+    drawn = table.sample(100_000)
     shares = np.array([1e-3, 1.0, 2.0, 1e-3]) / 3.002  # the least priority is 1e-6
     np.testing.assert_allclose(drawn.shares, shares[drawn.slots])
     counts, expected = np.bincount(drawn.slots, minlength=4), 100_000 * shares
     assert float(((counts - expected) ** 2 / expected).sum()) < 3 + 5 * np.sqrt(6)
-    selection.prioritize(every, np.zeros(4))
-    assert set(selection.draw(100).slots.tolist()) == {0, 1, 2, 3}
-    np.testing.assert_allclose(selection.draw(100).shares, 0.25)
+    table.update_priorities(every, np.zeros(4))
+    assert set(table.sample(100).slots.tolist()) == {0, 1, 2, 3}
+    np.testing.assert_allclose(table.sample(100).shares, 0.25)
 
 
 def test_any_row_leaves_equally_often_where_they_leave_at_random() -> None:
     rng, counts = np.random.default_rng(0), np.zeros(8)
     for _ in range(2000):
-        table = Table(8)
-        selection = Selection(table, Rules(remover="random"), rng)
-        selection.put(numbered(0, 8))
-        selection.put(numbered(8, 3))
+        table = Table(8, Rules(remover="random"), rng)
+        table.insert(numbered(0, 8))
+        table.insert(numbered(8, 3))
         here = kept(table)
         assert here[-3:] == [8, 9, 10]
         counts += [number not in here for number in range(8)]
@@ -253,8 +242,8 @@ def test_rows_that_were_drawn_too_often_for_a_new_limit_are_gone_after_a_restore
     list(one.add(numbered(0, 20)))
     state = one.state()
     other.restore(state, CPU)
-    table = other._kept.table
-    fresh = int((one._kept.selection.times == 0).sum())
+    table = other.table
+    fresh = int((one.table.times == 0).sum())
     assert 0 < table.size == fresh < 20
     numbers = [
         number for sample in other.add(numbered(20, 18)) for number in sample["number"].tolist()
@@ -269,7 +258,7 @@ def test_a_row_that_was_drawn_256_times_counts_as_drawn_after_a_restore_without_
     other.restore(one.state(), CPU)
     assert other.books()["replay_rows_waiting"] == 0
     list(other.add(numbered(1, 6)))
-    times = other._kept.selection.times[:7]
+    times = other.table.times[:7]
     assert times[0] == 1
     assert other.books()["replay_rows_waiting"] == np.count_nonzero(times == 0)
 
@@ -280,20 +269,19 @@ def test_rows_that_left_by_a_limit_leave_no_gaps_to_be_drawn_after_a_restore_wit
 ) -> None:
     one = Replay(dict, capacity=20, size=3, ratio=0.5, max_times_sampled=1)
     list(one.add(numbered(0, 20)))
-    there = kept(one._kept.table)
+    there = kept(one.table)
     other = Replay(dict, capacity=20, size=60, ratio=1.0, remover=remover)
     other.restore(one.state(), CPU)
-    module = other._kept
-    drawn = module.table.rows(module.selection.draw(600).slots)["number"].tolist()
+    drawn = other.table.sample(600).rows["number"].tolist()
     counts = Counter(drawn)
     assert len(there) < 20
     assert sorted(counts) == there
     assert min(counts.values()) > 600 / len(there) / 3, "all are drawn alike"
     for first in range(20, 40):
-        oldest = kept(module.table)
+        oldest = kept(other.table)
         list(other.add(numbered(first, 1)))
         if remover == "fifo":
-            assert kept(module.table) == [*oldest, first][-20:]
+            assert kept(other.table) == [*oldest, first][-20:]
 
 
 @pytest.mark.parametrize("capacity", [4, 5, 7, 8, 20])
@@ -304,7 +292,7 @@ def test_the_oldest_rows_leave_a_table_that_has_got_more_room(capacity: int) -> 
     for _ in range(2):  # a checkpoint of one that has got more room is like others
         other = Replay(dict, capacity=capacity, size=1, ratio=0.1)
         other.restore(one.state(), CPU)
-        table = other._kept.table
+        table = other.table
         for first in range(int(table.generations.max()), 30):
             oldest = kept(table)
             list(other.add(numbered(first, 1)))
@@ -322,8 +310,7 @@ def test_draws_that_no_row_is_left_for_are_not_made_up_for() -> None:
 def test_what_the_table_gives_oldest_first_and_once_is_what_a_queue_gives(make_batch: Any) -> None:
     replay = Replay(
         rows_of_episodes,
-        columns=episodes_of_rows,
-        table=EpisodeTable,
+        episodes=True,
         capacity=1000,
         size=5,
         ratio=1.0,

@@ -20,9 +20,9 @@ from juggler.learner.algorithms.imitation.demonstrations import Demonstrations
 from juggler.learner.algorithms.imitation.discriminator import Discriminator
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
+from juggler.learner.around_config import ImitationConfig
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.group.state_sync import state_hash
-from juggler.learner.imitation_config import ImitationConfig
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.models import ActorCritic

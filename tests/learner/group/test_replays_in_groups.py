@@ -16,7 +16,7 @@ from juggler.learner.algorithms.dqn.config import DqnConfig
 from juggler.learner.algorithms.dqn.core import Dqn
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.data.replay.generators import draw_apart
+from juggler.learner.data.replay.replay import draw_apart
 from juggler.learner.data.sources import Columns, Sums
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch

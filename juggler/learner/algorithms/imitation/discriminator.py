@@ -28,8 +28,8 @@ has the return of the absorbing state in it:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final, cast
 
 import gymnasium
 import torch
@@ -41,6 +41,7 @@ from juggler.learner.algorithms.imitation.demonstrations import Demonstrations
 from juggler.learner.algorithms.imitation.gradient_penalty import gradient_penalties
 from juggler.learner.algorithms.imitation.shown import Shown
 from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
+from juggler.learner.around_config import ImitationConfig
 from juggler.learner.core.around_core import AroundCore, AroundState
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
@@ -48,9 +49,7 @@ from juggler.learner.core.learner_core import Columns, Metrics, Seam
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.own_network import LossSum, OwnNetwork
 from juggler.learner.core.transitions import terminated
-from juggler.learner.data.ranked import RANK, Ranked
-from juggler.learner.data.sources import DataSource
-from juggler.learner.imitation_config import ImitationConfig
+from juggler.learner.data.sources import DataSource, Sums, alone
 from juggler.runtime.checkpoints.checkpoint import IMITATION
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules import columns as c
@@ -60,6 +59,9 @@ from juggler.runtime.modules.model_config import ModelConfig
 from juggler.runtime.wire.structures import tree_map
 
 Space = gymnasium.Space[Any]
+
+#: A column [] int64: the rank of the learner whose source gave the sample; 0 before it has one.
+RANK: Final = "learner_rank"
 
 
 class Logits(nn.Module):
@@ -77,6 +79,28 @@ class Logits(nn.Module):
             return self.absorbing
         logits: Tensor = self.head(self.encoder(steps)).squeeze(-1)  # [B]
         return logits
+
+
+class Ranked:
+    """Gives what another data source gives, with a column `RANK`.
+
+    Learners of a group have one state, so a core that draws by it draws the same at all of them.
+    With this column it can draw apart.
+    """
+
+    def __init__(self, source: DataSource) -> None:
+        self._source, self._rank = source, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def add(self, sample: Columns, sums: Sums = alone) -> Iterator[Columns]:
+        for due in self._source.add(sample, sums):
+            yield {**due, RANK: torch.tensor(self._rank, device=due[c.LIVE].device)}
+
+    def draw_apart(self, rank: int) -> None:
+        self._rank = rank
+        self._source.draw_apart(rank)
 
 
 class Discriminator(AroundCore):
@@ -118,7 +142,7 @@ class Discriminator(AroundCore):
         self._minibatches = 1 if keeps else max(1, inner.config.batch_size // config.minibatch_size)
 
     def data_source(self, seed: int = 0) -> DataSource:
-        return Ranked(super().data_source(seed))
+        return cast(DataSource, Ranked(super().data_source(seed)))
 
     def own_state(self, seed: int) -> dict[str, Any]:
         return self.network.beginning(seed)

@@ -11,8 +11,8 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
+from juggler.learner.around_config import IntrinsicConfig
 from juggler.learner.core.own_network import OwnNetwork
-from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.runtime.connectors.leaves import at, observed_leaves, replaced, space_with
 from juggler.runtime.connectors.tensor_moments import TensorMoments, no_moments, variance
 from juggler.runtime.episodes.version import DEFAULT_MODULE

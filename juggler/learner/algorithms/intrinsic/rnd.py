@@ -40,13 +40,13 @@ from juggler.learner.algorithms.actor_critic.core import (
 from juggler.learner.algorithms.given_rewards import must_take_rewards
 from juggler.learner.algorithms.intrinsic.networks import Explorer
 from juggler.learner.algorithms.intrinsic.seen_steps import Seen, Stream, along_rows
+from juggler.learner.around_config import IntrinsicConfig
 from juggler.learner.core.around_core import AroundCore, AroundState
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import Columns, Metrics, Seam
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.own_network import LossSum
-from juggler.learner.intrinsic_config import IntrinsicConfig
 from juggler.runtime.checkpoints.checkpoint import RND
 from juggler.runtime.connectors.tensor_moments import no_moments, variance, with_live
 from juggler.runtime.modules import columns as c

@@ -21,8 +21,7 @@ from juggler.learner.core.hashing import content_key, uniform
 from juggler.learner.core.learner_core import Aux, Columns
 from juggler.learner.core.sequences import all_observations
 from juggler.learner.core.transitions import DISCOUNTS, rows_of_transitions, transitions
-from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS, MakeTable, Replay
-from juggler.learner.data.replay.table import Table
+from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS, Replay
 from juggler.learner.data.sources import DataSource
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import RLModule
@@ -65,8 +64,8 @@ class TargetNetworkCore(GradientCore, ABC):
         self,
         rows: Callable[[Columns], dict[str, Any]],
         seed: int,
-        table: MakeTable = Table,
-        columns: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+        *,
+        episodes: bool = False,
     ) -> Replay:
         """A replay of such rows, by the keys of the config; the arguments are those of `Replay`."""
         config = self.config
@@ -80,8 +79,7 @@ class TargetNetworkCore(GradientCore, ABC):
             importance_exponent=config.importance_exponent,
             saved=config.save_replay,
             seed=seed,
-            table=table,
-            columns=columns,
+            episodes=episodes,
             directory=config.replay_directory,
             memory=config.replay_memory,
         )

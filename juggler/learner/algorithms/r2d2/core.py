@@ -41,8 +41,7 @@ from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.transitions import transitions
 from juggler.learner.core.unrolling import Unrolled, unrolled
-from juggler.learner.data.replay.episode_rows import episodes_of_rows, living_rows
-from juggler.learner.data.replay.episode_table import EpisodeTable
+from juggler.learner.data.replay.episode_rows import living_rows
 from juggler.learner.data.sources import DataSource
 from juggler.learner.optim.schedules import Schedule
 from juggler.runtime.modules import columns as c
@@ -69,7 +68,7 @@ class R2d2(TargetNetworkCore):
             )
 
     def data_source(self, seed: int = 0) -> DataSource:
-        return self.replay(living_rows, seed, EpisodeTable, episodes_of_rows)
+        return self.replay(living_rows, seed, episodes=True)
 
     def acting_parameters(self, state: TrainState) -> Tensor:
         return state["extra"]["target"] if self.config.target_acts else state["parameters"]  # [P]

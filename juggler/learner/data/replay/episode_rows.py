@@ -1,10 +1,9 @@
-"""The rows of a sample of episodes as rows of a table, where all have the same size, and back."""
+"""The rows of a sample of episodes as rows of one size, which a table can keep, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from math import prod
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from juggler.learner.data.sources import Columns
 from juggler.runtime.modules import columns as c
-from juggler.runtime.wire.structures import tree_leaves, tree_map
+from juggler.runtime.wire.structures import tree_map
 
 #: Columns with an entry for each truncated episode or each segment. In a table they have W places
 #: in each row, of which the first are used: as many as the column of counts [N] says.
@@ -21,12 +20,12 @@ _ENTRIES: Final = {
     c.SEGMENT_ROWS: ("segment_counts", c.SEGMENTS[1:]),
 }
 #: Columns [N, ...] of a table: by row alone.
-_WITHOUT_STEPS: Final = frozenset(
+WITHOUT_STEPS: Final = frozenset(
     {c.LAST_OBSERVATIONS, c.LAST_CRITIC_OBSERVATIONS, c.STATES}
     | {counts for counts, _ in _ENTRIES.values()}
 )
 #: What steps that are added observe: what the row observed last.
-_LAST: Final = {
+LAST: Final = {
     c.OBSERVATIONS: c.LAST_OBSERVATIONS,
     c.CRITIC_OBSERVATIONS: c.LAST_CRITIC_OBSERVATIONS,
 }
@@ -40,7 +39,7 @@ class Size(NamedTuple):
     segments: int
 
     def covering(self, other: Size) -> Size:
-        """The least size that has room for both."""
+        """The smallest size that has room for both."""
         return Size(*map(max, self, other))
 
 
@@ -97,43 +96,23 @@ def size_of(rows: Mapping[str, Any]) -> Size:
     return Size(rows[c.LIVE].shape[1], finals.shape[1], segments.shape[1])
 
 
-def entry_columns(before: Size, size: Size) -> Collection[str]:
-    """Names of columns that get wider when rows have room for more truncated episodes or segments,
-    and for no more steps."""
-    finals = c.FINALS if size.finals > before.finals else ()
-    return finals + (c.SEGMENTS if size.segments > before.segments else ())
-
-
-def one_by_one(rows: Mapping[str, Any]) -> dict[str, Collection[str]]:
-    """Columns in an order in which they can be resized one after the other, the largest first as
-    far as possible -> by name, those that `resized` needs for it. Empty trees are left out."""
-    sizes = {
-        name: sum(prod(x.shape[1:]) * x.element_size() for _, x in tree_leaves(column))
-        for name, column in rows.items()
-        if any(True for _ in tree_leaves(column))
-    }
-    # Steps that are added need what was observed last.
-    order = sorted(sizes, key=lambda name: (name in _WITHOUT_STEPS, -sizes[name]))
-    return {name: {name, _LAST.get(name, name)} for name in order}
-
-
 def resized(rows: Mapping[str, Any], size: Size, before: Size) -> dict[str, Any]:
     """The same rows with room for more. Steps that are added are as `collate` pads rows: not live,
     with the row's last observation and action.
 
     Args:
-        rows: all their columns; or some, as `one_by_one` says, or any if there are no more steps.
+        rows: all their columns; or some, of which those in `LAST` need what it names.
         size: what they get room for.
         before: what they have room for.
     """
     if before == size:
         return dict(rows)
-    fills = {name: rows.get(last) for name, last in _LAST.items()}
+    fills = {name: rows.get(last) for name, last in LAST.items()}
     fills[c.ACTIONS] = tree_map(lambda x: x[:, -1], rows.get(c.ACTIONS, {}))  # [N, ...]
     steps, finals, segments = (new - old for new, old in zip(size, before, strict=True))
     found: dict[str, Any] = {}
     for name, column in rows.items():
-        if name in _WITHOUT_STEPS:
+        if name in WITHOUT_STEPS:
             found[name] = column
             continue
         more = finals if name in c.FINALS else segments if name in c.SEGMENTS else steps
@@ -142,12 +121,6 @@ def resized(rows: Mapping[str, Any], size: Size, before: Size) -> dict[str, Any]
             fill = tree_map(lambda x: x.new_zeros((len(x), *x.shape[2:])), column)  # [N, ...]
         found[name] = tree_map(lambda x, y, n=more: _padded(x, n, y), column, fill)
     return found
-
-
-def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Rows of one size, one part after the other."""
-    together: dict[str, Any] = tree_map(lambda *xs: torch.cat(xs), *parts)
-    return together
 
 
 def _spread(

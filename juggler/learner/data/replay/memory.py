@@ -1,0 +1,337 @@
+"""Memory for kept rows, on the host, on a device or on disk: columns, and how many rows fit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Mapping
+from math import ceil, prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from juggler.runtime.actors.resources import usable_memory
+from juggler.runtime.connectors.frame_stack import FRAMES
+from juggler.runtime.modules.columns import LIVE
+from juggler.runtime.wire.structures import tree_leaves, tree_map
+
+
+class Columns:
+    """Columns [capacity, ...] by name, or trees of them, for rows like the first ones.
+
+    Args:
+        like: rows by name, tensors [n, ...] or trees of them.
+        capacity: the number of slots.
+        directory: where the columns lie on disk; "": in memory, where the given tensors are.
+    """
+
+    def __init__(self, like: Mapping[str, Any], capacity: int, directory: str = "") -> None:
+        device = any_leaf(like).device
+        self._flat = all(isinstance(x, Tensor) for x in like.values())
+        on_host = bool(directory) or device.type == "cpu"
+        self._device = None if on_host else device  # of slots
+        make = _HostColumn if on_host else _Column
+        self.tree: dict[str, Any] = tree_map(lambda x: make(x, capacity, directory), dict(like))
+
+    def check(self, rows: Mapping[str, Any]) -> None:
+        """Raises:
+        ValueError: these rows are unlike the first ones.
+        """
+        if rows.keys() != self.tree.keys():
+            raise unlike(f"only one side has {sorted(rows.keys() ^ self.tree.keys())}")
+        try:
+            self._map(_Column.check, rows)
+        except (KeyError, TypeError) as error:
+            raise unlike(f"it has {error}, and they have not") from None
+
+    def write(self, slots: NDArray[np.intp], runs: list[slice], rows: Mapping[str, Any]) -> None:
+        """Copy rows [n, ...], which were checked, into different slots [n] with these `runs_of`."""
+        places = self._places(slots)
+        self._map(lambda column, x: column.write(places, runs, x), rows)
+
+    def take(self, slots: NDArray[np.intp], names: Collection[str] = ()) -> dict[str, Any]:
+        """Copies of the rows in slots [B] -> by name, tensors [B, ...]; (): of all names."""
+        places = self._places(slots)
+        if names:
+            some = {name: self.tree[name] for name in names}
+            found: dict[str, Any] = tree_map(lambda column: column.take(places), some)
+            return found
+        return self._map(lambda column: column.take(places))
+
+    def first(self, count: int) -> dict[str, Any]:
+        """The first slots as arrays [count, ...] on the host, by name."""
+        return self._map(lambda column: column.first(count))
+
+    def grow(self, capacity: int) -> None:
+        """Have more slots."""
+        self._map(lambda column: column.grow(capacity))
+
+    def _places(self, slots: NDArray[np.intp]) -> Any:
+        """Slots [n] where the columns are: sent to a device once for all of them."""
+        if self._device is None:
+            return slots
+        return torch.from_numpy(slots).to(self._device, non_blocking=True)  # [n]
+
+    def _map(self, function: Callable[..., Any], *rows: Mapping[str, Any]) -> dict[str, Any]:
+        if not self._flat:
+            found: dict[str, Any] = tree_map(function, self.tree, *rows)
+            return found
+        if rows:
+            return {key: function(column, rows[0][key]) for key, column in self.tree.items()}
+        return {key: function(column) for key, column in self.tree.items()}
+
+
+class _Column:
+    """A tensor on a device."""
+
+    def __init__(self, like: Tensor, capacity: int, directory: str) -> None:
+        self.shape, self.dtype = like.shape[1:], like.dtype
+        self.device = None if like.device.type == "cpu" else like.device  # of rows, if another one
+        self._directory, self._like = directory, like[:0].clone()
+        self._data: Any = self._made(capacity)
+
+    def check(self, rows: Tensor) -> None:
+        if rows.shape[1:] != self.shape or rows.dtype != self.dtype:
+            raise unlike(
+                f"they have {rows.dtype} of shape {tuple(rows.shape[1:])} where it has "
+                f"{self.dtype} of {tuple(self.shape)}"
+            )
+
+    def write(self, slots: Any, runs: list[slice], rows: Tensor) -> None:
+        self._data.index_copy_(0, slots, rows)
+
+    def take(self, slots: Any) -> Tensor:
+        found: Tensor = self._data.index_select(0, slots)  # [B, ...]
+        return found
+
+    def first(self, count: int) -> NDArray[Any]:
+        array: NDArray[Any] = self._data[:count].cpu().numpy().copy()
+        return array
+
+    def grow(self, capacity: int) -> None:
+        before = self._data
+        self._data = self._made(capacity)
+        self._data[: len(before)] = before
+
+    def _made(self, capacity: int) -> Any:
+        return self._like.new_empty((capacity, *self.shape))
+
+
+class _HostColumn(_Column):
+    """An array, which NumPy copies in half the time that torch takes."""
+
+    def write(self, slots: NDArray[np.intp], runs: list[slice], rows: Tensor) -> None:
+        new = (rows if self.device is None else rows.cpu()).numpy()  # [n, ...]
+        start = 0
+        for run in runs:
+            stop = start + run.stop - run.start
+            self._data[run] = new[start:stop]
+            start = stop
+        if not runs:
+            self._data[slots] = new
+
+    def take(self, slots: NDArray[np.intp]) -> Tensor:
+        rows = torch.from_numpy(self._data.take(slots, 0))  # [B, ...]
+        return rows if self.device is None else rows.to(self.device, non_blocking=True)
+
+    def first(self, count: int) -> NDArray[Any]:
+        return np.array(self._data[:count])
+
+    def grow(self, capacity: int) -> None:
+        if self._directory:
+            super().grow(capacity)
+        else:
+            self._data.resize((capacity, *self.shape), refcheck=False)  # mostly without a copy
+
+    def _made(self, capacity: int) -> NDArray[Any]:
+        """Memory is taken as the slots are filled; room on disk at once."""
+        shape, dtype = (capacity, *self.shape), self._like.cpu().numpy().dtype
+        if not self._directory or not prod(shape):
+            return np.empty(shape, dtype)
+        return _on_disk(self._directory, shape, dtype)
+
+
+def _on_disk(directory: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array in a file without a name, of which nothing is left when the process ends."""
+    size = prod(shape) * dtype.itemsize
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # else writing to a full disk kills
+            return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
+    except OSError as error:
+        raise no_room_on_disk(directory, size, error.strerror or str(error)) from error
+
+
+def runs_of(slots: NDArray[np.intp]) -> list[slice]:
+    """Slots [n] as at most two runs of successive ones; [] if there are more. A ring has one, or
+    two where it wraps."""
+    breaks = (slots[1:] - slots[:-1] != 1).nonzero()[0]
+    if len(breaks) > 1 or not len(slots):
+        return []
+    ends = [*breaks.tolist(), len(slots) - 1]
+    starts = [0, *(breaks + 1).tolist()]
+    return [slice(int(slots[a]), int(slots[b]) + 1) for a, b in zip(starts, ends, strict=True)]
+
+
+def any_leaf(rows: Mapping[str, Any]) -> Tensor:
+    """Any of the tensors in a tree."""
+    first = next(iter(rows.values()))
+    found: Tensor = first if isinstance(first, Tensor) else next(tree_leaves(rows))[1]
+    return found
+
+
+def count_of(rows: Mapping[str, Any]) -> int:
+    """n of some rows [n, ...]; 0 of {}."""
+    return len(rows[LIVE] if LIVE in rows else any_leaf(rows)) if rows else 0
+
+
+def must_be_rows(rows: Mapping[str, Any]) -> None:
+    """Raises:
+    ValueError: these are not tensors [n, ...], or trees of them, of one n. A tensor with one entry
+        would be broadcast to all rows.
+    """
+    leaves = {"/".join(path): x for path, x in tree_leaves(rows)}
+    for name, x in leaves.items():
+        if not isinstance(x, Tensor) or not x.ndim:
+            found = "a tensor []" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+            raise ValueError(
+                f"`rows` of a replay gives tensors [n, ...], and not {found} as {name!r}"
+            )
+    counts = {name: len(x) for name, x in leaves.items()}
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{count} of {name!r}" for name, count in counts.items())
+        raise ValueError(
+            f"`rows` of a replay gives one entry for each row in every column: it gave {told}"
+        )
+
+
+class Room(NamedTuple):
+    """Where steps are kept, and how many.
+
+    Attributes:
+        capacity: the most steps.
+        memory: the most gigabytes that they take; none: what `capacity` takes.
+        directory: where they lie on disk; "": in memory.
+        begin: how many steps learning begins with, all of which must have room.
+        saved: whether checkpoints hold them.
+    """
+
+    capacity: int
+    memory: float | None = None
+    directory: str = ""
+    begin: int = 0
+    saved: bool = False
+
+    def steps_of(self, each: float, row_steps: int = 1) -> int:
+        """How many steps are kept, of so many bytes each.
+
+        Args:
+            each: bytes of a step.
+            row_steps: steps that are kept together.
+
+        Raises:
+            ValueError: too few have room.
+        """
+        if self.memory is None:
+            return self.capacity
+        steps = min(self.capacity, int(self.memory * 1e9 / each))
+        of_begin = f"learning begins with replay_begin = {self.begin}"
+        for fewest, why, instead in (
+            (row_steps, f"a row has {row_steps}", ""),
+            (self.begin, of_begin, ", or replay_begin to less"),
+        ):
+            if steps < fewest:
+                enough = ceil(fewest * each / 1e7) / 100  # gigabytes
+                raise ValueError(
+                    f"replay_memory = {self.memory:g}: {steps} steps of {each:.0f} bytes have "
+                    f"room, and {why}; set replay_memory to {enough:g} or more{instead}"
+                )
+        return steps
+
+    def taken_by(self, rows: Mapping[str, Any]) -> float:
+        """The bytes of this host's memory that rows like these will take.
+
+        Raises:
+            ValueError: they do not fit into it, onto the disk, or into the memory of their device.
+        """
+        if not rows:
+            return 0.0
+        each, device = bytes_of_step(rows), any_leaf(rows).device
+        steps = self.steps_of(each, steps_of_row(rows))
+        if self.directory:
+            self._must_fit_on_disk(steps * each)
+            return 0.0
+        on_host = device.type == "cpu"
+        free = usable_memory() if on_host else memory_of(device)
+        if free is not None and steps * each > free:
+            whose = "this host's memory" if on_host else f"the memory of {device}"
+            raise ValueError(
+                f"replay_capacity = {steps}: so many kept steps, of {each:.0f} bytes each, take "
+                f"{steps * each / 1e9:.1f} GB, and {free / 1e9:.1f} GB of {whose} are free. "
+                f"Set it to {int(free * 0.9 / each)} or less, or keep the steps on disk with "
+                "replay_directory"
+            )
+        return steps * each if on_host else 0.0
+
+    def _must_fit_on_disk(self, size: float) -> None:
+        try:
+            free = shutil.disk_usage(self.directory).free
+        except OSError as error:
+            raise ValueError(
+                f"replay_directory = {self.directory!r}: {error.strerror or error}; name another "
+                "directory"
+            ) from error
+        if size > free:
+            raise no_room_on_disk(self.directory, size, f"{free / 1e9:.1f} GB are free")
+        in_memory = usable_memory() if self.saved else None
+        # A checkpoint's copies are made by a learner and taken by the driver.
+        if in_memory is not None and 2 * size > in_memory:
+            raise ValueError(
+                f"replay_directory = {self.directory!r}: two copies of kept steps for a "
+                f"checkpoint, at the learner and at the driver, take {2 * size / 1e9:.1f} GB of "
+                f"memory, and {in_memory / 1e9:.1f} GB of this host's memory are free. Set "
+                "save_replay = false, or lower replay_capacity"
+            )
+
+
+def memory_of(device: torch.device) -> int | None:
+    """Bytes of a device's memory that are free for this process; None: torch does not say."""
+    if device.type != "cuda":
+        return None
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
+def bytes_of_step(rows: Mapping[str, Any]) -> float:
+    """The memory that each step of some rows [n, ...] takes. FRAMES [P, ...] are those of all n
+    rows."""
+    rest = {name: column for name, column in rows.items() if name != FRAMES}
+    size: float = sum(prod(x.shape[1:]) * x.element_size() for _, x in tree_leaves(rest))
+    frames = [x for _, x in tree_leaves(rows.get(FRAMES, {}))]
+    size += sum(x.numel() * x.element_size() for x in frames) / max(1, count_of(rest))
+    return size / steps_of_row(rest)
+
+
+def steps_of_row(rows: Mapping[str, Any]) -> int:
+    """T of some rows [n, ...]; rows without live steps [n, T] are a step each."""
+    return max(1, rows[LIVE].shape[1]) if LIVE in rows else 1
+
+
+def unlike(how: str) -> ValueError:
+    """An error that says how rows are unlike those of their table."""
+    return ValueError(
+        f"these rows do not fit those in the replay table: {how}. If the run goes on with other "
+        "connectors than it began with, set save_replay = false"
+    )
+
+
+def no_room_on_disk(directory: str, size: float, why: str) -> ValueError:
+    """An error that says that so many bytes of kept steps have no room there."""
+    return ValueError(
+        f"replay_directory = {directory!r}: there is no room for {size / 1e9:.1f} GB of kept "
+        f"steps: {why}. Lower replay_capacity, or name another directory"
+    )
