@@ -227,12 +227,12 @@ def test_learners_learn_the_same_from_frames_that_are_kept_once(
         )
         for _ in range(2)
     )
-    whole.pipelines["default"].frames_once = False
+    whole.pipeline.frames_once = False
     for seed in range(8):
         batch = batch_of(make_batch, PLACE, seed, steps=5 + seed % 3)
         states: Any = {"connectors": {"frame_stack": batch.states["connectors"]["stack"]}}
         if algorithm == "r2d2":
-            size = once.example_states()["default"]["module"]["hidden"].shape  # type: ignore[index,call-overload,union-attr]
+            size = once.example_states()["module"]["hidden"].shape  # type: ignore[index,call-overload,union-attr]
             states["module"] = {
                 name: np.ones((3, *size), np.float32) for name in ("hidden", "cell")
             }
@@ -330,10 +330,10 @@ def test_rows_of_84_by_84_images_in_stacks_of_4_take_a_quarter(algorithm: str) -
         {"hidden_sizes": [8], "recurrent": "lstm" if algorithm == "r2d2" else "none"},
         connectors=ConnectorsConfig(env_to_module=[{"use": "frame_stack", "k": 4}]),
     )
-    learner.pipelines["default"].frames_once = False
-    of_core = learner.core.batch_spaces(), learner.core.critic_spaces()
-    example = example_sample(of_core[0], learner.pipelines, learner.example_states(), of_core[1])
-    whole = learner._data.expect(example["default"])
+    learner.pipeline.frames_once = False
+    assert (spaces_of := learner.core.batch_spaces()) is not None
+    example = example_sample(*spaces_of, learner.pipeline, learner.example_states(), None)
+    whole = learner._data.expect(example)
     assert learner.kept_bytes / 1000 == pytest.approx((32 + 1 + 3) / 32 * 84 * 84, rel=0.02)
     assert whole / learner.kept_bytes > 3.6
 
