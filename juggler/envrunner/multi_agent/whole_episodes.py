@@ -81,8 +81,8 @@ def play_whole_episodes(
         over = turn.over.tolist()
         ended = dict(zip(over, zip(turn.env_returns, turn.agent_returns, strict=True), strict=True))
         if most_steps and len(reached := np.flatnonzero(lengths == most_steps)):
-            totals, of_each = envs.returns()  # [N], [N, A]
-            ended = {row: (totals[row], of_each[row]) for row in reached.tolist()} | ended
+            returns, of_each = envs.returns()  # [N], [N, A]
+            ended = {row: (returns[row], of_each[row]) for row in reached.tolist()} | ended
         for row in sorted(ended):
             so_far, so_far_of = ended[row]
             total = float(so_far - counted[row])
