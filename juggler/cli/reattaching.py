@@ -50,7 +50,7 @@ def _is_back(contact: Contact) -> bool:
     """Wait until somebody listens at the driver's address."""
     driver, log = contact.address, contact.log or WorkerLog("worker")
     for number in heeded_signals():  # nothing is left to end in order
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, _end)
     said = time.monotonic()
     log.info(f"waiting up to {contact.reattach_seconds:.0f} s for a driver at {driver}")
     for _ in attempts(contact.reattach_seconds):
@@ -64,6 +64,13 @@ def _is_back(contact: Contact) -> bool:
             return True
     log.error(f"nobody came back within {contact.reattach_seconds:.0f} s")
     return False
+
+
+def _end(number: int, _: object) -> NoReturn:
+    """End this process by a signal, also as process 1, which has no default handlers."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)
 
 
 def _begin_anew() -> NoReturn:

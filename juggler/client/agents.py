@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from juggler.client.connection import PROTOCOL, AnySession, Connection
+from juggler.client.connection import PROTOCOL, AnySession, Connection, GatewayError
 from juggler.client.spaces import Values, as_first, as_message, names_of_infos, one_of, told
 from juggler.runtime.wire.flags import as_flag
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -176,6 +177,17 @@ class AgentsSession(AnySession):
         )
         given = {each.agent: each for each in answer.agents}
         return {name: self._acts(name, given[self._agents[name].index]) for name in acting}
+
+    def close(self) -> None:
+        """Say goodbye. Ends that were held back are sent first; running episodes are truncated."""
+        held, self._held = self._held, {}
+        try:
+            if held:
+                self._seq += 1
+                with suppress(GatewayError):  # then nothing is left to end
+                    self._connection.exchange(pb.StepBatch(seq=self._seq, agents=held.values()))
+        finally:
+            super().close()
 
     def _last(self, name: str, agent: _Agent, shown: Any, terminated: bool) -> pb.Rows:
         """The row with the end of an agent's episode, which has no next observation."""

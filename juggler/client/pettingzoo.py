@@ -42,7 +42,8 @@ def play_agents(
 
     Raises:
         GatewayError: the session failed. The end of the run is not an error.
-        ValueError: an agent acts without an action mask, where the first infos had masks.
+        ValueError: an agent acts without an action mask, where the first infos had masks; or a
+            mask is not zeros and ones, one of them for each action.
     """
     in_turns = callable(getattr(env, "last", None))
     begun = env.reset(seed=seed)  # to see whether there are masks; the first episode begins anew
@@ -108,16 +109,20 @@ class _Masks:
         it, and gets ones.
 
         Raises:
-            ValueError: there is no mask.
+            ValueError: there is no mask, or it is not one.
         """
         if agent not in self._lengths:
             return observation
-        mask = (info or {}).get(_MASK)
+        mask, length = (info or {}).get(_MASK), self._lengths[agent]
         if mask is None and not over:
             raise ValueError(f"the info of agent {agent!r} has no {_MASK}, and had one before")
-        legal: NDArray[np.int8] = (
-            np.ones(self._lengths[agent], np.int8) if mask is None else np.asarray(mask, np.int8)
-        )  # [n]
+        given = np.asarray(np.ones(length) if mask is None else mask)  # [n]
+        if given.shape != (length,) or not np.isin(given, (0, 1)).all():
+            raise ValueError(
+                f"the {_MASK} of agent {agent!r} must have {length} numbers that are 0 or 1, and "
+                f"is {mask!r}"
+            )
+        legal: NDArray[np.int8] = given.astype(np.int8)  # [n]
         parts = observation if isinstance(observation, Mapping) else {"observation": observation}
         return {**parts, _MASK: legal}
 

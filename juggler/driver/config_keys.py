@@ -19,6 +19,7 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.learner.algorithms.registry import algorithms_with, find_algorithm
 from juggler.learner.config import LearnerConfig
 from juggler.learner.optim.config import Scheduled
+from juggler.runtime.checkpoints.checkpoint import RETIRED_KEYS
 from juggler.runtime.connectors.built_in import BUILT_IN
 from juggler.runtime.connectors.config import ConnectorsTable
 from juggler.runtime.elsewhere import called_here
@@ -44,10 +45,6 @@ _EXAMPLES: Final = {
     "num_learners": "2",
     "optimizers": '{value = {parameters = ["value_*"]}}',
     "shared": '{"encoder.*" = ["first", "second"]}',
-}
-#: Keys of earlier versions that files may still have: their old default, and what to do instead.
-_RETIRED: Final[Mapping[str, tuple[Any, str]]] = {
-    "trace": ("", "remove it: runs write no traces, and callbacks can follow a run's updates"),
 }
 #: Examples for all other keys, by type.
 _BY_KIND: Final[Mapping[Any, str]] = {bool: "true", int: "100", float: "0.5", str: '"..."'}
@@ -140,15 +137,15 @@ def without_retired(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in values.items()
-        if key not in _RETIRED or value not in (_RETIRED[key][0], "none")
+        if key not in RETIRED_KEYS or value not in (RETIRED_KEYS[key][0], "none")
     }
 
 
 def instead_of(key: str) -> str:
     """How an error about a key ends that no run has, and that other libraries or models have; or
     ""."""
-    if key in _RETIRED:
-        return f": {_RETIRED[key][1]}"
+    if key in RETIRED_KEYS:
+        return f": {RETIRED_KEYS[key][1]}"
     hidden = {"distribution", "critic_space"}
     own_keys = [each.name for each in fields(QNetworkConfig) if each.name not in hidden]
     if key == "population":

@@ -98,13 +98,13 @@ def goals_behind(checkpoint: Checkpoint, before: RunConfig, now: RunConfig) -> l
     limit = wanted.stop_seconds
     if limit is not None and limit != was.stop_seconds and seconds >= limit:
         raise ConfigError(
-            f"stop_seconds = {limit}: the run has trained for {seconds:.0f} s already, which count "
-            "too: give more than that"
+            f"stop_seconds = {limit}: the run has trained for {seconds:.0f} s already, and the "
+            "limit includes this time: give more than that"
         )
     most = wanted.stop_steps
     if most is not None and most != was.stop_steps and steps >= most:
-        done = f"the run has trained on {steps:,} steps already, which count too"
-        return [f"stop_steps = {most}: {done}, so it ends almost at once"]
+        done = f"the run has trained on {steps:,} steps already, and the limit includes them"
+        return [f"stop_steps = {most}: {done}: it ends after one more update"]
     return []
 
 

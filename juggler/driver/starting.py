@@ -18,6 +18,7 @@ from juggler.driver.checkpoint.beginning import (
     Beginning,
     beginning_of,
     other_run,
+    own_checkpoints,
     rescaled_before,
 )
 from juggler.driver.checkpoint.books import must_be_sound
@@ -93,10 +94,11 @@ def start_run(
     with _checked(rehearsed, own_code, listen, progress, started, said) as groups:
         config = with_agents(config, groups)
         must_fit(config, frozen, groups)
-        config, chosen = settled(config, given, groups, rescaled_before(config, other))
+        own = own_checkpoints(config)
+        config, chosen = settled(config, given, groups, rescaled_before(config, other, own))
         if chosen:
             said.append((chosen, "info"))
-        beginning = beginning_of(config, other)
+        beginning = beginning_of(config, other, own)
         drive = partial(
             _drive,
             config,

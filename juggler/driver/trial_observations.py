@@ -118,6 +118,9 @@ class CheckedGames:
     def step(self, actions: Sequence[Any]) -> Turn:
         return self._checked(self._envs.step(actions), "step")
 
+    def returns(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return self._envs.returns()
+
     def overdue(self, steps: int) -> str:
         return self._envs.overdue(steps)
 

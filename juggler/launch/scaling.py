@@ -13,10 +13,12 @@ from juggler.launch.commands import ROLES, LaunchError
 from juggler.launch.following import ask
 from juggler.runtime.actors.ownership import is_ours_alone
 from juggler.runtime.file_locks import try_lock
-from juggler.runtime.plain_files import open_plain
+from juggler.runtime.plain_files import open_plain, read_plain
 
 #: In a command that scales: the number that is wanted.
 NUMBER = "{number}"
+
+_MOST_BYTES = 64  # of a file with a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ class Wanted:
         """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            file = self._reader.open("w")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            file = os.fdopen(os.open(self._reader, flags, 0o666), "w")
         except OSError as error:
             raise LaunchError(f"cannot write {self._reader}: {error.strerror}") from error
         with file:
@@ -65,7 +68,7 @@ class Wanted:
     def abandoned(self) -> bool:
         """Whether the process that should read the files is gone."""
         try:
-            with self._reader.open() as file:
+            with open_plain(self._reader) as file:
                 return try_lock(file, shared=True) is True
         except OSError:  # without a reader process, the engine reads the files
             return False
@@ -88,7 +91,7 @@ class Wanted:
         path = self._scale(role)
         path.unlink(missing_ok=True)
         if scale:
-            path.write_text(json.dumps(list(scale)))
+            _write_new(path, json.dumps(list(scale)))
             path.chmod(0o644)  # even with a strict umask, because `change` runs it
         self._write(role, number)
 
@@ -98,7 +101,7 @@ class Wanted:
     def _write(self, role: str, number: int) -> None:
         new = self.path(role).with_suffix(".new")
         try:
-            new.write_text(f"{number}\n")
+            _write_new(new, f"{number}\n")
             new.rename(self.path(role))
         except OSError as error:
             raise LaunchError(f"cannot write {self.path(role)}: {error.strerror}") from error
@@ -109,7 +112,7 @@ class Wanted:
             LaunchError: there is no number.
         """
         try:
-            return int(self.path(role).read_text())
+            return int(read_plain(self.path(role), _MOST_BYTES))
         except (OSError, ValueError) as error:
             raise LaunchError(f"cannot read {self.path(role)}: {error}") from error
 
@@ -150,6 +153,17 @@ class Wanted:
         for role in ROLES:
             self.path(role).unlink(missing_ok=True)
         self._reader.unlink(missing_ok=True)
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a file that replaces one of an earlier attempt; never follow a link.
+
+    Raises:
+        OSError: the disk refuses, or another process was faster.
+    """
+    path.unlink(missing_ok=True)
+    with path.open("x") as file:
+        file.write(text)
 
 
 def shared_out(total: int, weights: Sequence[int]) -> list[int]:

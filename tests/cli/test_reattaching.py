@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 PROGRAM = """
@@ -36,3 +38,22 @@ def test_it_ends_with_its_terminal_unless_nohup_started_it(ignored: bool) -> Non
                 waits.wait(0.5)
             waits.send_signal(signal.SIGTERM)
         assert waits.wait(60) == -(signal.SIGTERM if ignored else signal.SIGHUP)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="making a namespace takes root")
+def test_it_ends_also_as_process_1() -> None:
+    waits = subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", PROGRAM],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert waits.stderr is not None
+    with waits:
+        assert "waiting up to 100 s" in waits.stderr.readline()
+        (first,) = psutil.Process(waits.pid).children()
+        first.terminate()
+        try:
+            assert waits.wait(30) == 128 + signal.SIGTERM
+        finally:
+            if waits.returncode is None:
+                first.kill()

@@ -154,6 +154,17 @@ def test_an_agent_that_acts_without_its_mask_is_named(sessions: list[Recorder]) 
         play_agents(env, "nowhere", episodes=1)
 
 
+@pytest.mark.parametrize("mask", [[1, 0, 2], [1, 1], [[1, 0, 1]], [0.5, 1, 1], [256, 0, 1], "101"])
+def test_a_mask_that_is_none_is_named(sessions: list[Recorder], mask: Any) -> None:
+    class Wrong(AtOnce):
+        def step(self, actions: Any) -> Any:
+            *rest, infos = super().step(actions)
+            return *rest, {**infos, "b": {"action_mask": mask}}
+
+    with pytest.raises(ValueError, match="the action_mask of agent 'b' must have 3 numbers that"):
+        play_agents(Wrong(), "nowhere", episodes=1)
+
+
 def test_infos_may_be_empty(sessions: list[Recorder]) -> None:
     class Plain(AtOnce):
         def reset(self, seed: int | None = None) -> Any:

@@ -10,7 +10,6 @@ import pytest
 from support.commands import status_of
 
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.runtime.checkpoints.checkpoint import RETIRED_KEYS
 from juggler.runtime.wrong_value import WrongValue
 
 
@@ -47,7 +46,6 @@ def test_unknown_keys_wrong_types_and_values_out_of_range_have_a_line_each() -> 
 @pytest.mark.parametrize("off", ["", "none"])
 def test_a_retired_key_is_dropped_at_its_old_default_alone(off: str) -> None:
     assert RunConfig.from_flat({"trace": off}) == RunConfig()
-    assert {"trace"} == set(RETIRED_KEYS)
     (told,) = _told({"trace": "traces.jsonl"})
     assert "unknown key 'trace'" in told
     assert "remove it" in told

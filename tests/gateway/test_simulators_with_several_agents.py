@@ -289,6 +289,24 @@ def test_an_episode_may_continue_with_others_when_all_who_acted_in_it_have_ended
         assert world.batch(module_id).terminated.tolist() == [[True] * 4]
 
 
+def test_an_end_that_is_held_back_is_sent_when_the_session_is_closed(
+    make_world: Callable[..., AgentsWorld],
+) -> None:
+    world = make_world(TWO)
+    with world.connect("row", "column") as session:
+        world.begin()
+        world.ask("rows", "columns")
+        for t in range(4):
+            session.step({"row": see(t, 0)})
+            over = {"rewards": {"row": 1.0}, "terminated": {"row": True}}
+            session.step({"column": see(t, 0)}, **over, continues=True)
+            last = {"rewards": {"column": 2.0}, "terminated": {"column": True}}
+            assert session.step(**last, continues=t == 3) == {}
+    receipts = world.receipts("rows", "columns")
+    assert [x for each in receipts.values() for x in each.env_returns] == [3.0] * 4
+    assert world.batch("columns").terminated.tolist() == [[True] * 4]
+
+
 class Relay:
     """An AEC game: column's turn comes after row has left, or column leaves without a turn."""
 

@@ -79,6 +79,28 @@ def test_a_launch_begins_also_on_a_file_system_without_locks(
     assert not list(tmp_path.iterdir())
 
 
+def test_no_link_is_followed_when_wanted_numbers_are_written(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    wanted = Wanted(tmp_path / "run.launch")
+    wanted.directory.mkdir()
+    for name in ("learner.new", "learner.scale"):
+        (wanted.directory / name).symlink_to(victim)
+    wanted.begin("learner", 1, ["true"])
+    (wanted.directory / "learner.new").symlink_to(victim)
+    wanted.change("learner", 2)
+    assert wanted.read("learner") == 2
+    (wanted.directory / "reader.lock").symlink_to(victim)
+    with pytest.raises(LaunchError, match="cannot write"), wanted.read_here():
+        pass
+    assert not wanted.abandoned
+    wanted.path("learner").unlink()
+    wanted.path("learner").symlink_to(victim)
+    with pytest.raises(LaunchError, match="not a plain file"):
+        wanted.read("learner")
+    assert victim.read_text() == "kept"
+
+
 def test_a_command_that_another_user_may_have_written_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

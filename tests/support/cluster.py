@@ -127,8 +127,9 @@ class Cluster:
         return lines
 
     def events(self) -> list[str]:
-        """What people were told so far."""
-        lines = (self.run_dir / "events.jsonl").read_text().splitlines()
+        """What people were told so far; []: the run has not begun."""
+        file = self.run_dir / "events.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
         return [str(json.loads(line)["message"]) for line in lines]
 
     def newest(self) -> dict[str, Any]:

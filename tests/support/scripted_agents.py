@@ -149,6 +149,11 @@ class ScriptedAgents:
             self._show(env, books)
         return self._turn(books, began, over, returns, lengths, agent_returns)
 
+    def returns(self) -> Any:
+        slots = range(self.num_envs * len(self.agents))
+        each = np.array([self._agent_returns.get(slot, 0.0) for slot in slots])  # [N * A]
+        return np.array(self._returns), each.reshape(self.num_envs, -1)
+
     def overdue(self, steps: int) -> str:
         return ""
 

@@ -38,6 +38,19 @@ def test_a_signal_ends_a_run_whose_forkserver_is_not_ready_yet(place: Place) -> 
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
+def test_the_sockets_of_an_envrunner_that_stands_still_go_with_its_run(place: Place) -> None:
+    # Only weights of this size are handed on from one EnvRunner to the others.
+    large = ["--model", '{"hidden_sizes": [512, 512]}', "--num-env-runners", 1]
+    run = _start(place, *large)
+    sockets = place.path / "tmp" / f"juggler-{os.geteuid()}"
+    eventually(lambda: sockets.is_dir() and [*sockets.iterdir()], 60, lambda: run.output)
+    place.worker("envrunner 0").suspend()
+    run.interrupt()
+    assert run.wait(60) == 130, run.output
+    place.assert_nothing_is_left()
+
+
 def test_a_forkserver_that_stands_still_is_not_waited_for_for_ever(place: Place) -> None:
     run = _start(place, "--worker-timeout-seconds", 3)
     eventually(lambda: _forkserver(place), 30, lambda: run.output).suspend()

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from juggler.driver.checkpoint.parts_agree import different_parts
 from juggler.driver.config import ConfigError, RunConfig
@@ -60,6 +60,10 @@ class Beginning:
     text: str
     warnings: tuple[str, ...]
     sources: Mapping[str, Source]
+
+
+#: Checkpoints from which the tables of modules have weights, each with the module's id in it.
+Own: TypeAlias = "Mapping[str, tuple[Checkpoint, str]]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,12 +155,28 @@ def other_run(config: RunConfig) -> OtherRun | None:
         raise ConfigError(f"from_parameters = {driver.from_parameters}: {error}") from None
 
 
-def beginning_of(config: RunConfig, other: OtherRun | None = None) -> Beginning | None:
+def own_checkpoints(config: RunConfig) -> Own:
+    """Read the checkpoints from which modules begin by their own tables, by module id.
+
+    Args:
+        config: of the run, with its module ids.
+
+    Raises:
+        ConfigError: a checkpoint is missing or damaged.
+    """
+    sources = {module_id: _own_source(config, module_id) for module_id in config.module_ids}
+    return {each: _own_checkpoint(each, source) for each, source in sources.items() if source}
+
+
+def beginning_of(
+    config: RunConfig, other: OtherRun | None = None, own: Own | None = None
+) -> Beginning | None:
     """What a configuration whose modules are known begins with; None: with what the seed gives.
 
     Args:
         config: of the run.
         other: what `other_run` has found; None: it is still to be looked for.
+        own: what `own_checkpoints` has read; None: it is still to be read.
 
     Raises:
         ConfigError: as `other_run` and `OtherRun.beginning`; or there are no weights where the
@@ -164,20 +184,18 @@ def beginning_of(config: RunConfig, other: OtherRun | None = None) -> Beginning 
     """
     other = other or other_run(config)
     parts = [] if other is None else [other.beginning(config)]
-    parts += [
-        _own_beginning(config, module_id, source)
-        for module_id in config.module_ids
-        if (source := _own_source(config, module_id))
-    ]
+    own = own_checkpoints(config) if own is None else own
+    parts += [_own_beginning(config, module_id, *found) for module_id, found in own.items()]
     return _together(parts) if parts else None
 
 
-def rescaled_before(config: RunConfig, other: OtherRun | None) -> dict[str, bool]:
+def rescaled_before(config: RunConfig, other: OtherRun | None, own: Own) -> dict[str, bool]:
     """Check for each reused module whether its old run had rescale_actions.
 
     Args:
         config: of the run, with its module ids.
         other: the result of `other_run`.
+        own: the result of `own_checkpoints`.
 
     Returns:
         By module id, for modules that begin with weights of another run.
@@ -187,8 +205,8 @@ def rescaled_before(config: RunConfig, other: OtherRun | None) -> dict[str, bool
     """
     found = {}
     for module_id in config.module_ids:
-        if source := _own_source(config, module_id):
-            before, own_id = _own_checkpoint(module_id, source)
+        if module_id in own:
+            before, own_id = own[module_id]
         elif other is not None:
             before, own_id = other.checkpoint, other.source(module_id)
         else:
@@ -254,14 +272,15 @@ def _own_checkpoint(module_id: str, source: str) -> tuple[Checkpoint, str]:
         raise ConfigError(f"modules.{module_id}: from = {source!r}: {error}") from error
 
 
-def _own_beginning(config: RunConfig, module_id: str, source: str) -> Beginning:
+def _own_beginning(
+    config: RunConfig, module_id: str, checkpoint: Checkpoint, own_id: str
+) -> Beginning:
     """What one module begins with.
 
     Raises:
         ConfigError: there are no such weights.
     """
-    checkpoint, own_id = _own_checkpoint(module_id, source)
-    where = f"modules.{module_id}: from = {source!r}"
+    where = f"modules.{module_id}: from = {_own_source(config, module_id)!r}"
     try:
         weights: Any = playing_tree(checkpoint, own_id)[WEIGHTS]
         learned = connector_state(checkpoint, own_id)

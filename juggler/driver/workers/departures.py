@@ -22,7 +22,7 @@ _REMEMBERED = 100  # failures
 
 #: Which of its environments and steps it was differs from life to life.
 _NUMBER = re.compile(r"(?<=environment )\d+|(?<=at step )\d+")
-_ROUND = re.compile(r"(?<=in round )\d+")
+_WHEN = re.compile(r"(?<=in round )\d+|(?<=update )\d+|(?<=batch )\d+")
 
 
 class Departures:
@@ -81,7 +81,7 @@ class Departures:
                 self.failures[event.worker.worker_id] = failure.message
                 self._fails(event.worker, failure)
             # Where workers fail in the same way again, it need not be printed all again.
-            words = _ROUND.sub("", _NUMBER.sub("", failure.message))
+            words = _WHEN.sub("", _NUMBER.sub("", failure.message))
             before = self._shown.pop(words, "")
             self._shown[words] = event.worker.worker_id
             if len(self._shown) > _REMEMBERED:

@@ -21,6 +21,7 @@ from juggler.runtime.actors.processor_time import seconds_used
 from juggler.runtime.actors.supervisor import RestartPolicy, Supervisor
 from juggler.runtime.actors.temporary import HeldDirectory, multiprocessings_is_there
 from juggler.runtime.actors.worker import Contact
+from juggler.runtime.streams.shared_directory import remove_abandoned
 
 #: An environment that fails every now and then costs a restart. One that fails before its EnvRunner
 #: has brought so many batches, again and again, is broken.
@@ -34,6 +35,7 @@ class LocalWorkers:
     """
 
     def __init__(self, events: Mailbox[Any], run_id: str, token: str, own_code: bytes) -> None:
+        remove_abandoned()  # of a run whose driver was killed
         self._directory = HeldDirectory()
         self._supervisor = Supervisor(events)
         self._run_id = run_id
@@ -178,6 +180,7 @@ class LocalWorkers:
         if self._shares:
             self._shares = False
             let_go_of_forkserver()
+        remove_abandoned()  # of workers that were killed
         self._directory.remove()
 
     def _start(self, role: str, index: int, policy: RestartPolicy) -> None:

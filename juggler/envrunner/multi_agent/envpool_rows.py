@@ -163,6 +163,9 @@ class EnvPoolRows:
             infos[number][envs] = given[order]
         return Turn((group,), envs[first], self._over, *ended_with, stepped=envs, infos=infos)
 
+    def returns(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return self._returns.copy(), self._returns[:, None].copy()
+
     def overdue(self, steps: int) -> str:
         steps = max(steps, 2 * self._longest)
         env = int(self._lengths.argmax())

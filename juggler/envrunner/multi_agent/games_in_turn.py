@@ -122,6 +122,9 @@ class GamesInTurn:
             )
             return self._turn(reports, booked, over)
 
+    def returns(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return self._books.returns()
+
     def overdue(self, steps: int) -> str:
         found = self._books.overdue(steps)
         remedy = "max_episode_steps = 1000 truncates all agents after so many steps"

@@ -200,6 +200,11 @@ class SlotBooks:
         self._rewards[self._acting] = 0
         self._acted_at[self._acting] = self._steps + 1
 
+    def returns(self) -> tuple[Floats, Floats]:
+        """Rewards of the running episodes so far: [N] of all agents, and [N, A] of each."""
+        self._catch_up()
+        return self._returns.copy(), self._agent_returns.reshape(-1, len(self._agents)).copy()
+
     def overdue(self, steps: int) -> Overdue | None:
         """Find an agent that has neither acted nor ended for so many steps of its environment, or
         else one that has not ended in an episode of so many; None where episodes have been about

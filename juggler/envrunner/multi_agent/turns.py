@@ -149,6 +149,9 @@ class MultiAgentEnvs(Protocol):
             EnvironmentFailed: an environment raised, or said what no environment may say.
         """
 
+    def returns(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Rewards of the running episodes so far: [N] of all agents, and [N, A] of each."""
+
     def overdue(self, steps: int) -> str:
         """For people: an agent that has not ended, or not even acted, for at least so many steps of
         its environment, and how episodes are ended; "": there is none.

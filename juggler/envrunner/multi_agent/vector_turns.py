@@ -212,6 +212,9 @@ class VectorTurns:
         ended_with = first.env_returns, first.env_lengths, first.agent_returns
         return Turn((group,), none, none, *ended_with, critics, infos=infos, unread=unread)
 
+    def returns(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return self._books.returns()
+
     def overdue(self, steps: int) -> str:
         found = self._books.overdue(steps)
         remedy = "it has to truncate its episodes, perhaps with max_episode_steps in env_kwargs"

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from juggler.envrunner.agent_returns import AgentReturns, add_returns
 from juggler.envrunner.evaluation import Goal, PlayedEpisodes
@@ -39,8 +38,7 @@ def play_whole_episodes(
         seed: of the environments.
         watch: called after each step with the number of finished episodes and of steps so far.
         most_steps: limit of an episode's environment steps; an episode that reaches it counts as it
-            is, with the rewards that its agents were told by then, and the steps after it count as
-            another. 0: no limit.
+            is, with all rewards by then, and the steps after it count as another. 0: no limit.
         goal: stop as soon as it is out of reach.
         line_ups: decides who plays each episode, from the same seed; None: each module plays all of
             its agents. Somebody else who uses it must reset it afterwards.
@@ -55,10 +53,11 @@ def play_whole_episodes(
     agent_returns: AgentReturns = {}
     played_by = {agent: each.role.module_id for each in modules for agent in each.role.agents}
     players = Players(count, envs.agents, played_by)
-    so_far = _SoFar(count, len(envs.agents))
+    counted = np.zeros(count)  # [N] of the running episode's return
+    counted_of = np.zeros((count, len(envs.agents)))  # [N, A] likewise, of each agent's
+    acted = np.zeros((count, len(envs.agents)), np.bool_)  # [N, A] in what is not counted yet
     lengths = np.zeros(count, np.int64)  # [N] so far
     running = np.zeros(count, np.bool_)  # [N]
-    cut = np.zeros(count, np.bool_)  # [N] the running episode has been counted once
     step = 0
     turn = envs.reset(seed)
     if line_ups is not None:
@@ -69,25 +68,25 @@ def play_whole_episodes(
             players.line_up(line_up)
             for slots in modules:
                 slots.line_up(line_up)
-        so_far.act(turn)
+        for group in turn.groups:
+            acted.flat[group.acting] = True
         running[turn.began] = True
         turn = envs.step(_act(envs, modules, turn))
         step += 1
         stepped = slice(None) if turn.stepped is None else turn.stepped
         lengths[stepped] += running[stepped]
         running[turn.over] = False
-        so_far.told(turn)
-        ended = {
-            int(row): so_far.returns(row) if cut[row] else (total, of_agents)
-            for row, total, of_agents in zip(
-                turn.over, turn.env_returns.tolist(), turn.agent_returns, strict=True
-            )
-        }
-        if most_steps:
-            reached = np.flatnonzero(lengths == most_steps).tolist()
-            ended = {row: so_far.returns(row) for row in reached} | ended
+        for group in turn.groups:  # what ends now may have acted in what is counted
+            acted.flat[group.ended] = True
+        over = turn.over.tolist()
+        ended = dict(zip(over, zip(turn.env_returns, turn.agent_returns, strict=True), strict=True))
+        if most_steps and len(reached := np.flatnonzero(lengths == most_steps)):
+            returns, of_each = envs.returns()  # [N], [N, A]
+            ended = {row: (returns[row], of_each[row]) for row in reached.tolist()} | ended
         for row in sorted(ended):
-            total, of_agents = ended[row]
+            so_far, so_far_of = ended[row]
+            total = float(so_far - counted[row])
+            of_agents = np.where(acted[row], so_far_of - counted_of[row], np.nan)  # [A]
             for each in (total, *of_agents[~np.isnan(of_agents)].tolist()):
                 check_return(row, each)
             if owed[row]:
@@ -95,9 +94,10 @@ def play_whole_episodes(
                 here = players.of(np.array([row]))  # [1, A]
                 add_returns(agent_returns, envs.agents, here, of_agents[None])
                 owed[row] -= 1
-            so_far.forget(row)
-            lengths[row] = 0
-            cut[row] = row not in turn.over
+            goes_on = row not in over
+            counted[row] = so_far if goes_on else 0
+            counted_of[row] = np.where(acted[row], so_far_of, counted_of[row]) if goes_on else 0
+            acted[row], lengths[row] = False, 0
         if watch is not None:
             watch(episodes - int(owed.sum()), step)
         if goal is not None and ended:
@@ -116,38 +116,3 @@ def _act(envs: MultiAgentEnvs, modules: Sequence[ModuleSlots], turn: Turn) -> li
         parts[group].append((slots, slots.act_deterministically(turn.groups[group])))
     groups = zip(turn.groups, envs.groups, parts, strict=True)
     return [merged_actions(turn, group.action_space, part) for turn, group, part in groups]
-
-
-class _SoFar:
-    """What the agents of N environments were told in the running episodes.
-
-    Args:
-        num_envs: N.
-        agents: A.
-    """
-
-    def __init__(self, num_envs: int, agents: int) -> None:
-        self._rewards = np.zeros((num_envs, agents))
-        self._acted = np.zeros((num_envs, agents), np.bool_)
-
-    def act(self, turn: Turn) -> None:
-        """Note who acts."""
-        for group in turn.groups:
-            self._acted.flat[group.acting] = True
-
-    def told(self, turn: Turn) -> None:
-        """Add what a step led to."""
-        for group in turn.groups:
-            self._rewards.flat[group.acting] += group.rewards
-            # Whoever ends now may have acted before the steps so far were counted.
-            self._rewards.flat[group.ended] += group.last_rewards
-            self._acted.flat[group.ended] = True
-
-    def returns(self, row: int) -> tuple[float, NDArray[np.float64]]:
-        """The sum over all agents, and each agent's [A]; NaN where it has not acted."""
-        rewards = self._rewards[row]
-        return float(rewards.sum()), np.where(self._acted[row], rewards, np.nan)
-
-    def forget(self, row: int) -> None:
-        """Begin anew in one environment."""
-        self._rewards[row], self._acted[row] = 0, False

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from juggler.driver.checkpoint.beginning import other_run, rescaled_before
+from juggler.driver.checkpoint.beginning import other_run, own_checkpoints, rescaled_before
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.defaults import settled, with_models
 from juggler.driver.given_config import differing
@@ -77,7 +77,7 @@ def advise(
                 f"{config.env_runner.env} has several agents, and only environments with one can "
                 "be measured: start short runs, and compare their steps/s"
             )
-        rescaled = rescaled_before(config, other_run(config))
+        rescaled = rescaled_before(config, other_run(config), own_checkpoints(config))
         config, said = settled(config, given, groups, rescaled)
         if said:
             tell(said)

@@ -51,9 +51,12 @@ OLD_MODULE: Final = "default"  # which a checkpoint without modules by id is of
 _BY_MODULE: Final = {"counters", "spaces"}
 _NAME = re.compile(r"(\d{9,})(\.replaced)?")
 
+#: Keys of earlier versions, which a checkpoint's run continues without: their old default, and
+#: what to do instead.
+RETIRED_KEYS: Final[Mapping[str, tuple[Any, str]]] = {
+    "trace": ("", "remove it: runs write no traces, and callbacks can follow a run's updates"),
+}
 #: The fields of checkpoint.json that a `Checkpoint` has, and their types.
-#: Keys of a run that earlier versions had: a checkpoint's run continues without them.
-RETIRED_KEYS: Final = ("trace",)
 FIELDS = {"version": list, "modules": dict, "counters": dict, "config": dict, "spaces": dict}
 
 

@@ -3,7 +3,7 @@ share, and a user's own.
 
 A socket in a directory can be reached from wherever that directory is mounted, by processes of the
 same kernel. Nothing but sockets is ever in it. A process that is killed leaves its own behind; the
-next one that listens there removes it.
+next one that listens there removes it, and so does a run of this host as it begins and ends.
 """
 
 from __future__ import annotations
@@ -87,10 +87,14 @@ def users_address(name: str, *, make: bool) -> str:
         with suppress(FileExistsError):
             os.mkdir(path, 0o700)
     if make or os.path.lexists(path):
-        found = os.lstat(path)
-        if not is_ours_alone(found) or not stat.S_ISDIR(found.st_mode):
-            raise PermissionError(f"{path} is not a directory in which only this user may write")
+        _must_be_the_users(path)
     return _address(path, name)
+
+
+def _must_be_the_users(path: str) -> None:
+    found = os.lstat(path)
+    if not is_ours_alone(found) or not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(f"{path} is not a directory in which only this user may write")
 
 
 def _users_directory() -> str:
@@ -178,9 +182,27 @@ def remove(path: str, place: str) -> None:
     with _alone_in(directory) as held:
         if _place(os.stat(name, dir_fd=held, follow_symlinks=False)) == place:
             os.unlink(name, dir_fd=held)
-        if directory == _users_directory():
-            with suppress(OSError):  # there are others in it
-                os.rmdir(directory)
+        _remove_if_empty(directory)
+
+
+def remove_abandoned() -> None:
+    """Remove what killed processes left in the shared directory and the user's."""
+    with suppress(EndpointError, OSError):
+        if directory := shared_directory():
+            with _alone_in(directory) as held:
+                _remove_abandoned(held)
+    directory = _users_directory()
+    with suppress(OSError):  # mostly because there is none
+        _must_be_the_users(directory)
+        with _alone_in(directory) as held:
+            _remove_abandoned(held)
+            _remove_if_empty(directory)
+
+
+def _remove_if_empty(directory: str) -> None:
+    if directory == _users_directory():
+        with suppress(OSError):  # there are others in it
+            os.rmdir(directory)
 
 
 @contextmanager

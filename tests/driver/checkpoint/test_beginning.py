@@ -12,7 +12,12 @@ import pytest
 from support.worker_events_world import WorkersWorld
 
 import juggler
-from juggler.driver.checkpoint.beginning import beginning_of, other_run, rescaled_before
+from juggler.driver.checkpoint.beginning import (
+    beginning_of,
+    other_run,
+    own_checkpoints,
+    rescaled_before,
+)
 from juggler.driver.checkpoint.books import counters_of
 from juggler.driver.checkpoint.restoring import core_of
 from juggler.driver.config import ConfigError, RunConfig
@@ -98,16 +103,21 @@ def test_whether_actions_are_rescaled_is_as_the_other_run_had_it(
     had = bool(connectors)
     keys = {"from_checkpoint": str(saved), "connectors": connectors}
     alone = RunConfig.from_flat(keys)
-    assert rescaled_before(alone, other_run(alone)) == {"default": had}
+    assert rescaled_before(alone, other_run(alone), own_checkpoints(alone)) == {"default": had}
     tables = {"agents": {"a": "one", "b": "two"}, "modules": {"one": {"from": str(saved)}}}
     several = RunConfig.from_flat({**tables, "modules": {**tables["modules"], "two": {}}})
-    assert rescaled_before(several, None) == {"one": had}
-    assert rescaled_before(RunConfig(), None) == {}
+    own = own_checkpoints(several)
+    assert rescaled_before(several, None, own) == {"one": had}
+    assert rescaled_before(RunConfig(), None, {}) == {}
     other = RunConfig.from_flat({**keys, "connectors": {} if had else RESCALING})
     beginning = beginning_of(other)
     assert beginning is not None
     (warning,) = beginning.warnings
     assert "connectors.module_to_env is not the same" in warning
+    shutil.rmtree(saved)
+    begins = beginning_of(several, None, own)
+    assert begins is not None, "it reads no checkpoint again"
+    assert set(begins.weights) == {"one"}
 
 
 @pytest.mark.parametrize(

@@ -365,6 +365,16 @@ def test_the_same_failure_of_another_environment_is_not_printed_whole_again(
     assert others == ["envrunner-1 left for the same reason as before"] * 2
 
 
+def test_the_same_failure_of_a_later_update_is_not_printed_whole_again(
+    world: WorkersWorld,
+) -> None:
+    for number in (7, 12):
+        said = f"nothing is finite in 5 updates in a row, the last of them update {number}"
+        failure = attach_pb2.Failure(message=said, traceback="Traceback\nRuntimeError")
+        world.leave(world.join("envrunner", 1), failure=failure)
+    assert world.told.messages[1:] == ["envrunner-1 left for the same reason as before"]
+
+
 def test_numbers_that_are_not_finite_are_told_once_and_not_by_each_worker(
     world: WorkersWorld,
 ) -> None:

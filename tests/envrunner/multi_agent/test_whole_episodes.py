@@ -79,8 +79,8 @@ def test_an_episode_counts_as_it_is_at_most_steps() -> None:
     returns, lengths, of_agents = play_whole_episodes(envs, modules, 5, seed=0, most_steps=3)
     assert lengths == [3, 3, 1, 3, 3]
     whole, *_ = play_whole_episodes(envs, modules, 1, seed=0)
-    # What green got before its first action is in no agent's return.
-    assert sum(returns[:3]) == whole[0] - 0.25
+    # What green got before its first action counts, too.
+    assert sum(returns[:3]) == whole[0]
     assert returns[3:] == returns[:2]
     each = [of_agents[agent, agent] for agent in AGENTS]
     assert [sum(pair) for pair in zip(*each, strict=True)] == returns

@@ -18,9 +18,12 @@ import pytest
 from support.learner_end import PATIENCE
 from support.weights_readers import names_of
 
+from juggler.driver.workers.local_workers import LocalWorkers
+from juggler.runtime.actors.mailbox import Mailbox
 from juggler.runtime.streams import memory_sockets
 from juggler.runtime.streams.host_weights import Meeting, WeightsRelay
 from juggler.runtime.streams.memory_sockets import memory_path
+from juggler.runtime.streams.shared_directory import remove_abandoned
 
 A_RELAY_THAT_FORKS = """
 import os, signal, sys
@@ -38,6 +41,18 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path / f"juggler-{os.geteuid()}"
+
+
+def _leave_a_relays_socket(secret: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", A_RELAY_THAT_FORKS, secret], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    process.kill()
+    os.kill(child, signal.SIGKILL)
+    process.wait(PATIENCE)
+    process.stdout.close()
 
 
 def _relay(meeting: Meeting) -> WeightsRelay:
@@ -103,6 +118,28 @@ def test_nobody_meets_in_what_is_not_a_directory_of_this_user_alone(
     for may_relay in True, False:
         with pytest.raises(PermissionError, match="not a directory in which only this user"):
             Meeting("secret").find(may_relay=may_relay)
+
+
+def test_a_run_removes_what_killed_relays_have_left_as_it_begins_and_ends(directory: Path) -> None:
+    _leave_a_relays_socket("secret")
+    lives = _relay(Meeting("other"))
+    _leave_a_relays_socket("another secret")
+    assert len(list(directory.iterdir())) == 2
+    workers = LocalWorkers(Mailbox(), "run", "token", b"")
+    assert len(list(directory.iterdir())) == 1, "that of the relay which lives"
+    lives.close()
+    assert not directory.exists()
+    _leave_a_relays_socket("secret")
+    workers.close(0.0)
+    assert not directory.exists()
+
+
+def test_a_run_leaves_alone_what_is_not_a_directory_of_this_user_alone(directory: Path) -> None:
+    _leave_a_relays_socket("secret")
+    elsewhere = directory.rename(directory.parent / "elsewhere")
+    directory.symlink_to("elsewhere")
+    remove_abandoned()
+    assert len(list(elsewhere.iterdir())) == 1
 
 
 def test_what_a_reader_shows_to_who_has_taken_the_name_is_worth_nothing_at_the_next_relay(
