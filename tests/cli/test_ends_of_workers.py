@@ -95,18 +95,21 @@ def _left(code: int | str | None) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_who_leaves_does_all_that_python_does_at_its_end_but_take_itself_apart() -> None:
     done = _left(3)
     assert {*done.stdout.splitlines()} == {"printed by C", "written by a thread", "registered"}
     assert (done.returncode, done.stderr) == (3, "")
 
 
+@pytest.mark.long
 def test_who_leaves_with_words_has_failed_and_says_them() -> None:
     done = _left("nobody listens")
     assert (done.returncode, done.stderr) == (1, "nobody listens\n")
     assert _left(None).returncode == 0
 
 
+@pytest.mark.long
 def test_a_worker_that_is_misused_says_so_by_its_status(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "juggler", "envrunner", "--dirver", "here"],

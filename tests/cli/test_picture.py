@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -182,21 +180,6 @@ def test_a_picture_that_cannot_be_written_is_an_error(tmp_path: Path, name: str)
 )
 def test_ticks_are_short(value: float, text: str) -> None:
     assert tick(value, 0) == text
-
-
-def test_plots_need_neither_torch_nor_pyplot(tmp_path: Path) -> None:
-    run = _write(tmp_path / "run", [_line(1, 1.0)])
-    code = f"""
-import sys
-from pathlib import Path
-from juggler.cli.picture import plot
-from juggler.experiments.style import tick
-assert "matplotlib" not in sys.modules
-plot([Path({str(run)!r})])
-assert not {{"torch", "matplotlib.pyplot"}} & sys.modules.keys()
-"""
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def _by_name(key: str, step: int, **means: float) -> dict[str, Any]:

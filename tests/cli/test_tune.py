@@ -231,8 +231,9 @@ def test_a_fragment_that_other_work_holds_up_does_not_count() -> None:
     assert usual["inference"] == pytest.approx(0.0025)
 
 
-@pytest.mark.usefixtures("one_forkserver")
-@pytest.mark.parametrize("algorithm", ["impala", pytest.param("dqn", marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("local_workers")
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [pytest.param("impala", marks=pytest.mark.long), "dqn"])
 def test_it_measures_a_real_environment_and_writes_what_train_takes(
     algorithm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,7 +269,7 @@ def test_it_measures_a_real_environment_and_writes_what_train_takes(
         (("--env", "CartPol-v1"), "Nearest: CartPole-v1"),
     ],
 )
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_what_cannot_be_measured_is_said(
     options: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -276,13 +277,14 @@ def test_what_cannot_be_measured_is_said(
     assert why in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_several_agents_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of("tune", "--env", "juggler:CartPoles", "--seconds", 1) == 2
     assert "has several agents" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.long
+@pytest.mark.usefixtures("local_workers")
 def test_of_slow_environments_only_a_few_are_measured_and_the_others_are_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,7 +308,8 @@ def test_environments_too_slow_for_one_measurement_are_refused(
         measurements.all()
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.long
+@pytest.mark.usefixtures("local_workers")
 def test_an_environment_that_ends_its_process_is_named_with_how_it_ended(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -316,7 +319,8 @@ def test_an_environment_that_ends_its_process_is_named_with_how_it_ended(
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.long
+@pytest.mark.usefixtures("local_workers")
 def test_a_process_that_hangs_where_no_python_code_runs_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -91,6 +91,7 @@ def test_jobs_of_a_role_that_slurm_does_not_cancel_leave_no_others_running(
     assert [each.rpartition("-")[2] for each in asked] == ["driver", *ROLES]
 
 
+@pytest.mark.long
 def test_a_signal_between_two_lives_of_a_job_ends_the_next_one(tmp_path: Path) -> None:
     twice = tmp_path / "twice"
     twice.write_text("[ -e ran ] && exec sleep 60; touch ran; exit 1\n")
@@ -108,6 +109,7 @@ def test_a_signal_between_two_lives_of_a_job_ends_the_next_one(tmp_path: Path) -
         job.wait()
 
 
+@pytest.mark.long
 def test_a_worker_that_is_being_submitted_when_the_run_ends_is_cancelled_too(
     tmp_path: Path,
 ) -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +14,7 @@ import juggler
 from juggler.policies.observed import Observed
 from juggler.runtime.wire.structures import tree_map
 
-ACTS = """
-import sys
-import numpy as np
-import juggler
-
-policy = juggler.load_policy(sys.argv[1])
-action, state = policy.act(np.zeros(4, np.float32))
-action, state = policy.act(np.zeros(4, np.float32), state, explore=True, reward=1.0)
-assert policy.action_space.contains(action)
-foreign = [name for name in sys.modules if name.partition(".")[0] == "grpc"]
-foreign += [name for name in sys.modules if name.startswith(("juggler.driver", "juggler.learner"))]
-assert not foreign, foreign
-"""
-
 WHAT_CAME_BEFORE = {"env_to_module": ["previous_actions_and_rewards"]}
-
-
-def test_acting_needs_no_driver_and_no_grpc(tmp_path: Path) -> None:
-    path = worlds.written(
-        tmp_path, worlds.motors, model={"recurrent": "gru"}, connectors=WHAT_CAME_BEFORE
-    )
-    command = [sys.executable, "-c", ACTS, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_run_directory_is_as_good_as_its_newest_checkpoint(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ _WHERE = environment_processes.__name__
 
 
 class _Thread(threading.Thread):
-    """Has its own copy of all that a process would have: functions are pickled, pipes duplicated."""
+    """Has its own copy of what a process would have: a pickled function and duplicated pipes."""
 
     exitcode = 0
 
@@ -30,7 +30,7 @@ class _Thread(threading.Thread):
             Connection(os.dup(each.fileno())) if isinstance(each, Connection) else each
             for each in rest
         ]
-        sent = pickle.loads(pickle.dumps(function))
+        sent = pickle.loads(pickle.dumps(function))  # noqa: S301
         super().__init__(target=target, name=name, args=(index, sent, *own), daemon=True)
 
     def kill(self) -> None:

@@ -84,6 +84,7 @@ def test_a_run_trains_on_the_public_api_of_grpc(place: Place) -> None:
     assert summary(place.path / "run")["env_steps_trained"] >= 20_000
 
 
+@pytest.mark.long
 def test_a_script_is_told_that_private_names_of_grpc_are_missing_and_trains_without_torch(
     place: Place,
 ) -> None:
@@ -107,7 +108,7 @@ def test_a_script_is_told_that_private_names_of_grpc_are_missing_and_trains_with
     place.assert_nothing_is_left()
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_a_run_goes_on_from_its_checkpoint(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,7 @@ def test_a_signal_ends_a_run_whose_forkserver_is_not_ready_yet(place: Place) -> 
     place.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_a_forkserver_that_stands_still_is_not_waited_for_for_ever(place: Place) -> None:
     run = _start(place, "--worker-timeout-seconds", 3)
     eventually(lambda: _forkserver(place), 30, lambda: run.output).suspend()

@@ -11,7 +11,7 @@ import juggler
 
 
 @pytest.fixture(scope="module", name="group")
-def _group(one_forkserver: None) -> Iterator[juggler.LearnerGroup]:
+def _group(local_workers: None) -> Iterator[juggler.LearnerGroup]:
     modules = {name: spec(**learner) for name, learner in LEARNERS.items()}
     with juggler.LearnerGroup(modules, devices="fake:3", snapshot_updates=2) as group:
         yield group

@@ -14,7 +14,7 @@ import juggler
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 MakeBatch = Callable[..., EpisodeBatch]
-pytestmark = pytest.mark.usefixtures("one_forkserver")
+pytestmark = pytest.mark.usefixtures("local_workers")
 PATIENCE = 60.0  # seconds until a test fails; nothing takes as long
 
 
