@@ -14,7 +14,7 @@ import juggler
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 MakeBatch = Callable[..., EpisodeBatch]
-pytestmark = pytest.mark.usefixtures("local_workers")
+pytestmark = pytest.mark.usefixtures("one_forkserver")
 PATIENCE = 60.0  # seconds until a test fails; nothing takes as long
 
 
@@ -35,6 +35,7 @@ def test_a_group_that_cannot_be_is_refused(keys: dict[str, Any], message: str) -
         juggler.LearnerGroup({})
 
 
+@pytest.mark.long
 def test_a_killed_learner_of_one_module_does_not_hold_up_the_updates_of_another(
     make_batch: MakeBatch,
 ) -> None:
