@@ -61,14 +61,8 @@ leave(CODE)
 """
 
 
-@pytest.mark.parametrize(
-    "role",
-    [
-        "envrunner",
-        pytest.param("learner", marks=pytest.mark.slow),
-        pytest.param("evaluator", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("role", ["learner", "envrunner", "evaluator"])
 def test_a_worker_whose_threads_are_busy_at_its_end_has_the_status_of_its_work(role: str) -> None:
     events: Mailbox[object] = Mailbox()
     hub = Hub(HubSettings(run_id="run", roles=(role,)), events)

@@ -96,7 +96,7 @@ def test_what_learners_keep_must_fit_into_the_memory_of_their_host_together() ->
         )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_environment_that_crashes_says_where() -> None:
     with pytest.raises(
         PreflightError, match="making the environment __main__:Env: killed by"

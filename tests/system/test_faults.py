@@ -77,7 +77,7 @@ def _robot(directory: Path, where: str, at: int = 10**9) -> list[object]:
     [
         (signal.SIGINT, "interrupted"),
         (signal.SIGTERM, "terminated"),
-        (signal.SIGHUP, "terminated"),
+        pytest.param(signal.SIGHUP, "terminated", marks=pytest.mark.long),
     ],
 )
 def test_a_signal_ends_a_run_in_order(place: Place, number: int, reason: str) -> None:
@@ -357,7 +357,7 @@ def test_gradients_that_are_not_finite_end_the_run_and_name_the_module(
     assert "To go on from update" in said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_driver_that_is_killed_takes_its_workers_with_it(place: Place) -> None:
     run = place.start("train", "cartpole", "--run-dir", "run", "--stop-return", 501)
     eventually(lambda: trained_steps(place.path / "run") > 0, 60, lambda: run.output)

@@ -100,7 +100,7 @@ def test_a_learner_too_many_is_told_so(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_pause_of_the_driver_alone_costs_a_run_nothing(place: Place) -> None:
     """Longer than anything over a network may be silent."""
     run = _start(place)
