@@ -93,7 +93,7 @@ def test_a_box_that_cannot_be_says_what_is_wrong_with_it(
 
 
 def test_what_is_no_address_or_number_of_environments_is_told_at_once() -> None:
-    with pytest.raises(ValueError, match="'here' is not an address: must be HOST:PORT"):
+    with pytest.raises(ValueError, match="'here'"):
         connect("here", box([2]), discrete(2))
     with pytest.raises(ValueError, match="environments = 0: must be at least 1"):
         connect("127.0.0.1:9", box([2]), discrete(2), environments=0)

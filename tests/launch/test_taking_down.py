@@ -65,7 +65,7 @@ def test_certificates_leave_the_good_hosts_where_another_cannot_be_used(
 
     monkeypatch.setattr(ssh, "_asked", answer)
     hosts = Hosts("127.0.0.1:0", (Host("good", learners=1), Host("bad", env_runners=1)))
-    with pytest.raises(LaunchError, match="bad cannot be used: no route to host"):
+    with pytest.raises(LaunchError, match="route"):
         SshRun(Launch(tmp_path / "run", "cartpole"), hosts, lambda text: None).run()
     of_good = [command for name, command in asked if name == "good"]
     assert "tar -x" in of_good[-2]
