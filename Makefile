@@ -21,13 +21,8 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST := $(BIN)/python -m pytest
-# The tests $(2), of which $(1) run at a time: many of them wait for processes to start and to end.
-# A test of real processes may fail on a busy machine for want of time alone. The tests that failed
-# run once more by themselves, and both results are shown.
-define run_tests
-	$(PYTEST) --numprocesses $(1) --dist loadfile $(2) || { [ $$? = 1 ] && echo "Those that failed run again, alone:" && \
-		$(PYTEST) $(2) --last-failed --last-failed-no-failures none --maxfail 3; }
-endef
+# Runs the tests $(2), $(1) at a time: many wait for processes to start and to end.
+run_tests = $(PYTEST) --numprocesses $(1) --dist loadfile $(2)
 
 CHECK = $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy -p juggler && \
 	$(BIN)/lint-imports

@@ -108,7 +108,7 @@ def run_shortly(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     in_tmp_path: None,
-    one_forkserver: None,
+    local_workers: None,
 ) -> Callable[..., str]:
     """Runs scripts in this process, since a new one would take seconds to import everything, and
     returns what they print. Their runs end after one update, or after `stop_steps`."""
@@ -147,12 +147,25 @@ def _kept_forkserver() -> Iterator[None]:
     let_go_of_forkserver()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def one_forkserver(_kept_forkserver: None) -> None:
-    """For runs that this process begins: what a forkserver imports takes seconds."""
+    """For workers that are processes: what a forkserver imports takes seconds."""
     from support.forkservers import have_jugglers_forkserver
 
     have_jugglers_forkserver()
+
+
+@pytest.fixture
+def local_workers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For runs that this process begins: workers are threads, and in slow tests processes."""
+    if any(request.node.get_closest_marker(tier) for tier in ("slow", "long")):
+        request.getfixturevalue("one_forkserver")
+        yield
+        return
+    from support.worker_threads import workers_in_threads
+
+    with workers_in_threads():
+        yield
 
 
 @pytest.fixture(scope="module", params=["core", "public"])

@@ -24,6 +24,7 @@ def only(check: Callable[[], Iterator[Finding]]) -> dict[str, Finding]:
     return {found.name: found for found in check()}
 
 
+@pytest.mark.slow
 def test_it_says_what_works_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of("doctor", "--json") == 0
     found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
@@ -53,6 +54,7 @@ def test_a_problem_is_told_with_what_to_do_and_an_exit_status(
     assert "Runs may not work here" in said
 
 
+@pytest.mark.long
 def test_a_torch_that_cannot_be_imported_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "_TORCH", "raise ImportError('libcudart.so is not there')")
     found = only(checks._torch)["torch"]
@@ -81,6 +83,7 @@ def test_a_port_that_is_taken_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> N
         assert only(checks._ports)["ports"].state == "warning"
 
 
+@pytest.mark.long
 def test_few_open_files_are_a_warning() -> None:
     code = "from juggler.cli.checks import _open_files; print(*_open_files())"
     command = f"ulimit -n 256; exec {sys.executable} -c '{code}'"

@@ -61,14 +61,8 @@ leave(CODE)
 """
 
 
-@pytest.mark.parametrize(
-    "role",
-    [
-        "envrunner",
-        pytest.param("learner", marks=pytest.mark.slow),
-        pytest.param("evaluator", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("role", ["learner", "envrunner", "evaluator"])
 def test_a_worker_whose_threads_are_busy_at_its_end_has_the_status_of_its_work(role: str) -> None:
     events: Mailbox[object] = Mailbox()
     hub = Hub(HubSettings(run_id="run", roles=(role,)), events)
@@ -95,18 +89,21 @@ def _left(code: int | str | None) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_who_leaves_does_all_that_python_does_at_its_end_but_take_itself_apart() -> None:
     done = _left(3)
     assert {*done.stdout.splitlines()} == {"printed by C", "written by a thread", "registered"}
     assert (done.returncode, done.stderr) == (3, "")
 
 
+@pytest.mark.long
 def test_who_leaves_with_words_has_failed_and_says_them() -> None:
     done = _left("nobody listens")
     assert (done.returncode, done.stderr) == (1, "nobody listens\n")
     assert _left(None).returncode == 0
 
 
+@pytest.mark.long
 def test_a_worker_that_is_misused_says_so_by_its_status(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "juggler", "envrunner", "--dirver", "here"],

@@ -27,6 +27,7 @@ def test_a_command_that_is_interrupted_says_so_without_a_traceback(
     assert capsys.readouterr().err == "juggler evaluate: interrupted, left at once\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [["--help"], ["status", "--help"], ["train", "--list"]])
 def test_a_command_whose_reader_has_left_ends_in_silence(arguments: list[str]) -> None:
     reads, writes = os.pipe()

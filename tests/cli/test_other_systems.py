@@ -17,6 +17,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("system", ["darwin", "win32"])
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["train", "cartpole"], ["status"]])
 def test_on_other_systems_the_first_line_says_what_runs_it(

@@ -20,6 +20,7 @@ reattaching._is_back(worker.Contact("127.0.0.1:9", reattach_seconds=100.0))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ignored", [False, True], ids=["of a terminal", "of nohup"])
 def test_it_ends_with_its_terminal_unless_nohup_started_it(ignored: bool) -> None:
     hangs_up = signal.SIG_IGN if ignored else signal.SIG_DFL

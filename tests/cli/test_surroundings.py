@@ -37,6 +37,7 @@ def _spoil() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 
+@pytest.mark.long
 def test_a_command_needs_no_streams_and_neither_its_parents_signals(tmp_path: Path) -> None:
     found = tmp_path / "found"
     command = [sys.executable, "-c", PROGRAM, "new", str(found)]
@@ -44,6 +45,7 @@ def test_a_command_needs_no_streams_and_neither_its_parents_signals(tmp_path: Pa
     assert found.read_text() == repr([set(), 1, *["/dev/null"] * 3])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.getuid() != 0, reason="making a namespace takes root")
 def test_a_first_process_of_a_container_is_terminated_before_its_command_listens() -> None:
     program = """
@@ -70,6 +72,7 @@ cli.command_line()
             namespace.kill()
 
 
+@pytest.mark.long
 def test_a_working_directory_that_was_deleted_is_one_sentence(tmp_path: Path) -> None:
     def lose() -> None:
         os.rmdir(os.getcwd())

@@ -48,7 +48,7 @@ def serve(address: str, api: str) -> None:
         threading.Event().wait()
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_play_goes_on_with_the_gateway_that_takes_the_place_of_a_dead_one(grpc_api: str) -> None:
     address = free_address()
     context = multiprocessing.get_context("forkserver")

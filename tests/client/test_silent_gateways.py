@@ -17,7 +17,7 @@ from juggler.runtime.wire.v1 import simulator_pb2 as pb
 def test_who_gets_no_welcome_is_told_in_time() -> None:
     with GatewayWorld() as world, world._server.at_work():
         began = time.monotonic()
-        with pytest.raises(GatewayError, match=r"DEADLINE_EXCEEDED.*does not answer") as told:
+        with pytest.raises(GatewayError, match="DEADLINE_EXCEEDED") as told:
             connect(world.address, THREE, TWO_WAYS, timeout=0.2)
         assert time.monotonic() - began < 5
         assert told.value.retryable

@@ -63,6 +63,7 @@ def test_kubernetes_knows_every_field() -> None:
     _known(_resources())
 
 
+@pytest.mark.long
 @needs_kubectl
 def test_a_run_in_a_namespace_of_its_own_is_the_base_in_it() -> None:
     made = _kustomized(MANIFESTS)
@@ -72,6 +73,7 @@ def test_a_run_in_a_namespace_of_its_own_is_the_base_in_it() -> None:
     assert Counter(each["kind"] for each in made) == kinds + Counter(["ConfigMap"])
 
 
+@pytest.mark.long
 @needs_kubectl
 def test_a_launch_has_names_of_its_own_and_the_parts_that_were_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -222,6 +224,7 @@ def test_the_example_has_every_variable_of_the_compose_files() -> None:
     assert used == set(re.findall(r"^#?(\w+)=", (DOCKER / "example.env").read_text(), re.M))
 
 
+@pytest.mark.long
 @needs_kubectl
 def test_a_run_with_a_gateway_has_a_service_that_simulators_dial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -41,6 +41,7 @@ def test_the_file_has_only_keys_that_exist_and_the_table_has_all() -> None:
     assert {*SimulatorOptions.__struct_fields__} <= {*rows}
 
 
+@pytest.mark.long
 def test_the_python_runs_beside_a_proxy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_python: Callable[..., str]
 ) -> None:

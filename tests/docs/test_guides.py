@@ -187,7 +187,7 @@ def test_a_key_of_ours_is_never_taken_for_one_of_another_library() -> None:
     assert not {key.name for key in fields(ModelConfig)} & MODEL_KEYS.keys()
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_metrics_that_others_are_translated_to_are_written(tmp_path: Path) -> None:
     run_dir = str(tmp_path / "run")
     result = juggler.train("cartpole", algorithm="ppo", stop_steps=1, run_dir=run_dir)

@@ -30,6 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_every_page_is_in_the_menu_and_is_found(site: Path) -> None:
     menu = (site / "index.html").read_text()
     index = json.loads((site / "search" / "search_index.json").read_text())["docs"]
@@ -42,6 +43,7 @@ def test_every_page_is_in_the_menu_and_is_found(site: Path) -> None:
     assert "env_steps_trained" in metrics["text"]
 
 
+@pytest.mark.long
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     for page in site.glob("*.html"):
         head = page.read_text()
@@ -49,6 +51,7 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
         assert loaded == [], page.name
 
 
+@pytest.mark.long
 def test_links_to_files_of_the_repository_lead_to_copies_of_them(site: Path) -> None:
     core = "juggler/learner/algorithms/impala/core.py"
     assert f'href="source/{core}.txt"' in (site / "architecture.html").read_text()

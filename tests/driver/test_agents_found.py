@@ -19,7 +19,7 @@ from juggler.driver.defaults import settled
 from juggler.driver.preflight import PreflightError, rehearse
 from juggler.runtime.wire.spaces import space_to_message
 
-pytestmark = pytest.mark.usefixtures("one_forkserver")
+pytestmark = pytest.mark.usefixtures("local_workers")
 
 TAG = "support.tag_game:Tag"
 MAPPING = {"adversary_0": "adversary", "adversary_1": "adversary", "runner_0": "runner"}

@@ -15,6 +15,7 @@ import pytest
 import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.errors import raises_key
 
 from juggler.driver.checkpoint.restoring import core_of
 from juggler.driver.config import ConfigError, RunConfig
@@ -137,7 +138,7 @@ def test_a_value_of_env_kwargs_that_no_file_can_hold_is_refused_with_what_to_do(
 
 
 def test_an_environment_given_as_an_instance_is_answered_with_a_function() -> None:
-    with pytest.raises(ConfigError, match=r"env .*lambda: gymnasium.make"):
+    with pytest.raises(ConfigError, match="gymnasium"):
         give_names(object(), None, {})  # type: ignore[arg-type]
 
 
@@ -151,9 +152,7 @@ def test_a_whole_number_may_be_written_with_an_exponent() -> None:
     config = RunConfig.from_flat({"stop_steps": 1e6, "batch_size": 5e2})
     assert (config.driver.stop_steps, config.learner.batch_size) == (1_000_000, 500)
     assert type(config.driver.stop_steps) is type(config.learner.batch_size) is int
-    with pytest.raises(
-        ConfigError, match=r"stop_steps: expected a whole number, or .none., not 10"
-    ):
+    with raises_key(ConfigError, "stop_steps"):
         RunConfig.from_flat({"stop_steps": 1e6 + 0.5})
 
 
@@ -397,7 +396,7 @@ def test_a_file_that_cannot_be_read_as_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_bytes(b"env = '\xff'")
     with pytest.raises(ConfigError, match=r"run\.toml is not valid TOML"):
         load_config(tmp_path / "run.toml")
-    with pytest.raises(ConfigError, match=r"Is a directory; a run goes on with --resume /"):
+    with pytest.raises(ConfigError, match="resume"):
         load_config(tmp_path)
 
 

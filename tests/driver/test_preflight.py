@@ -17,7 +17,7 @@ from juggler.driver.preflight import PreflightError, _where_it_was, rehearse
 from juggler.runtime.actors.resources import usable_memory
 from juggler.runtime.wire.spaces import space_from_message
 
-pytestmark = pytest.mark.usefixtures("one_forkserver")
+pytestmark = pytest.mark.usefixtures("local_workers")
 
 _GOOD_STEP = "return self.observation_space.sample(), 0.0, False, False, {}"
 
@@ -96,6 +96,7 @@ def test_what_learners_keep_must_fit_into_the_memory_of_their_host_together() ->
         )
 
 
+@pytest.mark.long
 def test_an_environment_that_crashes_says_where() -> None:
     with pytest.raises(
         PreflightError, match="making the environment __main__:Env: killed by"
@@ -104,11 +105,13 @@ def test_an_environment_that_crashes_says_where() -> None:
     assert "in __init__" in got.value.traceback
 
 
+@pytest.mark.long
 def test_an_environment_that_leaves_says_so() -> None:
     with pytest.raises(PreflightError, match="making the environment __main__:Env: exit code 3"):
         rehearse(_config(), _own(_env("os._exit(3)")))
 
 
+@pytest.mark.long
 def test_an_environment_that_waits_for_ever_is_given_up() -> None:
     config = _config(worker_timeout_seconds=1.5)
     with pytest.raises(PreflightError, match="__main__:Env hangs: it has done nothing") as got:
@@ -138,12 +141,14 @@ Current thread's C stack trace (most recent call first):
     ]
 
 
+@pytest.mark.slow
 def test_an_environment_that_computes_for_ever_is_given_up() -> None:
     config = _config(hang_seconds=1.5)
     with pytest.raises(PreflightError, match=r"hangs: it has used 1\.5 s of a proc"):
         rehearse(config, _own(_env("while True: pass")))
 
 
+@pytest.mark.long
 def test_an_environment_that_gets_on_is_waited_for_longer_than_one_that_does_not() -> None:
     started = time.monotonic()
     busy = "end = time.monotonic() + 5\n        while time.monotonic() < end: sum(range(10**5))"
@@ -197,6 +202,7 @@ def test_a_constructor_that_passes_on_wrong_arguments_is_told_with_its_line() ->
     assert "in __init__" in got.value.traceback
 
 
+@pytest.mark.long
 def test_an_environment_that_is_slow_to_step_is_tried_by_the_run_itself() -> None:
     told: list[str] = []
     began = time.monotonic()

@@ -201,6 +201,7 @@ run = started.StartedRun(trains)
 """
 
 
+@pytest.mark.long
 def test_a_program_that_ends_ends_its_run_in_order() -> None:
     program = PROGRAM + "print('the program is over')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
@@ -208,6 +209,7 @@ def test_a_program_that_ends_ends_its_run_in_order() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_an_interrupt_while_a_result_is_waited_for_ends_the_run_in_order() -> None:
     program = PROGRAM + "print('waits', flush=True)\nrun.result()"
     begun = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)

@@ -192,7 +192,7 @@ def test_a_module_whose_table_names_weights_of_another_network_is_told_before_a_
         assert "from_parameters" not in said, "which is for from_checkpoint alone"
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 @pytest.mark.parametrize("env", [{"gateway": "127.0.0.1:0"}, {"env": "dm_env_rpc://robots:5005"}])
 def test_a_run_of_simulators_is_rehearsed_with_the_spaces_of_its_checkpoint(
     env: dict[str, Any],
@@ -211,7 +211,7 @@ def test_a_run_of_simulators_is_rehearsed_with_the_spaces_of_its_checkpoint(
             rehearse(config_of("ppo", **env, **change), before=world.before)
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_each_module_of_simulators_goes_on_with_the_spaces_of_its_own_agents() -> None:
     tables = {"agents": {"hunter_*": "hunters", "*": "runner"}}
     before = config_of("ppo", **tables, gateway="127.0.0.1:0")

@@ -48,7 +48,7 @@ def test_its_environments_are_made_and_stepped(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_run_learns_from_it_and_is_evaluated(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -56,7 +56,7 @@ def test_the_metrics_of_ones_own_algorithm_and_of_its_optimizers_are_let_through
 def test_what_evaluations_have_needs_evaluations() -> None:
     name, keys = "by_agent/agent_0/evaluation_return_mean", {"env": "pettingzoo:x"}
     for metric in (name, "evaluation_return_mean"):
-        with pytest.raises(ConfigError, match="only with evaluation_seconds"):
+        with pytest.raises(ConfigError, match="evaluation_seconds"):
             must_be_a_metric(metric, RunConfig.from_flat(keys))
         must_be_a_metric(metric, RunConfig.from_flat({**keys, "evaluation_seconds": 2.0}))
 
@@ -96,14 +96,12 @@ def test_a_module_that_the_table_agents_does_not_name_is_told(name: str, told: s
 )
 def test_the_modules_of_the_table_agents_have_metrics_of_their_own(name: str) -> None:
     must_be_a_metric(name, RunConfig.from_flat(SEVERAL))
-    with pytest.raises(
-        ConfigError, match="with several modules, and there is one alone, 'hunters'"
-    ):
+    with pytest.raises(ConfigError, match="'hunters'"):
         must_be_a_metric(name, RunConfig.from_flat({"agents": {"*": "hunters"}}))
 
 
 def test_a_run_of_one_agent_has_no_metrics_by_module() -> None:
-    with pytest.raises(ConfigError, match="there is one alone, 'default': name a number of the"):
+    with pytest.raises(ConfigError, match="'default'"):
         must_be_a_metric("by_module/default/updates", RunConfig.from_flat({"env": "CartPole-v1"}))
 
 

@@ -1,12 +1,9 @@
-"""Runs with several seeds, in real processes; but for the last test, they are scripted."""
+"""Runs with several seeds; but for the last test, they are scripted."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
-import threading
-import time
 import tomllib
 from pathlib import Path
 
@@ -111,13 +108,6 @@ def test_ctrl_c_ends_the_runs_in_order_and_they_can_go_on(
 ) -> None:
     directory = tmp_path / "seeds"
     metrics = directory / "seed-0" / "metrics.jsonl"
-
-    def interrupt() -> None:
-        while not metrics.exists() or len(metrics.read_text().splitlines()) < 5:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt, daemon=True).start()
     given = ["--seeds", 2, "--jobs", 1, "--run-dir", directory, "--reward-scale", 2.0]
     before = signal.getsignal(signal.SIGINT)
     try:

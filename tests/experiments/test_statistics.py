@@ -88,7 +88,7 @@ def test_the_same_scores_have_the_same_interval() -> None:
 
 @pytest.mark.parametrize("tasks", [(), ([],), ([1.0], []), ([float("nan")],)])
 def test_scores_have_to_be_there_and_finite(tasks: tuple[list[float], ...]) -> None:
-    with pytest.raises(ValueError, match="the scores of one run at least, all finite"):
+    with pytest.raises(ValueError, match="finite"):
         juggler.interquartile_mean(*tasks)
 
 

@@ -62,6 +62,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
+@pytest.mark.long
 def test_without_a_gpu_torch_is_that_for_the_cpu_and_the_other_one_is_named(
     machine: Machine,
 ) -> None:
@@ -72,6 +73,7 @@ def test_without_a_gpu_torch_is_that_for_the_cpu_and_the_other_one_is_named(
     assert "make clean install TORCH_INDEX=" in said
 
 
+@pytest.mark.long
 def test_with_a_gpu_or_where_that_is_asked_for_it_comes_from_the_usual_index(
     machine: Machine,
 ) -> None:
@@ -83,6 +85,7 @@ def test_with_a_gpu_or_where_that_is_asked_for_it_comes_from_the_usual_index(
     assert torch.endswith("-c constraints.txt torch")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", ["global.index-url", "install.find-links"])
 def test_an_index_that_somebody_has_told_pip_is_not_overruled(machine: Machine, key: str) -> None:
     machine.has_a_gpu(False)
@@ -91,6 +94,7 @@ def test_an_index_that_somebody_has_told_pip_is_not_overruled(machine: Machine, 
     assert CPU not in said
 
 
+@pytest.mark.long
 def test_an_index_that_cannot_be_reached_is_told_and_done_without(machine: Machine) -> None:
     machine.has_a_gpu(False)
     (torch, _), said = machine.install(reachable=False)
@@ -98,6 +102,7 @@ def test_an_index_that_cannot_be_reached_is_told_and_done_without(machine: Machi
     assert f"no way to {CPU} from here" in said
 
 
+@pytest.mark.long
 def test_what_is_installed_is_shown_in_a_line_each(machine: Machine) -> None:
     machine.has_a_gpu(False)
     _, said = machine.install()

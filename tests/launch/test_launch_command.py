@@ -51,6 +51,7 @@ def test_a_dry_run_prints_every_command_and_makes_nothing(
     assert [path.name for path in hosts.parent.iterdir()] == ["hosts.toml"]
 
 
+@pytest.mark.long
 def test_scripts_of_slurm_are_scripts_that_a_shell_can_read(
     hosts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

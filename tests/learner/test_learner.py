@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -299,10 +297,3 @@ def test_an_unknown_algorithm_is_told_the_nearest() -> None:
         find_algorithm("imapla")
     with pytest.raises(ValueError, match=r"known are .*impala"):
         find_algorithm("zzz")
-
-
-def test_configs_are_read_without_torch() -> None:
-    code = "import sys; from juggler.learner.algorithms.registry import find_algorithm; "
-    code += "find_algorithm('impala').config(); "
-    code += "sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

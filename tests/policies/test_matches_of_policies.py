@@ -55,9 +55,7 @@ def test_two_policies_of_one_checkpoint_draw_different_actions(checkpoint: Path)
 
 def test_what_is_no_player_is_told_with_what_is_one(checkpoint: Path) -> None:
     players: dict[str, Any] = {"row": 3, "column": "random"}
-    with pytest.raises(
-        ConfigError, match=r"^3 cannot play row, column: a player is a name, the path"
-    ):
+    with pytest.raises(ConfigError, match="player"):
         juggler.play_matches(checkpoint, players, 1)
 
 

@@ -64,7 +64,7 @@ def test_the_mean_of_probable_returns_chooses_in_a_model_too(tmp_path: Path, due
 def test_a_connector_in_numpy_alone_is_named(tmp_path: Path) -> None:
     connectors = {"env_to_module": ["support.worlds:Sorted"]}
     policy = juggler.load_policy(worlds.written(tmp_path, worlds.plain, connectors=connectors))
-    with pytest.raises(ValueError, match=r"connector Sorted .* Sorted.takes_tensors = True"):
+    with pytest.raises(ValueError, match="takes_tensors"):
         policy.export_onnx(tmp_path / "policy.onnx")
     assert not (tmp_path / "policy.onnx").exists()
 
@@ -81,7 +81,7 @@ def test_a_module_that_cannot_be_exported_is_named(tmp_path: Path) -> None:
     path = worlds.written(tmp_path, worlds.plain, InNumPy, module="__main__:InNumPy")
     policy = juggler.load_policy(path, module=InNumPy)
     policy.act(np.zeros(4))
-    with pytest.raises(ValueError, match="InNumPy cannot be exported: "):
+    with pytest.raises(ValueError, match="InNumPy"):
         policy.export_onnx(tmp_path / "policy.onnx")
     policy.act(np.zeros(4))
 

@@ -61,11 +61,11 @@ def test_which_module_is_asked_where_there_are_several(
     several: tuple[Path, dict[str, Path]],
 ) -> None:
     together, alone = several
-    with pytest.raises(CheckpointError, match="has several modules, of which to name one: 'red', "):
+    with pytest.raises(CheckpointError, match="'red'"):
         juggler.load_policy(together)
-    with pytest.raises(CheckpointError, match="has no module 'green': there are 'red', 'blue'"):
+    with pytest.raises(CheckpointError, match="module 'green'"):
         juggler.load_policy(together, module_id="green")
-    with pytest.raises(ValueError, match="for the module of this id, pass module_id='red'"):
+    with pytest.raises(ValueError, match="'red'"):
         juggler.load_policy(together, module="red")
     juggler.load_policy(alone["red"], module_id="default")
 

@@ -36,8 +36,3 @@ def keeps_steps(algorithm: str) -> bool:
 def needs_memory(algorithm: str) -> bool:
     """Whether an algorithm that ships trains only modules with a state."""
     return issubclass(ALGORITHMS[algorithm].config, R2d2Config)
-
-
-def takes_memory(algorithm: str) -> bool:
-    """Whether an algorithm that ships trains modules with a state."""
-    return needs_memory(algorithm) or not keeps_steps(algorithm)

@@ -1,72 +1,128 @@
-"""`juggler train` as a script that trains nothing, and is over at once: what surrounds many runs
-can be tried without a learner.
+"""Runs that train nothing, in this process: what surrounds many runs is tested without a learner.
 
 A run has ten lines of metrics. Its return grows by `lr` with each, up to 10 * lr. Keys that it has
-no other use for say what befalls it:
+no other use for say what happens to it:
 
 - `gamma = 0.5`: it is killed after half of them;
 - `gamma = 0.25`: it says why it fails, and does;
 - `gamma = 0.75`: it has two agents, of which one gets what the other loses;
-- `value_coefficient` above 0: it waits after half of them until it is told to stop, or its file
-  `heard` is there, for which the test sees;
-- `reward_scale = 2.0`: it waits after half of them, until it is told to stop, and goes on with the
-  others when it is resumed.
+- `value_coefficient` above 0: one line is written each time that its state is asked for, instead
+  of all at once;
+- `reward_scale = 2.0`: after half of them this process gets Ctrl-C. The run waits until it is
+  stopped, and writes the other lines when it is resumed.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import signal
+import tomllib
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any
 
 import pytest
+from sqlalchemy import Engine, event
 
-from juggler.experiments import run_process
+from juggler.experiments import at_once, run_process
 
-PROGRAM = """
-import json, os, pathlib, signal, sys, time, tomllib
+_pids = count(1)
 
-stopped = []
-signal.signal(signal.SIGINT, lambda *_: stopped.append(1))
-_, train, first, second, *_ = sys.argv[1:]
-resumed = first == "--resume"
-directory = pathlib.Path(second if resumed else sys.argv[5])
-config = tomllib.loads(pathlib.Path(directory / "config.toml" if resumed else first).read_text())
-(directory / "checkpoints").mkdir(parents=True, exist_ok=True)
-if not resumed:
-    (directory / "config.toml").write_bytes(pathlib.Path(first).read_bytes())
-file = (directory / "metrics.jsonl").open("a+")
-file.seek(0)
-begun = len(file.readlines())
-if config.get("gamma") == 0.25:
-    print("juggler train: the mast is broken", flush=True)
-    sys.exit(1)
-line = {}
-for i in range(begun + 1, 11):
-    line = {"env_steps_sampled": 100 * i, "env_steps_trained": 100 * i, "wall_time": i / 10,
-            "training_time": i / 10, "episode_return_mean": config["lr"] * i}
+
+class ScriptedRun:
+    """Stands in for `subprocess.Popen` of `juggler train`."""
+
+    def __init__(self, command: list[str], *, stdout: IO[bytes], **_: Any) -> None:
+        self.pid = next(_pids)
+        self.returncode: int | None = None
+        first, second, *rest = command[5:]
+        self._resumed = first == "--resume"
+        self._directory = Path(second if self._resumed else rest[0])
+        self._log = Path(stdout.name)
+        source = self._directory / "config.toml" if self._resumed else Path(first)
+        self._text = source.read_text()
+        self._stopped = False
+        self._steps = self._run(tomllib.loads(self._text))
+
+    def poll(self) -> int | None:
+        """Goes on with the run."""
+        if self.returncode is None:
+            self.returncode = next(self._steps)
+        return self.returncode
+
+    def wait(self) -> int:
+        while self.poll() is None:
+            pass
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        assert number == signal.SIGINT
+        self._stopped = True
+
+    def kill(self) -> None:
+        self.returncode = -signal.SIGKILL if self.returncode is None else self.returncode
+
+    def _run(self, config: dict[str, Any]) -> Iterator[int | None]:
+        """Its exit status, once it has one."""
+        yield None
+        (self._directory / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (self._directory / "config.toml").write_text(self._text)
+        if config.get("gamma") == 0.25:
+            self._log.write_text("juggler train: the mast is broken\n")
+            yield 1
+        metrics = self._directory / "metrics.jsonl"
+        begun = len(metrics.read_text().splitlines()) if metrics.exists() else 0
+        line: dict[str, Any] = {}
+        for i in range(begun + 1, 11):
+            line = _line(config, i)
+            with metrics.open("a") as file:
+                print(json.dumps(line), file=file)
+            if i == 5 and config.get("gamma") == 0.5:
+                yield -signal.SIGKILL
+            if i == 5 and config.get("reward_scale") == 2.0:
+                signal.raise_signal(signal.SIGINT)
+                while not self._stopped:
+                    yield None
+            if config.get("value_coefficient", 0.0):
+                yield None
+            if self._stopped:
+                break
+        (self._directory / "checkpoints" / f"{i:09}").mkdir(exist_ok=True)
+        reason = "interrupted" if self._stopped else "stop_steps"
+        summary = {**line, "solved": False, "reason_for_stop": reason}
+        (self._directory / "summary.json").write_text(json.dumps(summary))
+        yield 130 if self._stopped else 0
+
+
+def _line(config: dict[str, Any], i: int) -> dict[str, Any]:
+    line = {
+        "env_steps_sampled": 100 * i,
+        "env_steps_trained": 100 * i,
+        "wall_time": i / 10,
+        "training_time": i / 10,
+        "episode_return_mean": config["lr"] * i,
+    }
     if config.get("gamma") == 0.75:
         sides = {"a": config["lr"] * i, "b": -config["lr"] * i}
-        by_agent = {name: {"episode_return_mean": of_it} for name, of_it in sides.items()}
-        line.update(by_agent=by_agent, episode_return_mean=sum(sides.values()) + 1e-12)
-    print(json.dumps(line), file=file, flush=True)
-    if i == 5 and config.get("gamma") == 0.5:
-        os.kill(os.getpid(), signal.SIGKILL)
-    while i == 5 and config.get("reward_scale") == 2.0 and not stopped:
-        time.sleep(0.01)
-    while i == 5 and config.get("value_coefficient", 0.0) and not stopped:
-        if (directory / "heard").exists():
-            break
-        time.sleep(0.01)
-    if stopped:
-        break
-checkpoint = directory / "checkpoints" / f"{i:09}"
-checkpoint.mkdir(exist_ok=True)
-summary = {**line, "solved": False, "reason_for_stop": "interrupted" if stopped else "stop_steps"}
-(directory / "summary.json").write_text(json.dumps(summary))
-sys.exit(130 if stopped else 0)
-"""
+        line["by_agent"] = {name: {"episode_return_mean": of_it} for name, of_it in sides.items()}
+        line["episode_return_mean"] = sum(sides.values()) + 1e-12
+    return line
+
+
+def _no_disk(connection: Any, _: Any) -> None:
+    connection.execute("PRAGMA synchronous = OFF")
+    connection.execute("PRAGMA journal_mode = MEMORY")
 
 
 @pytest.fixture
-def scripted_runs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs are scripted."""
-    monkeypatch.setattr(run_process, "_PROGRAM", PROGRAM)
+def scripted_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Runs are scripted, and looked at without a pause. Optuna's database waits for no disk."""
+    subprocess = SimpleNamespace(Popen=ScriptedRun, DEVNULL=None, STDOUT=None)
+    monkeypatch.setattr(run_process, "subprocess", subprocess)
+    monkeypatch.setattr(at_once, "_LOOK_SECONDS", 0.0)
+    event.listen(Engine, "connect", _no_disk)
+    yield
+    event.remove(Engine, "connect", _no_disk)

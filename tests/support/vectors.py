@@ -15,6 +15,7 @@ from juggler.envrunner.environments.environment_processes import (
 from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.environments.step_infos import keep_own_finals
+from support.environment_threads import environments_in_threads
 from support.scripted_environments import NativeScripted, Script, Scripted
 
 MODES = list(AutoresetMode)
@@ -41,7 +42,8 @@ def vector_of_functions(
     if kind == "in turn":
         return EnvironmentsInTurn(functions, mode, "scripted")
     checked = [EnvironmentFunction(make, {}, "scripted", mode) for make in functions]
-    return EnvironmentProcesses(checked, mode, 30.0, "scripted")
+    with environments_in_threads():
+        return EnvironmentProcesses(checked, mode, 30.0, "scripted")
 
 
 def seeds_of(kind: str, seed: int, count: int) -> list[int]:

@@ -20,7 +20,7 @@ from support.place import (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(1, marks=pytest.mark.long)])
 def test_learners_that_lost_their_driver_go_on_from_the_weights_they_had(
     place: Place, count: int
 ) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
-from support.place import Place
+from support.commands import status_of
 
 BEGIN, STEPS = 800, 1600
 
@@ -39,12 +40,13 @@ class Recorded(gymnasium.Env):
 """
 
 
+@pytest.mark.usefixtures("local_workers")
 @pytest.mark.parametrize("synchronous", [True, False], ids=["synchronous", "asynchronous"])
 def test_actions_are_uniform_before_learning_begins_and_near_the_policys_after(
-    place: Place, synchronous: bool
+    in_a_directory: Path, synchronous: bool
 ) -> None:
-    place.write("recorded.py", RECORDED)
-    run = place.run(
+    Path("recorded.py").write_text(RECORDED)
+    status = status_of(
         *("train", "--env", "recorded:Recorded", "--algorithm", "td3", "--seed", 3),
         *(["--synchronous"] if synchronous else []),
         *("--num-env-runners", 1, "--envs-per-runner", 1, "--fragment-steps", 8),
@@ -53,8 +55,8 @@ def test_actions_are_uniform_before_learning_begins_and_near_the_policys_after(
         *("--replay-ratio", 8, "--lr", 1e-9, "--stop-steps", STEPS),
         *("--model", json.dumps({"hidden_sizes": [8]})),
     )
-    assert run.status == 0, run.output
-    files = [path.read_text().splitlines() for path in place.path.glob("actions-*")]
+    assert status == 0
+    files = [path.read_text().splitlines() for path in in_a_directory.glob("actions-*")]
     actions = np.array([json.loads(line) for line in max(files, key=len)])  # [steps, 2]
     assert len(actions) >= STEPS
     shares = (actions - [1, 0.5]) / [2, 0.5]  # [steps, 2] from -1 to 1

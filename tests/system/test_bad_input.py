@@ -218,7 +218,7 @@ def test_what_raises_in_a_module_or_an_environment_is_named_with_its_place(place
     place.assert_nothing_is_left()
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_what_cannot_be_made_is_told_before_there_is_a_run_directory(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,7 +47,7 @@ def test_a_missing_extra_is_told_before_anything_starts(
     assert list(in_a_directory.iterdir()) == []
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_an_extra_that_is_not_installed_is_named(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,14 +71,6 @@ def test_a_port_in_use_is_named(in_a_directory: Path, capsys: pytest.CaptureFixt
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in said
 
 
-@pytest.mark.parametrize("role", ["envrunner", pytest.param("learner", marks=pytest.mark.long)])
-def test_a_driver_that_does_not_answer_is_named(place: Place, role: str) -> None:
-    run = place.run(role, "--driver", "127.0.0.1:9", "--timeout", 1)
-    assert run.status == 1
-    assert "no driver answers at 127.0.0.1:9" in run.output
-    assert "Traceback" not in run.output
-
-
 def test_a_limit_of_open_files_is_named_before_anything_starts(place: Place) -> None:
     limited = ["sh", "-c", 'ulimit -n 24; exec "$@"', "sh", sys.executable, "-m", "juggler"]
     run = place.start_program([*limited, "train", "cartpole", "--run-dir", "run"])
@@ -88,6 +80,7 @@ def test_a_limit_of_open_files_is_named_before_anything_starts(place: Place) -> 
     assert not (place.path / "run").exists()
 
 
+@pytest.mark.long
 def test_nobody_is_sent_to_a_checkpoint_that_is_gone(place: Place) -> None:
     run = place.start("train", "cartpole", "--run-dir", "run", "--checkpoint-seconds", 1)
     eventually(lambda: checkpoints(place.path / "run"), 60, lambda: run.output)

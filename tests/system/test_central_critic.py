@@ -12,7 +12,7 @@ import juggler
 from juggler.driver.config import ConfigError
 from juggler.runtime.checkpoints.checkpoint import read
 
-pytestmark = pytest.mark.usefixtures("one_forkserver")
+pytestmark = pytest.mark.usefixtures("local_workers")
 
 RUN: dict[str, Any] = {
     "env": "support.hidden_bits:HiddenBits",

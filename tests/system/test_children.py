@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 from support.place import Command, Place, eventually, trained_steps
+from support.seeds import first_of
 
 #: Each environment starts a game of two processes that it never ends: a child, and one that has
 #: left the session and lost its parent, as daemons do.
@@ -62,7 +63,7 @@ def _all_play(place: Place, run: Command) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("vectorize", ["sync", "async"])
+@pytest.mark.parametrize("vectorize", first_of(["sync", "async"]))
 def test_a_killed_envrunner_takes_its_games_with_it_and_no_others(
     place: Place, vectorize: str
 ) -> None:
@@ -86,7 +87,7 @@ def test_a_killed_envrunner_takes_its_games_with_it_and_no_others(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("vectorize", ["sync", "async"])
+@pytest.mark.parametrize("vectorize", first_of(["sync", "async"]))
 def test_a_killed_driver_takes_the_games_of_its_envrunners_with_it(
     place: Place, vectorize: str
 ) -> None:

@@ -129,7 +129,7 @@ def test_a_script_may_use_classes_of_its_own(place: Place) -> None:
         ('{"use": "frame_stack", "k": 1}', "connector 'frame_stack': k = 1 frames to stack"),
     ],
 )
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_a_connector_that_is_none_or_cannot_be_built_is_told_before_a_run_begins(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str], wrong: str, words: str
 ) -> None:
@@ -139,7 +139,7 @@ def test_a_connector_that_is_none_or_cannot_be_built_is_told_before_a_run_begins
     assert not Path("run").exists()
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_rewards_that_are_scaled_twice_are_a_warning_when_a_run_starts(
     in_a_directory: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,6 +33,7 @@ def test_a_part_of_ones_own_works_on_workers_that_dial_in(place: Place, name: st
     place.assert_nothing_is_left()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_learner_computes_in_as_many_threads_as_it_is_told(place: Place, threads: int) -> None:
     place.write(

@@ -137,7 +137,7 @@ CASES = {
 
 IN_TURN = "agents in turn that keep steps"
 
-#: The slow tests try these cases. "plain" is fast, and the long tests try the others.
+#: The slow tests try these cases, and the long tests the others.
 SLOW = ("old steps beside new ones", IN_TURN, "two learners")
 
 #: Those that are tried with shared memory and without.
@@ -149,8 +149,6 @@ WITH_A_BREAK = [case for case in CASES if case != "connectors"]
 
 def _when(case: str) -> list[pytest.MarkDecorator]:
     """Marks of a case."""
-    if case == "plain":
-        return []
     return [pytest.mark.slow if case in SLOW else pytest.mark.long]
 
 
@@ -242,7 +240,7 @@ def trained(place: Place, run: str, update: int) -> int:
     return int(record(place, run, update)["counters"]["trained"])
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 @pytest.mark.parametrize("case", [pytest.param(each, marks=_when(each)) for each in WITH_A_BREAK])
 def test_a_run_with_a_break_at_a_checkpoint_equals_one_without(
     place: Place, case: str, monkeypatch: pytest.MonkeyPatch

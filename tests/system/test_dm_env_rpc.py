@@ -59,6 +59,7 @@ def stop(server: Command) -> None:
     assert server.wait(30) == 0, server.output
 
 
+@pytest.mark.long
 def test_the_package_plays_with_what_is_served(place: Place) -> None:
     place.write("robots.py", SIMULATORS)
     server, address = serve(place, "robots:Robot", "--env-kwargs", '{"size": 4}', "--setting=where")

@@ -54,9 +54,6 @@ class Robot(gymnasium.Env):
             os.write(1, b"its motors, too")
         if self.steps == self.at and self.where == "exit":
             os._exit(7)
-        if self.steps == self.at and self.where == "weights":
-            import juggler.runtime.wire.frames as frames
-            frames.FrameReader.feed = None  # in whatever thread reads one next
         if self.steps == self.at and self.where == "nan":
             observation[1] = np.nan
         if self.steps == self.at and self.where == "hang":
@@ -80,7 +77,7 @@ def _robot(directory: Path, where: str, at: int = 10**9) -> list[object]:
     [
         (signal.SIGINT, "interrupted"),
         (signal.SIGTERM, "terminated"),
-        (signal.SIGHUP, "terminated"),
+        pytest.param(signal.SIGHUP, "terminated", marks=pytest.mark.long),
     ],
 )
 def test_a_signal_ends_a_run_in_order(place: Place, number: int, reason: str) -> None:
@@ -100,12 +97,9 @@ def test_a_signal_ends_a_run_in_order(place: Place, number: int, reason: str) ->
     assert Path(place.path, end["checkpoint"]).name == f"{end['updates']:09d}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("number", "status"),
-    [
-        (signal.SIGINT, -signal.SIGINT),
-        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long),
-    ],
+    ("number", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)]
 )
 def test_a_signal_ends_a_script_and_not_only_the_run_that_is_under_way(
     place: Place, number: int, status: int
@@ -143,6 +137,7 @@ def test_a_large_last_checkpoint_is_waited_for(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_a_signal_before_the_first_worker_is_there_ends_the_run_too(place: Place) -> None:
     run = place.start("train", "cartpole", "--run-dir", "run")
     run.wait_for("training CartPole-v1")
@@ -167,6 +162,7 @@ def test_two_signals_end_a_run_at_once(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_killed_envrunner_is_replaced_and_what_it_held_is_counted(place: Place) -> None:
     directory = place.path / "run"
     run = place.start("train", "cartpole", "--run-dir", "run", "--stop-return", 501)
@@ -189,6 +185,7 @@ def test_a_killed_envrunner_is_replaced_and_what_it_held_is_counted(place: Place
     place.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_run_whose_only_learner_is_killed_goes_on_from_its_checkpoint(place: Place) -> None:
     directory = place.path / "run"
     options = ["--run-dir", "run", "--stop-return", 501, "--checkpoint-seconds", 1]
@@ -212,7 +209,7 @@ def test_a_run_whose_only_learner_is_killed_goes_on_from_its_checkpoint(place: P
     assert versions == sorted(versions), "weights never go backwards"
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_an_environment_that_cannot_start_ends_the_run_with_its_own_traceback(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,22 +236,7 @@ def test_an_environment_that_raises_in_a_step_is_shown_and_the_run_goes_on(place
     place.assert_nothing_is_left()
 
 
-@pytest.mark.usefixtures("one_forkserver")
-def test_a_thread_for_weights_that_dies_is_shown_and_the_run_goes_on(
-    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # No connectors: their state would come in frames too.
-    options = ["--num-env-runners", 1, "--connectors", "{}", "--stop-steps", 600]
-    status = status_of("train", *_robot(in_a_directory, "weights", at=100), *options)
-    said = "".join(capsys.readouterr())
-    assert status == 0, said
-    assert "TypeError: 'NoneType' object is not callable" in said
-    assert "frame = reader.feed(message)" in said
-    assert_books_balance(in_a_directory / "run")
-    assert summary(in_a_directory / "run")["restarts"] > 0
-
-
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_an_environment_that_always_raises_ends_the_run_with_a_clear_message(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -336,24 +318,6 @@ def test_a_step_that_hangs_is_named_and_its_envrunner_replaced(place: Place) -> 
     place.assert_nothing_is_left()
 
 
-@pytest.mark.usefixtures("one_forkserver")
-def test_a_run_all_of_whose_environments_hang_when_its_time_is_up_has_failed(
-    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--num-env-runners", 2, "--stop-seconds", 9]
-    assert status_of("train", *_robot(in_a_directory, "hang", at=60), *options) == 1
-    said = "".join(capsys.readouterr())
-    end_of_run = next(line for line in said.splitlines() if "it got to stop_seconds" in line)
-    assert ", but robots:Robot hung in every EnvRunner: envrunner-" in end_of_run
-    assert "s, in step of environment 0 (Robot)" in end_of_run
-    assert "--resume run" in said
-    end = summary(in_a_directory / "run")
-    assert end["env_steps_trained"] > 0
-    assert end["reason_for_stop"] == "stop_seconds"
-    events = (in_a_directory / "run" / "events.jsonl").read_text()
-    assert "chosen for impala: lr = " in events, "all that people were told is there"
-
-
 @pytest.mark.slow
 def test_a_step_that_lets_nothing_else_run_shows_where_it_was(place: Place) -> None:
     options = ["--num-env-runners", 1, "--stop-steps", 600]
@@ -367,7 +331,7 @@ def test_a_step_that_lets_nothing_else_run_shows_where_it_was(place: Place) -> N
     place.assert_nothing_is_left()
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_gradients_that_are_not_finite_end_the_run_and_name_the_module(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -393,6 +357,7 @@ def test_gradients_that_are_not_finite_end_the_run_and_name_the_module(
     assert "To go on from update" in said
 
 
+@pytest.mark.long
 def test_a_driver_that_is_killed_takes_its_workers_with_it(place: Place) -> None:
     run = place.start("train", "cartpole", "--run-dir", "run", "--stop-return", 501)
     eventually(lambda: trained_steps(place.path / "run") > 0, 60, lambda: run.output)

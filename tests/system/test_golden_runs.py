@@ -146,7 +146,7 @@ def assert_near(found: Any, golden: Any, path: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 @pytest.mark.parametrize("name", CASES)
 def test_a_synchronous_run_gives_the_golden_numbers(
     name: str, place: Place, monkeypatch: pytest.MonkeyPatch

@@ -79,7 +79,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_numbers_of_each_agent_are_in_metrics_and_the_summary(in_a_directory: Path) -> None:
     Path("told.py").write_text(GAMES)
     games = ("Told", "ToldArrays")

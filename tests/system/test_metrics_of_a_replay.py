@@ -32,7 +32,7 @@ def arrived(line: dict[str, Any]) -> float:
     return sum(told.get(f"replay_rows_{what}", 0) for what in ("drawn", "waiting", "unused"))
 
 
-@pytest.mark.usefixtures("one_forkserver", "in_a_directory")
+@pytest.mark.usefixtures("local_workers", "in_a_directory")
 @pytest.mark.parametrize("saved", [True, False])
 def test_trained_is_used_and_stored_and_left_unused_in_every_line_of_a_resumed_run_too(
     saved: bool,

@@ -17,7 +17,7 @@ from juggler.driver.config import ConfigError
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.checkpoints.frozen import playing_tree, read_module, tree_digest
 
-pytestmark = pytest.mark.usefixtures("one_forkserver")
+pytestmark = pytest.mark.usefixtures("local_workers")
 
 PAIR: dict[str, Any] = {
     "env": "support.pair_game:Pair",

@@ -14,7 +14,7 @@ from support.place import assert_books_balance, summary
 KEPT = Path(__file__).parents[1] / "support" / "run_of_protocol_2"
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_an_older_checkpoint_resumes_and_plays(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -208,7 +208,8 @@ def test_several_learners_that_dial_in_train_with_it(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.long
+@pytest.mark.usefixtures("local_workers")
 def test_that_of_a_script_trains_is_asked_for_again_and_its_run_needs_it_not_to_act(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

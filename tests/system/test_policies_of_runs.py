@@ -18,7 +18,7 @@ import juggler
         ("FrozenLake-v1", {"env_to_module": ["one_hot"]}),
     ],
 )
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_a_loaded_policy_has_the_spaces_of_the_environment(
     tmp_path: Path, env: str, connectors: dict[str, list[str]]
 ) -> None:

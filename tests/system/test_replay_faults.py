@@ -221,7 +221,7 @@ def test_each_step_is_learned_from_once_or_counted_as_lost_when_the_learner_is_k
     place.assert_nothing_is_left()
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_a_replay_that_does_not_fit_into_memory_is_told_before_a_run_begins(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

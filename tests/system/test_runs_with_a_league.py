@@ -24,7 +24,7 @@ def digest(run: Path, copy_id: str) -> str:
     return tree_digest(playing_tree(*read_module(str(run / "frozen" / copy_id))))
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_players_are_copied_reset_and_go_on_when_the_run_is_resumed(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,7 +88,7 @@ class Mine(LeagueBuilder):
 """
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_a_builder_of_ones_own_is_needed_to_train_and_not_to_look(
     in_a_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -296,7 +296,7 @@ def test_a_league_whose_players_replay_steps_goes_on_while_workers_are_killed(
         ('teams = [["red"]]', "no agent is called 'red'"),
     ],
 )
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_a_wrong_table_is_one_sentence(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str], line: str, says: str
 ) -> None:
@@ -309,7 +309,7 @@ def test_a_wrong_table_is_one_sentence(
     assert not Path("run").exists()
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_what_does_not_go_with_a_league_is_told(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

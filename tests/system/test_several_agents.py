@@ -156,7 +156,7 @@ def test_a_module_of_two_learners_goes_on_while_one_of_them_is_killed(place: Pla
     place.assert_nothing_is_left()
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_an_agent_that_no_pattern_fits_is_named_before_the_run_has_a_directory(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,6 +63,7 @@ def _pushed_batch(rows: int, steps: int) -> EpisodeBatch:
     return EpisodeBatch.from_tree(columns)
 
 
+@pytest.mark.slow
 def test_driver_learner_and_envrunner_meet_over_tcp(place: Place) -> None:
     token = place.write("token", "a secret\n")
     secret = ["--token-file", token]

@@ -11,7 +11,7 @@ import pytest
 import juggler
 from juggler.runtime.checkpoints.checkpoint import read
 
-pytestmark = pytest.mark.usefixtures("one_forkserver")
+pytestmark = pytest.mark.usefixtures("local_workers")
 
 RUN: dict[str, Any] = {
     "env": "support.tag_game:Tag",

@@ -118,7 +118,7 @@ lr = 1e-3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", ["cpu", "fake:2"])
+@pytest.mark.parametrize("devices", ["cpu", pytest.param("fake:2", marks=pytest.mark.long)])
 def test_learners_that_are_killed_come_back_with_one_encoder(place: Place, devices: str) -> None:
     place.write("two.toml", OPTIONS)
     options = ["--devices", devices, "--stop-steps", 10**9, "--run-dir", "run"]

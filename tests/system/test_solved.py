@@ -158,7 +158,7 @@ def test_an_interrupt_does_not_wait_for_the_verdict(place: Place) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("synchronous", [False, True])
+@pytest.mark.parametrize("synchronous", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_an_evaluator_that_is_killed_is_followed_by_one_that_confirms(
     place: Place, synchronous: bool
 ) -> None:

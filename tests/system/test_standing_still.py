@@ -51,6 +51,7 @@ def test_the_sockets_of_an_envrunner_that_stands_still_go_with_its_run(place: Pl
     place.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_a_forkserver_that_stands_still_is_not_waited_for_for_ever(place: Place) -> None:
     run = _start(place, "--worker-timeout-seconds", 3)
     eventually(lambda: _forkserver(place), 30, lambda: run.output).suspend()
@@ -112,7 +113,7 @@ def test_a_learner_too_many_is_told_so(place: Place) -> None:
     place.assert_nothing_is_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_pause_of_the_driver_alone_costs_a_run_nothing(place: Place) -> None:
     """Longer than anything over a network may be silent."""
     run = _start(place)

@@ -35,6 +35,7 @@ def _certs(place: Place, name: str = "tls") -> Path:
     return place.path / name
 
 
+@pytest.mark.slow
 def test_a_run_over_tls_trains_and_shows_its_secrets_nowhere(place: Place) -> None:
     tls = _certs(place)
     token = (tls / "token").read_text().strip()
@@ -136,6 +137,7 @@ def test_a_driver_beyond_loopback_needs_both_tls_and_a_token(
         assert "Traceback" not in said
 
 
+@pytest.mark.long
 def test_a_learner_beyond_loopback_needs_both_tls_and_a_token(place: Place) -> None:
     (_certs(place) / "token").unlink()
     for options, words in LACKING:

@@ -206,6 +206,7 @@ def _events(run_dir: Path) -> list[str]:
     return (run_dir / "events.jsonl").read_text().splitlines()
 
 
+@pytest.mark.long
 def test_status_over_tcp_wants_the_token(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     address = Ports().of("driver")
     token = place.write("token", "a secret\n")
@@ -235,7 +236,7 @@ def test_where_there_is_no_run_status_says_so(
     assert "Traceback" not in said
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_an_address_for_metrics_that_is_taken_ends_the_command_and_leaves_nothing(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -247,6 +248,7 @@ def test_an_address_for_metrics_that_is_taken_ends_the_command_and_leaves_nothin
     assert not Path("run").exists()
 
 
+@pytest.mark.long
 def test_reflection_lists_what_a_driver_has_when_asked(place: Place) -> None:
     address = Ports().of("driver")
     driver = place.start("driver", "cartpole", "--bind", address, "--reflection")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
+import pytest
 from support.place import Place, assert_books_balance, metrics, summary
 
 SCRIPT = """
@@ -32,6 +33,7 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard))
 """
 
 
+@pytest.mark.slow
 def test_a_run_learns_from_what_every_third_version_of_rounded_weights_does(place: Place) -> None:
     run = place.start_program([sys.executable, str(place.write("script.py", SCRIPT))])
     assert run.wait(110) == 0, run.output

@@ -121,7 +121,7 @@ class Hunt(LeagueBuilder):
 """
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 def test_a_player_is_reset_to_another_one_with_a_new_optimizer_and_schedules_that_begin_at_0(
     in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

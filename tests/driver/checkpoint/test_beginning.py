@@ -183,5 +183,5 @@ def test_envrunners_are_told_what_its_connectors_had_learned(saved: Path, tmp_pa
 
 
 def test_a_run_that_is_resumed_does_not_begin_with_others_weights(saved: Path) -> None:
-    with pytest.raises(ConfigError, match="a run that is resumed goes on with its own weights"):
+    with pytest.raises(ConfigError, match="resumed"):
         juggler.resume(saved, from_checkpoint="elsewhere")

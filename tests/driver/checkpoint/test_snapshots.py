@@ -151,7 +151,7 @@ def test_connectors_in_a_checkpoint_that_are_none_are_named(world: World) -> Non
     world.take(_chunks())
     path = world.written().path
     assert path is not None
-    with pytest.raises(CheckpointError, match="connectors are damaged: 'filter/mean' in a state"):
+    with pytest.raises(CheckpointError, match="'filter/mean'"):
         connectors_of(read(path))
 
 
@@ -244,7 +244,7 @@ def test_what_is_no_state_is_refused_and_a_later_one_is_taken(world: World, what
 def test_more_after_a_whole_state_is_refused_and_the_state_is_written(world: World) -> None:
     world.writer.begin(TRAINED)
     world.take(_chunks())
-    with pytest.raises(ValueError, match="more of a state that was whole"):
+    with pytest.raises(ValueError, match="whole"):
         world.take(_chunks())
     assert world.written().path is not None
     assert world.events.gather() == []

@@ -43,5 +43,5 @@ def test_the_line_that_failed_is_told_and_what_happens_now() -> None:
 
 def test_a_league_that_cannot_begin_says_why() -> None:
     league = League(LeagueConfig(), AGENTS, 0, Fails(at="initial"))
-    with pytest.raises(ValueError, match=r"Fails.initial failed: KeyError: 'mains' \(test_build"):
+    with pytest.raises(ValueError, match="'mains'"):
         league.begin()

@@ -86,11 +86,11 @@ def test_a_key_that_is_wrong_is_named(table, told) -> None:
 def test_a_team_has_agents_of_the_environment() -> None:
     config = LeagueConfig(teams=[["red_0", "red_1"]])
     assert config.sides(("red_0", "blue", "red_1")) == (("red_0", "red_1"), ("blue",))
-    with pytest.raises(ValueError, match="no agent is called 'red_1'"):
+    with pytest.raises(ValueError, match="called 'red_1'"):
         config.sides(("red_0", "blue"))
 
 
 def test_somebody_has_to_be_left_to_play_against() -> None:
     config = LeagueConfig(teams=[["a", "b"]])
-    with pytest.raises(ValueError, match="all agents are in one, and there is nobody to play"):
+    with pytest.raises(ValueError, match="nobody"):
         config.sides(("a", "b"))

@@ -79,7 +79,7 @@ def test_a_class_of_a_script_is_found_by_the_name_that_stands_for_it() -> None:
             return Pairing("main-0", {"main-0": 1.0})
 
     assert find_builder(give_builder(OfScript)) is OfScript
-    with pytest.raises(ValueError, match=r"must be a class derived from .*LeagueBuilder, not "):
+    with pytest.raises(ValueError, match="LeagueBuilder"):
         give_builder(OfScript())
 
 

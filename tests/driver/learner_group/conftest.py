@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.forkservers import have_jugglers_forkserver
 from support.group_specs import MODEL, spec
 from support.groups_of_learners import LEARNERS
 
@@ -11,8 +12,9 @@ import juggler
 
 
 @pytest.fixture(scope="module", name="group")
-def _group(one_forkserver: None) -> Iterator[juggler.LearnerGroup]:
+def _group(_kept_forkserver: None) -> Iterator[juggler.LearnerGroup]:
     modules = {name: spec(**learner) for name, learner in LEARNERS.items()}
+    have_jugglers_forkserver()
     with juggler.LearnerGroup(modules, devices="fake:3", snapshot_updates=2) as group:
         yield group
 

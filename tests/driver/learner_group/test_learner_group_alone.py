@@ -35,6 +35,7 @@ def test_a_group_that_cannot_be_is_refused(keys: dict[str, Any], message: str) -
         juggler.LearnerGroup({})
 
 
+@pytest.mark.long
 def test_a_killed_learner_of_one_module_does_not_hold_up_the_updates_of_another(
     make_batch: MakeBatch,
 ) -> None:

@@ -5,8 +5,6 @@ import json
 import os
 import re
 import resource
-import subprocess
-import sys
 import tomllib
 from contextlib import closing
 from io import StringIO
@@ -319,26 +317,6 @@ def test_events_that_the_disk_does_not_take_are_told_and_begun_anew(
     assert len([*tmp_path.glob("events.out.tfevents.*")]) == 2
     assert [e.step for e in _events(tmp_path).Scalars("time/wall_time")] == [1000, 3000]
     assert capfd.readouterr().err == ""
-
-
-def test_a_run_directory_needs_neither_torch_nor_tensorflow(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "tensorflow.py").touch()
-    code = f"""
-import sys
-from contextlib import closing
-from pathlib import Path
-sys.path.insert(0, {str(tmp_path / "there")!r})
-from juggler.driver.record.journal import LineWriter
-from juggler.driver.record.progress import PlainProgress
-from juggler.driver.record.run_directory import RunDirectory
-assert not any(name.startswith("tensorboard") for name in sys.modules), "imported too early"
-with closing(RunDirectory.create(Path({str(tmp_path / "run")!r}), {{}}, "run")) as run:
-    run.append({{"env_steps_sampled": 1}})
-assert not {{"torch", "tensorflow"}} & sys.modules.keys()
-"""
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_config_survives_its_file_none_included(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def begun(page: PageBeside, run: Run, shown: Shown) -> str:
     return found[1]
 
 
+@pytest.mark.long
 def test_it_shows_the_run_and_ends_with_it(tmp_path: Path) -> None:
     run, shown = a_run(made(tmp_path / "run", [line(100, 1.0)]))
     page = PageBeside()
@@ -81,6 +82,7 @@ def test_it_shows_the_run_and_ends_with_it(tmp_path: Path) -> None:
     assert len(shown.said) == 1
 
 
+@pytest.mark.long
 def test_when_it_is_killed_people_are_told_and_the_run_goes_on(tmp_path: Path) -> None:
     run, shown = a_run(made(tmp_path / "run", []))
     page = PageBeside()
@@ -101,6 +103,7 @@ def test_when_it_is_killed_people_are_told_and_the_run_goes_on(tmp_path: Path) -
     assert len(shown.said) == 2
 
 
+@pytest.mark.long
 def test_it_ends_when_the_driver_is_killed(tmp_path: Path) -> None:
     made(tmp_path / "run", [])
     script = f"""

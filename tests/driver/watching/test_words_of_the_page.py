@@ -25,12 +25,14 @@ DURATIONS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.skipif(NODE is None, reason="Node is not installed")
 def test_a_duration_is_rounded_before_it_is_split() -> None:
     code = f"{json.dumps(list(DURATIONS))}.map(duration)"
     assert dict(zip(DURATIONS, said("words.js", "duration", code), strict=True)) == DURATIONS
 
 
+@pytest.mark.long
 @pytest.mark.skipif(NODE is None, reason="Node is not installed")
 def test_a_number_of_the_environment_is_told_apart_from_the_agent_that_gave_it() -> None:
     keys = ["by_agent/b/10/x", "by_agent/b/9/x", "info/b/10/far/off/mean", "info/b/9/far/off/mean"]
@@ -43,6 +45,7 @@ def test_a_number_of_the_environment_is_told_apart_from_the_agent_that_gave_it()
     ]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(NODE is None, reason="Node is not installed")
 def test_a_number_is_of_the_agent_whose_whole_name_it_begins_with() -> None:
     keys = ["by_agent/a/x", "by_agent/a/b/x", "info/a/b/far/mean", "info/a/far/mean"]
@@ -54,6 +57,7 @@ def test_a_number_is_of_the_agent_whose_whole_name_it_begins_with() -> None:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(NODE is None, reason="Node is not installed")
 def test_an_activity_has_the_same_colour_in_whatever_order_it_comes() -> None:
     learner = ["waiting", "collate", "update", "publish", "receive", "connectors"]
@@ -65,6 +69,7 @@ def test_an_activity_has_the_same_colour_in_whatever_order_it_comes() -> None:
     assert 0 <= said("details.js", "placeOf", '["anything"].map(placeOf)')[0] < 14
 
 
+@pytest.mark.long
 @pytest.mark.skipif(NODE is None, reason="Node is not installed")
 @pytest.mark.parametrize("width", [180, 240, 420, 900])
 def test_the_first_and_the_last_number_are_always_below_a_chart(width: int) -> None:

@@ -57,6 +57,7 @@ def test_observations_are_views_of_memory_that_the_next_step_writes_into() -> No
     assert (first != before).any()
 
 
+@pytest.mark.long
 def test_environments_run_in_processes_of_a_forkserver_without_torch() -> None:
     from juggler.envrunner.environments.vector import (
         make_vector_env,  # has torch: not for Reporting
@@ -77,6 +78,7 @@ class Reporting(Scripted):
         return os.getppid(), "torch" in sys.modules
 
 
+@pytest.mark.long
 def test_an_interrupt_from_the_terminal_does_not_reach_environments() -> None:
     env = processes_of(Scripted)
     env.reset(seed=[1])
@@ -116,7 +118,8 @@ def reset_and_step(env: EnvironmentProcesses) -> None:
     env.step(np.zeros(2, int))
 
 
-@pytest.mark.parametrize("call", ["reset", "step"])
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["step", pytest.param("reset", marks=pytest.mark.long)])
 def test_a_process_that_dies_is_named_with_its_exit_code(call) -> None:
     env = processes_of(Scripted, functools.partial(Failing, call, "die"))
     with pytest.raises(EnvironmentFailed, match=r"environment 1 \(toy\).*exit code -9") as caught:
@@ -126,6 +129,7 @@ def test_a_process_that_dies_is_named_with_its_exit_code(call) -> None:
     assert_ended(env)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", ["reset", "step"])
 def test_an_environment_that_hangs_is_named_and_killed(call) -> None:
     env = processes_of(Scripted, functools.partial(Failing, call, "hang"), deadline=2.5)
@@ -251,6 +255,7 @@ def scratch() -> Iterator[Path]:
         yield Path(directory)
 
 
+@pytest.mark.long
 def test_environments_die_with_their_runner_however_it_dies(scratch: Path) -> None:
     # The script has no `if __name__ == "__main__"`, and need not have one.
     script = scratch / "runner.py"
@@ -274,6 +279,7 @@ def test_environments_die_with_their_runner_however_it_dies(scratch: Path) -> No
         os.close(descriptor)
 
 
+@pytest.mark.long
 def test_who_comes_after_its_owners_death_ends_at_once() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
@@ -295,6 +301,7 @@ class Parallel(Scripted):
         return super().reset(**arguments)
 
 
+@pytest.mark.long
 def test_an_environment_may_start_processes_of_its_own() -> None:
     env = processes_of(Parallel)
     env.reset(seed=[1])
@@ -302,6 +309,7 @@ def test_an_environment_may_start_processes_of_its_own() -> None:
     assert_ended(env)
 
 
+@pytest.mark.long
 def test_no_semaphore_has_a_name_that_would_outlive_a_killed_owner() -> None:
     before = set(Path("/dev/shm").glob("sem.*"))
     env = processes_of(Scripted)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
 import sys
 import warnings
 from typing import Any
@@ -127,17 +126,6 @@ def test_a_class_of_several_agents_in_a_run_that_knows_of_one_is_told_to_name_th
 )
 def test_several_agents_are_known_by_the_name(name: str, several: bool) -> None:
     assert has_several_agents(EnvRunnerConfig(env=name)) == several
-
-
-def test_whether_there_are_several_agents_is_known_without_torch() -> None:
-    code = (
-        "import sys\n"
-        "from juggler.envrunner.config import EnvRunnerConfig\n"
-        "from juggler.envrunner.multi_agent.interfaces import has_several_agents\n"
-        f"assert has_several_agents(EnvRunnerConfig(env={CARTPOLES!r}))\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_class_of_ones_own_is_named_like_any_environment(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.algorithms import action_space_of, keeps_steps, needs_memory, takes_memory
+from support.algorithms import action_space_of, keeps_steps, needs_memory
 
 from juggler.learner.algorithms.actor_critic.config import ActorCriticConfig
 from juggler.learner.algorithms.intrinsic.rnd import Rnd
@@ -131,43 +131,29 @@ def make_rnd(name: str, model: dict[str, Any] | None = None) -> Rnd:
     return Rnd(make_inner(name, model or {}, **config), own)
 
 
+GRU = {"recurrent": "gru", "recurrent_size": 8}
 DUELING = {"dueling": True}
+#: Each algorithm by itself. What is around a core depends on how it makes updates: in one step, in
+#: several, from a replay, with a memory. Each pair of these and what is around them comes once.
 CORES: dict[str, MakeCore] = {
     **{name: partial(make_shipped, name, {}) for name in ALGORITHMS if not needs_memory(name)},
-    **{
-        f"{name} with a memory": partial(
-            make_shipped, name, {"recurrent": "gru", "recurrent_size": 8}
-        )
-        for name in ALGORITHMS
-        if takes_memory(name)
-    },
+    "bc with a memory": partial(make_shipped, "bc", GRU),
+    "impala with a memory": partial(make_shipped, "impala", GRU),
+    "pqn with a memory": partial(make_inner, "pqn", {**GRU, **DUELING}),
+    "ppo with a memory": partial(make_inner, "ppo", GRU),
     "ppo of recorded operations": make_recording,
-    "dqn with atoms": partial(make_shipped, "dqn", {"atoms": 11}, priority_exponent=0.6),
-    "population of dqn with atoms": lambda: Population(make_shipped("dqn", {"atoms": 11}), size=2),
-    "population of dueling dqn": lambda: Population(make_shipped("dqn", DUELING), size=2),
-    "dueling pqn": partial(make_shipped, "pqn", DUELING),
-    "dueling r2d2": partial(
-        make_shipped, "r2d2", {"recurrent": "gru", "recurrent_size": 8, **DUELING}
-    ),
-    "dueling dqn with atoms": partial(make_shipped, "dqn", {"atoms": 11, **DUELING}),
     "impala with rmsprop": partial(make_shipped, "impala", {}, optimizer="rmsprop"),
-    **{
-        f"population of {name}": partial(make_population, name)
-        for name in ALGORITHMS
-        if not needs_memory(name)
-    },
+    "dqn with atoms": partial(make_shipped, "dqn", {"atoms": 11, **DUELING}, priority_exponent=0.6),
+    "r2d2 with a memory": partial(make_shipped, "r2d2", {**GRU, **DUELING}),
+    "population of impala": partial(make_population, "impala"),
+    "population of ppo": partial(make_population, "ppo"),
+    "population of td3": partial(make_population, "td3"),
+    "population of dqn": lambda: Population(make_shipped("dqn", {"atoms": 11, **DUELING}), size=2),
+    "impala with rnd": partial(make_rnd, "impala"),
+    "ppo with a memory and rnd": partial(make_rnd, "ppo", GRU),
+    "dqn with rnd": partial(make_rnd, "dqn"),
+    "r2d2 with a memory and rnd": partial(make_rnd, "r2d2", GRU),
     "a core around another": make_curious,
-    **{
-        f"{name} with rnd": partial(make_rnd, name)
-        for name in ALGORITHMS
-        if name != "bc" and not needs_memory(name)
-    },
-    **{
-        f"{name} with a memory and rnd": partial(
-            make_rnd, name, {"recurrent": "gru", "recurrent_size": 8}
-        )
-        for name in ("impala", "r2d2")
-    },
     "a core of a user's own": Gaussian,
 }
 
@@ -183,50 +169,24 @@ def make_external(seed: int) -> Learner:
     return learner
 
 
+#: A learner knows of its core only how that makes updates.
 LEARNERS: dict[str, MakeLearner] = {
-    **{name: partial(make_learner, make) for name, make in CORES.items()},
+    **{
+        name: partial(make_learner, CORES[name])
+        for name in (
+            "impala",
+            "ppo",
+            "sac",
+            "dqn with atoms",
+            "ppo with a memory",
+            "r2d2 with a memory and rnd",
+            "population of ppo",
+            "a core around another",
+            "a core of a user's own",
+        )
+    },
     "a learner around another library": make_external,
 }
-
-
-#: What is tried further, beside what every run of the tests tries.
-FURTHER = [pytest.mark.long]
-#: One for each way of making an update, in one step, in several, and from a replay: what is around
-#: a core knows of it only how it makes updates, and each of the others is tried without that.
-WITH_RND = {
-    "impala with rnd",
-    "ppo with rnd",
-    "dqn with rnd",
-    "impala with a memory and rnd",
-    "r2d2 with a memory and rnd",
-}
-#: So does a learner.
-AS_LEARNERS = {
-    *ALGORITHMS,
-    "impala with a memory",
-    "ppo with a memory",
-    "r2d2 with a memory",
-    "population of impala",
-    "population of ppo",
-    "population of dqn with atoms",
-    "dueling dqn with atoms",
-    "impala with rnd",
-    "ppo with rnd",
-    "dqn with rnd",
-    "r2d2 with a memory and rnd",
-    "a core around another",
-    "a core of a user's own",
-    "a learner around another library",
-}
-
-
-def _cores() -> list[Any]:
-    later = {name for name in CORES if name.endswith(" rnd")} - WITH_RND
-    return [pytest.param(name, marks=FURTHER if name in later else []) for name in CORES]
-
-
-def _learners() -> list[Any]:
-    return [pytest.param(name, marks=[] if name in AS_LEARNERS else FURTHER) for name in LEARNERS]
 
 
 def sample_of(make_batch: MakeBatch, seed: int = 0) -> Columns:
@@ -236,12 +196,12 @@ def sample_of(make_batch: MakeBatch, seed: int = 0) -> Columns:
     return {**collate([make_batch(4, 6, seed=seed)]), "states": {"module": state}}
 
 
-@pytest.mark.parametrize("name", _cores())
+@pytest.mark.parametrize("name", CORES)
 def test_a_core_conforms(make_batch: MakeBatch, name: str) -> None:
     check_core(CORES[name], sample_of(make_batch))
 
 
-@pytest.mark.parametrize("name", _learners())
+@pytest.mark.parametrize("name", LEARNERS)
 def test_a_learner_conforms(make_batch: MakeBatch, name: str) -> None:
     check_learner(LEARNERS[name], [sample_of(make_batch, seed) for seed in range(2)])
 
@@ -250,7 +210,7 @@ def test_a_learner_conforms(make_batch: MakeBatch, name: str) -> None:
 def test_the_largest_rewards_leave_losses_and_gradients_finite(
     make_batch: MakeBatch, name: str
 ) -> None:
-    learner = LEARNERS[name](0)
+    learner = make_learner(CORES[name], 0)
     for seed in range(2):
         sample = sample_of(make_batch, seed)
         rewards = torch.full_like(sample["rewards"], MOST_REWARD)  # [N, T]
@@ -272,7 +232,9 @@ def test_an_algorithm_of_ones_own_conforms_on_what_its_module_samples() -> None:
 def test_an_off_policy_algorithm_of_ones_own_conforms_on_rows_of_a_replay() -> None:
     example = runpy.run_path(str(EXAMPLES / "own_dqn.py"))
     algorithm = example["MunchausenDqn"]
-    config = algorithm.config(replay_begin=1, replay_batch_size=8, priority_exponent=0.6)
+    config = algorithm.config(
+        replay_begin=1, replay_batch_size=8, replay_ratio=1.0, priority_exponent=0.6
+    )
     make_module = partial(algorithm.module, VECTOR, TWO, {"hidden_sizes": [8], "dueling": True})
     make = partial(algorithm.core, make_module, config)
     samples = [sample_for(make_module(), seed=seed) for seed in range(3)]

@@ -156,6 +156,7 @@ def test_rows_that_have_no_room_on_a_device_are_told_at_once(
         make(capacity=26).expect(rows)
 
 
+@pytest.mark.long
 def test_memory_beyond_the_limit_of_a_cgroup_is_not_counted_on(tmp_path: Path) -> None:
     """A limit that holds: of a cgroup of this process's own, where it may make one."""
     group = Path("/sys/fs/cgroup/memory") / f"juggler-{os.getpid()}"

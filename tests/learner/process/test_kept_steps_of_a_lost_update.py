@@ -18,7 +18,7 @@ from juggler.runtime.wire.v1 import training_pb2
 MakeBatch = Callable[..., EpisodeBatch]
 
 
-@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.usefixtures("local_workers")
 @pytest.mark.parametrize(
     ("dies_at", "saved", "dropped", "kept"),
     [

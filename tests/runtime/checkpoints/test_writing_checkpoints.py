@@ -172,6 +172,7 @@ def test_a_disk_that_takes_no_more_leaves_the_old_checkpoint_and_nothing_half_wr
     assert same(read(tmp_path), old)
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_writes_leaves_a_good_checkpoint(tmp_path: Path) -> None:
     code = f"""
 import itertools
@@ -222,11 +223,6 @@ def test_a_file_in_the_place_of_the_directory_is_an_error(tmp_path: Path) -> Non
 def test_to_keep_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         write(tmp_path, checkpoint(), keep=0)
-
-
-def test_checkpoints_need_no_torch() -> None:
-    code = "import sys, juggler.driver.record.checkpoints; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_one_that_is_adopted_finds_nothing_half_deleted_there(tmp_path: Path) -> None:

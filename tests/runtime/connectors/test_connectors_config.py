@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 import tomllib
 
 import pytest
@@ -61,7 +59,7 @@ def test_what_a_learner_needs_in_runners_comes_by_itself() -> None:
     assert (half.name, half.options) == ("discounted_returns", {"gamma": 0.9})
     asked = parsed('learner = ["normalize_rewards"]\nenv_to_module = ["discounted_returns"]')
     assert names(asked, "env_to_module") == ["discounted_returns"]
-    with pytest.raises(ValueError, match="'discounted_returns' comes by itself"):
+    with pytest.raises(ValueError, match="'discounted_returns'"):
         parsed(
             'learner = ["normalize_rewards"]\n'
             'env_to_module = [{use = "discounted_returns", gamma = 0.5}]'
@@ -106,13 +104,3 @@ def test_the_options_of_built_ins_are_those_of_their_classes(name) -> None:
     cls = found(BUILT_IN[name].path, "connector")
     _, _, *options = inspect.signature(cls).parameters
     assert tuple(options) == BUILT_IN[name].options
-
-
-def test_a_configuration_is_checked_and_states_are_merged_without_torch() -> None:
-    code = (
-        "import sys, juggler.runtime.connectors.config as c\n"
-        "import juggler.runtime.connectors.mergeable_state\n"
-        "c.ConnectorsConfig(env_to_module=['frame_stack'], learner=['clip_rewards']).validate()\n"
-        "sys.exit('torch' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

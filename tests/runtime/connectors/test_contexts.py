@@ -298,7 +298,7 @@ def test_previous_actions_have_the_dtypes_that_policies_act_in() -> None:
 
 def test_previous_actions_do_not_go_over_keys_of_the_environment() -> None:
     observed = spaces.Dict({"previous_reward": IMAGE})
-    with pytest.raises(ValueError, match="have the keys \\['previous_reward'\\] already"):
+    with pytest.raises(ValueError, match="'previous_reward'"):
         PreviousActionsAndRewards(observed, spaces.Discrete(2))
 
 

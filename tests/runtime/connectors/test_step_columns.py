@@ -129,7 +129,7 @@ class OneStepTooFew(PerEpisode):
 
 
 def test_an_episode_must_keep_its_length() -> None:
-    with pytest.raises(ValueError, match=r"returned 'rewards' of 1 steps for an episode of 2"):
+    with pytest.raises(ValueError, match="returned 'rewards'"):
         OneStepTooFew(OBSERVED, ACTED)(columns())
 
 

@@ -72,7 +72,7 @@ def test_a_batch_without_an_end_and_without_a_segment_is_a_batch() -> None:
 
 @pytest.mark.parametrize("tree", [np.zeros(3), "columns", None, [1]])
 def test_something_else_than_a_branch_of_columns_is_refused(tree: Any) -> None:
-    with pytest.raises(WireError, match="must be a branch of columns"):
+    with pytest.raises(WireError, match="branch"):
         EpisodeBatch.from_tree(tree)
 
 

@@ -39,7 +39,7 @@ def test_where_nothing_is_truncated_final_observations_may_be_left_out() -> None
     finals = ("final_observations", "final_rows", "final_steps")
     found = batch_of_columns(without(*finals, *SEGMENTS, truncated=nothing))
     assert found.final_observations.shape == (0, 2)  # type: ignore[union-attr]
-    with pytest.raises(WireError, match="a truncated step lacks its final observation"):
+    with pytest.raises(WireError, match="truncated"):
         batch_of_columns(without(*finals))
 
 
@@ -72,5 +72,5 @@ def test_a_module_with_a_state_needs_its_segments() -> None:
         ({"remembers": True}, without(*SEGMENTS)),
         ({}, without(*SEGMENTS, states=states)),
     ):
-        with pytest.raises(WireError, match="a module with a state needs the segments"):
+        with pytest.raises(WireError, match="segments"):
             batch_of_columns(given, **keys)

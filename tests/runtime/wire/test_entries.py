@@ -43,7 +43,7 @@ def test_values_of_repeated_fields_and_of_maps_are_entries_and_packed_ones_are_o
 def test_one_entry_too_many_is_refused_before_the_rest_is_looked_at() -> None:
     message = b"\x0a\x00" * 3_500_000
     began = time.process_time()
-    with pytest.raises(WireError, match="a message of over 1000 entries"):
+    with pytest.raises(WireError, match="entries"):
         check_entries(message, 1000)
     assert time.process_time() - began < 0.5
 

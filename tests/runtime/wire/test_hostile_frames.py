@@ -325,7 +325,7 @@ def test_a_digest_finds_a_flipped_bit_of_the_payload(chunk_bytes: int) -> None:
     for number, message in enumerate(messages):
         for at in range(message.index(payload_of(message)), len(message)):
             damaged = message[:at] + bytes([message[at] ^ 4]) + message[at + 1 :]
-            with pytest.raises(WireError, match="does not match its digest"):
+            with pytest.raises(WireError, match="digest"):
                 feed_all([*messages[:number], damaged])
 
 

@@ -139,7 +139,7 @@ def test_a_space_that_cannot_be_sent_is_named(space: Space[Any], complaint: str)
 
 def test_spaces_with_too_many_elements_together_cannot_be_sent() -> None:
     each = spaces.Box(0, 1, (1 << 15, 1 << 5, 1 << 5), np.uint8)  # within the limit
-    with pytest.raises(WireError, match="elements is over the limit"):
+    with pytest.raises(WireError, match="elements"):
         space_to_message(spaces.Tuple([each, each]))
 
 
