@@ -78,7 +78,7 @@ def _stepping(address: str, count: int, seconds: float) -> None:
             for observation in response.observations.values():
                 tensor_utils.unpack_tensor(observation)
 
-    what = f"a step of CartPole served by `juggler serve-gym`, {count} environments"
+    what = f"a step of CartPole served by examples/simulators/serve_gym.py, {count} environments"
     _show(what, "µs", mine, theirs, seconds, 1e6 / count)
     env.close()
     for channel in channels:
@@ -122,7 +122,7 @@ def _time(call: Callable[[], None], seconds: float) -> float:
 
 @contextlib.contextmanager
 def _served() -> Iterator[str]:
-    command = [sys.executable, "-m", "juggler", "serve-gym", "CartPole-v1"]
+    command = [sys.executable, "examples/simulators/serve_gym.py", "CartPole-v1"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     found = re.search(r"dm_env_rpc://(\S+)", server.stdout.readline())

@@ -25,12 +25,12 @@ import psutil
 from fakes import LIVE_STEPS, ROWS, STEPS, Script, Waits, run_fakes
 
 from juggler.driver.callbacks import Callback, Callbacks
-from juggler.driver.callbacks_of_keys import callbacks_of
 from juggler.driver.config import RunConfig
 from juggler.driver.driver import Driver, Listen, RunFailed
 from juggler.driver.record.progress import SilentProgress
 from juggler.driver.record.run_directory import SUMMARY_FILE, RunDirectory
 from juggler.driver.record.wording import Level
+from juggler.driver.starting import callbacks_of
 from juggler.driver.status import StatusReader
 
 WARM_UP_LINES = 1  # metrics lines, one a second

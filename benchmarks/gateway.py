@@ -14,6 +14,7 @@ import os
 import statistics
 import sys
 import time
+import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class Waste:
         )
         module = build_module(ModuleConfig().module, observation_space, action_space, {})
         policy = GatheredPolicy(module, connectors, to_env, 0)
-        self.player = Player(observation_space, action_space, policy, connectors, STEPS)
+        self.player = Player(observation_space, action_space, policy, connectors, STEPS, row_age=3)
         return self.player
 
     def wanted(self, module_id: str) -> int:
@@ -72,9 +73,19 @@ class Waste:
     def patience(self) -> float:
         return 1.0
 
+    def tell(self, text: str, warning: bool, simulators: int, environments: int) -> None:
+        if warning:
+            print(text, file=sys.stderr)
+
     def go_on(self) -> None:
         while hasattr(self, "player") and len(self.player.environments.rows.complete) >= ROWS:
             self.player.batch(ROWS)
+
+
+def _fail(error: BaseException) -> None:
+    """Show the error, and end the process: the benchmark then fails at once."""
+    traceback.print_exception(error)
+    os._exit(1)
 
 
 def gateway(pipe: Connection, max_wait: float) -> None:
@@ -84,7 +95,7 @@ def gateway(pipe: Connection, max_wait: float) -> None:
     torch.set_num_threads(1)  # as in workers
     numpy_in_one_thread()
     settings = GatewaySettings(1024, max_wait, "benchmark", STEPS)
-    server = GatewayServer(make_transport(""), Waste(), settings, lambda error: os._exit(1))
+    server = GatewayServer(make_transport(""), Waste(), settings, _fail)
     pipe.send(server.start("127.0.0.1:0", None, False))
     pipe.recv()
     server.close("done")

@@ -33,7 +33,6 @@ COMMANDS = {
     "envrunner": ("juggler.cli.envrunner", "sample for a driver on another host"),
     "learner": ("juggler.cli.learner", "learn for a driver on another host"),
     "evaluator": ("juggler.cli.evaluator", "play whole episodes for a driver on another host"),
-    "serve-gym": ("juggler.cli.serve_gym", "serve a Gymnasium environment over dm_env_rpc"),
     "healthcheck": ("juggler.cli.healthcheck", "check whether a process is alive or ready"),
     "new": ("juggler.cli.new", "write a small project that trains"),
     "doctor": ("juggler.cli.doctor", "say what works on this machine, and what to do"),

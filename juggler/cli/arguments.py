@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, make_dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+import docstring_parser
 import tyro
 
 from juggler.cli.option_values import registry_of_values
-from juggler.cli.paragraphs import whole_paragraphs
 from juggler.cli.reattaching import PREDECESSOR
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.config_keys import instead_of, must_suit
@@ -34,6 +36,30 @@ from juggler.runtime.actors.worker import Contact
 from juggler.runtime.nearest import all_of
 from juggler.runtime.own_frames import traceback_of
 from juggler.runtime.streams.shared_directory import shared_directory
+
+#: A line break that ends neither a paragraph nor an item of a list.
+_WITHIN: Final = re.compile(r"(?<!\n)\n(?!\n|- )")
+
+
+@contextmanager
+def whole_paragraphs() -> Iterator[None]:
+    """Within, tyro reads docstrings whose lines are joined. By itself it breaks a line wherever the
+    next one in the file is indented, as those of attributes are."""
+    parse = docstring_parser.parse_from_object
+
+    def joined(*arguments: Any, **options: Any) -> docstring_parser.Docstring:
+        found = parse(*arguments, **options)
+        for each in found.params:
+            if each.description:
+                each.description = _WITHIN.sub(" ", inspect.cleandoc(each.description))
+        return found
+
+    docstring_parser.parse_from_object = joined
+    try:
+        yield
+    finally:
+        docstring_parser.parse_from_object = parse
+
 
 T = TypeVar("T")
 Flag = tyro.conf.FlagCreatePairsOff[bool]

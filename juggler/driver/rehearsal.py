@@ -10,18 +10,29 @@ from dataclasses import replace
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import torch
+from google.protobuf.json_format import ParseDict
 from gymnasium import Space
 
 from juggler.driver.agents_found import FoundGroup, to_bytes, with_agents
 from juggler.driver.checkpoint.frozen_modules import frozen_modules, must_fit
-from juggler.driver.config import RunConfig
+from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league.builders import give_builder
 from juggler.driver.learners_here import must_fit_together
-from juggler.driver.preflight import DOES, FAILED, FOUND, WARNS, Rehearsal, named_parts
+from juggler.driver.preflight import (
+    DOES,
+    FAILED,
+    FOUND,
+    WARNS,
+    GoesOn,
+    Layout,
+    Rehearsal,
+    named_parts,
+)
 from juggler.driver.trial_modules import ModuleFailed, begin, build_each, build_frozen, try_updates
 from juggler.driver.trial_steps import try_steps
-from juggler.driver.trial_weights import groups_before, must_go_on
+from juggler.driver.trial_updates import Built
 from juggler.driver.with_dataset import is_of_another
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.dm_env_rpc.options import SCHEME
@@ -34,13 +45,96 @@ from juggler.envrunner.multi_agent.game_videos import record_games
 from juggler.envrunner.multi_agent.line_up import line_ups_of
 from juggler.envrunner.multi_agent.making import has_several_agents, make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs
+from juggler.learner.core.state import StateMismatch
 from juggler.learner.data.replay.memory import memory_of
+from juggler.learner.learner import Learner
 from juggler.learner.process.devices import device_for, devices_here
+from juggler.learner.process.hosted_module import REMEDY
 from juggler.runtime.actors.attachment import describe
 from juggler.runtime.modules.by_name import found
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.spaces import space_to_message
+from juggler.runtime.wire.spaces import space_from_message, space_to_message
+from juggler.runtime.wire.trees import Path, unflatten
 from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2
+
+#: Agents of simulators, whose spaces are those of the checkpoint.
+_UNKNOWN = FoundGroup((), None, None)
+
+
+def must_go_on(
+    config: RunConfig, built: Mapping[str, Built], groups: Sequence[FoundGroup], before: GoesOn
+) -> None:
+    """
+    Args:
+        config: of the run.
+        built: its modules with their learners, which stay as they are.
+        groups: the agents of the environment; (): nobody here knows them.
+        before: what the run goes on from.
+
+    Raises:
+        ConfigError: the weights of a module are of another network, of other spaces, or of another
+            algorithm, such as one without an intrinsic reward; or its optimizer or its learner
+            connectors were others.
+    """
+    for module_id, each in built.items():
+        agents = {agent for agent, ids in config.played_by.items() if module_id in ids}
+        groups_of_it = (each for each in groups if not agents or agents & {*each.agents})
+        group = next(groups_of_it, _UNKNOWN)
+        which = f"module {module_id!r}: " if agents else ""
+        if why := _misfit(each, module_id, group, before):
+            raise ConfigError(
+                f"{which}the run cannot go on from {before.checkpoint}: {why}. {REMEDY}"
+            )
+
+
+def groups_before(config: RunConfig, before: GoesOn) -> dict[str, AgentGroup]:
+    """By id of a module, the spaces that its agents had when the run was saved. Modules of which
+    the checkpoint has none are missing."""
+    found = {}
+    for module_id in config.module_ids:
+        spaces = before.spaces.get(module_id, {})
+        if {*spaces} >= {"observation", "action"}:
+            both = (
+                space_from_message(ParseDict(spaces[side], spaces_pb2.Space()))
+                for side in ("observation", "action")
+            )
+            found[module_id] = AgentGroup((), *both)
+    return found
+
+
+def _misfit(built: Built, module_id: str, group: FoundGroup, before: GoesOn) -> str:
+    """Why a module cannot go on with its weights; "": it can, or nobody knows before."""
+    layouts, learner = before.layouts.get(module_id), built.learner
+    was, now = before.algorithms.get(module_id), learner.core.name
+    if was and was != now:
+        return f"its state is of {was!r}, and with what is given it would be of {now!r}"
+    if layouts is None:
+        return ""  # the module came later, or its core has no parameters by name
+    weights = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layouts.items()}
+    try:
+        learner.core.with_weights(learner.state, weights, 0, whole=True)
+    except StateMismatch as error:
+        if other := group.other_space(before.spaces[module_id]):
+            side, was, here = other
+            return f"the {side} space of its environment was {was}, and now it is {here}"
+        return str(error)
+    except ValueError:
+        return ""  # a core of somebody's own that takes over no weights, and restores its state
+    return _unfit_state(learner, before.states[module_id])
+
+
+def _unfit_state(learner: Learner, layouts: Mapping[Path, Layout]) -> str:
+    """Why a learner cannot go on with its state, whose weights fit; "": it can."""
+    state = unflatten((path, np.zeros(*layout)) for path, layout in layouts.items())
+    try:
+        learner.must_fit(state)
+    except StateMismatch as error:
+        what = "its optimizer was another" if "moments/" in error.what else "its state differs"
+        return f"{what}: {error.what}" if error.what else str(error)
+    except Exception:  # a core of somebody's own may read the numbers, which are not there yet
+        return ""
+    return ""
+
 
 _TRIED_LINE_UPS = 10
 

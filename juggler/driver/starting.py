@@ -12,7 +12,6 @@ from typing import Any
 
 from juggler.driver.agents_found import FoundGroup, needs_environment, with_agents
 from juggler.driver.callbacks import Callback
-from juggler.driver.callbacks_of_keys import callbacks_of
 from juggler.driver.checkpoint import beginning as beginnings
 from juggler.driver.checkpoint.beginning import (
     Beginning,
@@ -31,6 +30,7 @@ from juggler.driver.checkpoint.frozen_modules import (
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.defaults import settled, with_models
 from juggler.driver.driver import Driver, Listen
+from juggler.driver.driver_config import DriverConfig
 from juggler.driver.league_players import copies_of
 from juggler.driver.learners_here import must_be_alone
 from juggler.driver.monitoring import MonitoringOptions
@@ -47,6 +47,8 @@ from juggler.driver.record.wording import Level
 from juggler.driver.result import Result, goal_reached, goals_behind, nothing_to_do
 from juggler.driver.same_run import changes, must_be_of_one_run
 from juggler.driver.signals import as_exception
+from juggler.driver.trackers.tracking import tracking
+from juggler.driver.watching.beside import PageBeside
 from juggler.driver.with_dataset import with_dataset
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.open_files import allow_many_open_files
@@ -54,6 +56,16 @@ from juggler.runtime.actors.processes import let_go_of_forkserver, share_forkser
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
 from juggler.runtime.importing import must_not_be_imported
 from juggler.runtime.plain_files import read_json
+
+
+def callbacks_of(config: DriverConfig) -> tuple[Callback, ...]:
+    """Those of the keys `track` and `web`.
+
+    Raises:
+        ConfigError: a tracker is not usable.
+    """
+    page = (PageBeside(),) if config.web else ()
+    return (*tracking(config.track), *page)
 
 
 def start_run(

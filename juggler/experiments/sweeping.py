@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.given_config import differing
@@ -14,13 +16,236 @@ from juggler.driver.record.wording import here, number
 from juggler.experiments.at_once import jobs_for, must_be_some, run_all
 from juggler.experiments.board import Board
 from juggler.experiments.directory import configured, held, must_not_record
-from juggler.experiments.metric_names import must_be_a_metric
-from juggler.experiments.space import Axis, configurations, parse_space, placed, settings_in
+from juggler.experiments.space import Axis, Range, configurations, parse_space, placed, settings_in
+from juggler.experiments.style import COLOURS, GREY, dress
 from juggler.experiments.sweep import Sweep, optuna_is_there
-from juggler.experiments.sweep_directory import PLAN_FILE, SweepDirectory, SweepPlan
-from juggler.experiments.sweep_picture import write_picture
+from juggler.experiments.sweep_directory import PICTURE_FILE, PLAN_FILE, SweepDirectory, SweepPlan
 from juggler.experiments.sweep_tables import counts, result_table, rows_for_csv, settings_text
-from juggler.experiments.trials import trials_over
+from juggler.experiments.trials import TrialOver, trials_over
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+from dataclasses import fields
+from typing import Final
+
+from juggler.driver.core.ledger import Counters
+from juggler.driver.module_ids import instead
+from juggler.driver.record.metrics import Metrics
+from juggler.runtime.episodes.version import DEFAULT_MODULE
+from juggler.runtime.nearest import closest
+
+#: Numbers that the driver adds to those of `Metrics` and of the books.
+_OF_THE_DRIVER: Final = (
+    "wall_time",
+    "training_time",
+    "updates",
+    "num_env_runners",
+    "num_learners",
+    "restarts",
+)
+#: The end of the names of what evaluations have.
+_OF_EVALUATIONS: Final = "evaluation_return_mean"
+#: Tables: what is in them depends on the algorithm, the environment or the workers.
+_TABLES: Final = (
+    "modules",
+    "info",
+    "custom",
+    "by_module",
+    "by_agent",
+    "league",
+    "seconds",
+    "inference",
+    "env_steps_dropped",
+    "learner_steps",
+)
+
+
+def plain_metrics() -> frozenset[str]:
+    """Those of every run that are numbers by themselves."""
+    gathered = Metrics().line(1.0, 0).keys()
+    books = {f"env_steps_{each.name}" for each in fields(Counters)}
+    return frozenset({*_OF_THE_DRIVER, *gathered, *books}.difference(_TABLES))
+
+
+def must_be_a_metric(name: str, config: RunConfig) -> None:
+    """
+    Args:
+        name: of a number in lines of metrics, flat.
+        config: of the run.
+
+    Raises:
+        ConfigError: no line will have such a number, as far as that is known before a run.
+    """
+    table, slash, rest = name.partition("/")
+    if name.endswith(_OF_EVALUATIONS) and not config.driver.evaluation_seconds:
+        raise ConfigError(
+            f"metric = {name!r}: a run evaluates only with evaluation_seconds: give it, and less "
+            "than a trial takes"
+        )
+    if name in plain_metrics():
+        return
+    first = config.module_ids[0]
+    # What is not named by Gymnasium may have several agents, and so modules with names of its own.
+    is_known = bool(config.agents.agents) or ":" not in config.env_runner.env
+    is_alone = is_known and config.agents.acting_ids == (DEFAULT_MODULE,)
+    if is_alone and table == "modules" and rest.partition("/")[0] != DEFAULT_MODULE:
+        raise ConfigError(
+            f"metric = {name!r}: a metric of the learner is named modules/{DEFAULT_MODULE}/NAME, "
+            f"such as modules/{DEFAULT_MODULE}/grad_norm"
+        )
+    if slash and table in ("modules", "by_module") and is_known and not config.agents.league:
+        _must_be_of_a_module(name, config)
+    if slash and table == "modules":
+        return _must_be_of_a_learner(name, config)
+    if slash and table in _TABLES:
+        return
+    near = closest(name, plain_metrics())
+    hint = f" (did you mean {near!r}?)" if near else ""
+    raise ConfigError(
+        f"metric = {name!r}: lines of metrics have no such number{hint}. Those of a learner are "
+        f"named as modules/{first}/grad_norm is, those of an environment's infos info/NAME/mean"
+    )
+
+
+def _must_be_of_a_module(name: str, config: RunConfig) -> None:
+    """
+    Args:
+        name: as "modules/hunter/entropy" or "by_module/hunter/updates".
+        config: of a run whose modules are known: the environment does not settle them, and no
+            players come and go.
+
+    Raises:
+        ConfigError: there is no such module.
+    """
+    agents = config.agents
+    table, module_id = name.split("/", 2)[:2]
+    if table == "by_module" and len(agents.acting_ids) == 1:
+        raise ConfigError(
+            f"metric = {name!r}: lines have by_module with several modules, and there is one "
+            f"alone, {agents.acting_ids[0]!r}: name a number of the run, as episode_return_mean is"
+        )
+    known = config.module_ids if table == "modules" else agents.acting_ids
+    if module_id not in known:
+        which = "module that is trained" if table == "modules" else "module"
+        raise ConfigError(
+            f"metric = {name!r}: there is no {which} {module_id!r}{instead(module_id, known)}"
+        )
+
+
+def _must_be_of_a_learner(name: str, config: RunConfig) -> None:
+    """
+    Args:
+        name: as "modules/default/entropy"; which modules there are may only show in the run.
+        config: of the run.
+
+    Raises:
+        ConfigError: learners of the module's algorithm have no such number.
+    """
+    _, module_id, metric = (*name.split("/", 2), "")[:3]
+    is_known = module_id in {*config.module_ids, *config.agents.modules}
+    learner = (config.of(module_id) if is_known else config).learner
+    known = learner.metric_names()
+    if ":" in learner.algorithm or metric in known:  # nobody knows the metrics of one's own
+        return
+    near = closest(metric, known)
+    hint = f" (did you mean {near!r}?)" if near else ""
+    raise ConfigError(
+        f"metric = {name!r}: {learner.algorithm} has no metric {metric!r} as it is configured"
+        f"{hint}. It has {', '.join(sorted(known))}"
+    )
+
+
+_COLUMNS = 3
+
+
+def write_picture(
+    path: Path, over: Sequence[TrialOver], plan: SweepPlan, axes: Sequence[Axis]
+) -> Path:
+    """Draw a sweep into its directory.
+
+    Args:
+        path: of the directory.
+        over: the trials, of which one at least is complete.
+        plan: of the sweep.
+        axes: its space.
+    """
+    figure = draw(over, plan, axes)
+    file = path / PICTURE_FILE
+    figure.savefig(file)
+    return file
+
+
+def draw(over: Sequence[TrialOver], plan: SweepPlan, axes: Sequence[Axis]) -> Figure:
+    """The same as a figure of Matplotlib."""
+    # Matplotlib takes half a second; without pyplot it needs no window system.
+    from matplotlib.figure import Figure
+
+    rows = -(-(len(axes) + 1) // _COLUMNS)
+    figure = Figure(figsize=(13, 3.6 * rows), dpi=140, layout="constrained")
+    panels = figure.subplots(rows, _COLUMNS, squeeze=False).flat
+    shown = [each for each in over if each.value is not None]
+    _draw_course(next(panels), shown, plan)
+    for axis in axes:
+        _draw_key(next(panels), shown, plan, axis)
+    for panel in panels:
+        panel.set_visible(False)
+    return figure
+
+
+def _draw_course(panel: Axes, shown: Sequence[TrialOver], plan: SweepPlan) -> None:
+    """The trials in their order, and the best one so far."""
+    from matplotlib.ticker import MaxNLocator
+
+    _scatter(panel, [float(each.number) for each in shown], shown)
+    good = sorted((each for each in shown if each.complete), key=lambda each: each.number)
+    values = np.array([each.value for each in good], dtype=np.float64)  # [complete trials]
+    best = (np.minimum if plan.minimize else np.maximum).accumulate(values)
+    numbers = [each.number for each in good]
+    panel.step(numbers, best, where="post", color=COLOURS[1], linewidth=1.5, label="best so far")
+    dress(panel, "trial", plan.metric)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _draw_key(panel: Axes, shown: Sequence[TrialOver], plan: SweepPlan, axis: Axis) -> None:
+    """The trials over one key."""
+    chosen = [each.settings[axis.key] for each in shown]
+    if isinstance(axis, Range):
+        if axis.log:
+            panel.set_xscale("log")
+        _scatter(panel, chosen, shown)
+        dress(panel, axis.key, plan.metric, numbers_on_x=not axis.log)
+        _bound(panel, axis)
+        return
+    names = [str(name) for name in axis.names()]
+    places = [float(names.index(str(name))) for name in chosen]
+    _scatter(panel, places, shown)
+    dress(panel, axis.key, plan.metric, numbers_on_x=False)
+    panel.set_xticks(range(len(names)), names)
+    panel.set_xlim(-0.5, len(names) - 0.5)
+
+
+def _bound(panel: Axes, axis: Range) -> None:
+    """Show the whole range of a key, and a little more."""
+    low, high = np.log([axis.low, axis.high]) if axis.log else (axis.low, axis.high)
+    around = 0.03 * (high - low)
+    limits = low - around, high + around
+    panel.set_xlim(*(np.exp(limits) if axis.log else limits))
+
+
+def _scatter(panel: Axes, x: Sequence[float], shown: Sequence[TrialOver]) -> None:
+    for complete, mark, colour, label in (
+        (True, "o", COLOURS[0], "complete"),
+        (False, "x", GREY, "pruned"),
+    ):
+        points = [
+            (at, each.value)
+            for at, each in zip(x, shown, strict=True)
+            if each.complete == complete and each.value is not None
+        ]
+        if points:
+            panel.plot(*zip(*points, strict=True), mark, color=colour, ms=5, label=label)
+
 
 _STOPS = ("stop_return", "stop_steps", "stop_seconds")
 TRIALS = 20

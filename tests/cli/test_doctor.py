@@ -15,8 +15,8 @@ import pytest
 import torch
 from support.commands import status_of
 
-from juggler.cli import checks
-from juggler.cli.checks import Finding
+from juggler.cli import doctor as checks
+from juggler.cli.doctor import Finding
 from juggler.runtime.actors import resources, temporary
 
 
@@ -85,7 +85,7 @@ def test_a_port_that_is_taken_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.long
 def test_few_open_files_are_a_warning() -> None:
-    code = "from juggler.cli.checks import _open_files; print(*_open_files())"
+    code = "from juggler.cli.doctor import _open_files; print(*_open_files())"
     command = f"ulimit -n 256; exec {sys.executable} -c '{code}'"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert "state='warning', said='256 at once'" in done.stdout, done.stderr

@@ -43,7 +43,6 @@ def test_help_shows_no_words_of_python(
         ("scale", "RUN"),
         ("league", "RUN"),
         ("certs", "DIRECTORY"),
-        ("serve-gym", "ENV"),
     ],
 )
 def test_what_a_command_is_missing_has_a_name(

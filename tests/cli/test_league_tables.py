@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from juggler.cli.arguments import parse
-from juggler.cli.league import run
-from juggler.cli.league_tables import kind_lines, roster_lines, win_rate_lines
+from juggler.cli.league import kind_lines, roster_lines, run, win_rate_lines
 from juggler.driver.agents_config import AgentsConfig
 from juggler.driver.league.payoffs import KindCount, Payoffs
 from juggler.driver.league.roster import Player

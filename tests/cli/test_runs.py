@@ -19,8 +19,8 @@ from support.made_runs import append, line, made
 from juggler.cli import main
 from juggler.cli.runs import duration
 from juggler.driver.record.checkpoints import write
-from juggler.driver.watching.app import PageApplication, _id_of
 from juggler.driver.watching.overview import Overseer
+from juggler.driver.watching.serving import PageApplication, _id_of
 
 
 def listed(directory: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

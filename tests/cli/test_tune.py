@@ -17,7 +17,8 @@ from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.core.room import Room
 from juggler.driver.given_config import load_config
 from juggler.driver.preflight import PreflightError
-from juggler.experiments.tuning import measuring, process
+from juggler.experiments.tuning import advice as process
+from juggler.experiments.tuning import measuring
 from juggler.experiments.tuning.advice import advice_for, lines_of, write
 from juggler.experiments.tuning.measuring import Measurements, usual_seconds
 from juggler.experiments.tuning.speeds import (

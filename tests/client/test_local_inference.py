@@ -22,7 +22,7 @@ from support.gateway_world import (
 from support.playing import Wandering, assert_recorded, play, play_together
 
 from juggler.client import GatewayError
-from juggler.client.model import Model
+from juggler.client.local import Model
 from juggler.gateway import publisher
 from juggler.runtime.connectors.moments import Moments
 from juggler.runtime.episodes.finiteness import MOST_REWARD

@@ -11,7 +11,7 @@ import pytest
 from support.worker_events_world import SHAPE, WorkersWorld
 
 from juggler.driver.config import RunConfig
-from juggler.driver.ending import Ending
+from juggler.driver.driver import Ending
 
 
 def told_at_the_end(directory: Path, reason: str) -> list[str]:

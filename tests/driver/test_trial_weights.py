@@ -15,9 +15,9 @@ from juggler.driver.checkpoint.restoring import checkpoint_tree
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.preflight import GoesOn, PreflightError, rehearse
 from juggler.driver.record.checkpoints import write
+from juggler.driver.rehearsal import must_go_on
 from juggler.driver.trial_modules import ModuleFailed, begin, build_one
 from juggler.driver.trial_updates import Built
-from juggler.driver.trial_weights import must_go_on
 from juggler.envrunner.multi_agent.turns import AgentGroup
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.core.state import StateMismatch

@@ -10,7 +10,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
-from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
+from juggler.envrunner.environments.vector import EnvironmentsInTurn
 from juggler.envrunner.info_numbers import (
     MOST_NAMES,
     InfoNumber,

@@ -15,7 +15,7 @@ from support.scripted_agents import FOUR, ScriptedAgents, at_random
 from support.vectors import MODES
 
 from juggler.envrunner.behaviour_policy import BehaviourPolicy
-from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
+from juggler.envrunner.environments.vector import EnvironmentsInTurn
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.sampler import Sampler

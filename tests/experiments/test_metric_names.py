@@ -10,7 +10,7 @@ from gymnasium import spaces
 from support.algorithms import action_space_of, keeps_steps, needs_memory
 
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.experiments.metric_names import must_be_a_metric
+from juggler.experiments.sweeping import must_be_a_metric
 from juggler.learner.algorithms.registry import ALGORITHMS, build_learner
 from juggler.runtime.modules.building import build_module
 from juggler.testing import sample_for

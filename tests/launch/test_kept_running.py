@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from juggler.launch import kept_running
-from juggler.launch.kept_running import KeptRunning
+from juggler.launch import ssh as kept_running
+from juggler.launch.ssh import KeptRunning
 from juggler.runtime.actors.supervisor import RestartPolicy
 
 

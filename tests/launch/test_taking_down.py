@@ -15,10 +15,8 @@ from juggler.launch import slurm, ssh
 from juggler.launch.commands import ROLES, Launch, LaunchError
 from juggler.launch.following import NoAnswer
 from juggler.launch.hosts import Host, Hosts
-from juggler.launch.job_scripts import DRIVER_SCRIPT, WORKER_SCRIPT
-from juggler.launch.kept_running import KeptRunning
-from juggler.launch.slurm import Jobs, SlurmRun
-from juggler.launch.ssh import SshRun
+from juggler.launch.slurm import DRIVER_SCRIPT, WORKER_SCRIPT, Jobs, SlurmRun
+from juggler.launch.ssh import KeptRunning, SshRun
 
 
 class _Stays(KeptRunning):

@@ -12,9 +12,9 @@ from juggler.envrunner.environments.environment_processes import (
     EnvironmentFunction,
     EnvironmentProcesses,
 )
-from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.environments.step_infos import keep_own_finals
+from juggler.envrunner.environments.vector import EnvironmentsInTurn
 from support.environment_threads import environments_in_threads
 from support.scripted_environments import NativeScripted, Script, Scripted
 

@@ -9,7 +9,7 @@ import pytest
 from support.place import Place, eventually, metrics
 
 import juggler
-from juggler.driver.watching.videos import find_videos
+from juggler.driver.watching.watched_run import find_videos
 
 pytestmark = [pytest.mark.slow]
 

@@ -22,8 +22,7 @@ from support.place import Place
 from juggler.driver.league.payoffs import Payoffs
 from juggler.driver.league.roster import Player
 from juggler.driver.record.checkpoints import write
-from juggler.driver.watching.app import PageApplication, Refused
-from juggler.driver.watching.serving import serve_page
+from juggler.driver.watching.serving import PageApplication, Refused, serve_page
 
 pytestmark = [
     pytest.mark.slow,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import re
 import shutil
 import threading
 import time
@@ -18,12 +21,158 @@ from typing import Any, Final
 from juggler.driver.callbacks import Callback, Evaluation, MetricsLine, Run
 from juggler.driver.driver_config import TENSORBOARD, ConfigError
 from juggler.driver.record.checkpoints import write_synced
+from juggler.driver.record.event_file import flat
 from juggler.driver.signals import way_out
-from juggler.driver.trackers.mlflow_tracker import MlflowTracker
-from juggler.driver.trackers.tracker import Tracker
-from juggler.driver.trackers.wandb_tracker import WandbTracker
+from juggler.driver.trackers.tracker import PROJECT, Tracker
 from juggler.runtime.checkpoints.checkpoint import BEST
 from juggler.runtime.installing import installing
+
+# Limits of MLflow's.
+_MOST_METRICS = 1000  # in one call
+_MOST_PARAMETERS = 100
+_LONGEST_PARAMETER = 6000  # characters
+_LONGEST_NAME = 250  # likewise
+
+_EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
+
+
+class MlflowTracker:
+    """A run of MLflow. Its environment variables decide the rest: MLFLOW_TRACKING_URI, which may be
+    a file, and MLFLOW_EXPERIMENT_NAME."""
+
+    def __init__(self) -> None:
+        import mlflow  # takes seconds
+
+        self._entities: Any = mlflow.entities
+        self._client: Any = mlflow.MlflowClient()
+        self._run_id = ""
+
+    def start(self, run_dir: Path, config: Mapping[str, Any], known_as: str) -> str:
+        self._run_id = known_as
+        if known_as:
+            self._client.update_run(known_as, status="RUNNING")
+            return known_as  # with the parameters that it began with: MLflow changes none
+        name = os.environ.get(_EXPERIMENT, PROJECT)
+        experiment = self._client.get_experiment_by_name(name)
+        experiment_id = experiment.experiment_id if experiment else None
+        run = self._client.create_run(
+            experiment_id or self._client.create_experiment(name),
+            run_name=run_dir.resolve().name,
+            tags={"run_dir": str(run_dir.resolve())},
+        )
+        self._run_id = run.info.run_id
+        values = {mlflow_name(key): value for key, value in flat(config).items()}
+        parameters = [
+            self._entities.Param(key, str(value)[:_LONGEST_PARAMETER])
+            for key, value in values.items()
+        ]
+        for first in range(0, len(parameters), _MOST_PARAMETERS):
+            some = parameters[first : first + _MOST_PARAMETERS]
+            self._client.log_batch(self._run_id, params=some)
+        return self._run_id
+
+    def metrics(self, numbers: Mapping[str, float], env_steps: int) -> None:
+        now = int(1e3 * time.time())
+        found = [
+            self._entities.Metric(mlflow_name(key), float(value), now, env_steps)
+            for key, value in numbers.items()
+        ]
+        for first in range(0, len(found), _MOST_METRICS):
+            self._client.log_batch(self._run_id, metrics=found[first : first + _MOST_METRICS])
+
+    def checkpoint(self, name: str, path: Path) -> None:
+        self._client.log_artifacts(self._run_id, str(path), f"{name}/{path.name}")
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        failed = bool(summary.get("failure"))
+        try:
+            for key in ("reason_for_stop", "solved", "failure"):
+                if summary.get(key) is not None:
+                    self._client.set_tag(self._run_id, key, str(summary[key]))
+        finally:
+            self._client.set_terminated(self._run_id, "FAILED" if failed else "FINISHED")
+
+    def finish(self) -> None:
+        pass  # MLflow takes checkpoints of a run that has ended, too
+
+
+def mlflow_name(key: str) -> str:
+    """A name that MLflow takes: of letters, digits and a few marks, and no other as a path. One
+    wrong name makes MLflow refuse the whole batch. A key that has to be changed for that gets a
+    digest behind it, so that no other key has its name."""
+    parts = re.sub(r"[^\w.\- :/]", "-", key)[:_LONGEST_NAME].split("/")
+    name = "/".join("-" if part in ("", ".", "..") else part for part in parts)
+    if name == key:
+        return name
+    digest = hashlib.blake2b(key.encode(), digest_size=4).hexdigest()
+    return f"{name[: _LONGEST_NAME - len(digest) - 1]}-{digest}"
+
+
+_WITHOUT_SERVER = ("offline", "disabled", "dryrun")
+_STEPS = "env_steps_sampled"
+
+
+class WandbTracker:
+    """A run of wandb. Its environment variables decide the rest: WANDB_PROJECT, WANDB_MODE=offline.
+
+    Raises:
+        ConfigError: nobody is logged in.
+    """
+
+    def __init__(self) -> None:
+        import wandb  # takes a second
+
+        self._wandb: Any = wandb
+        self._run: Any = None
+        self._failed = False
+        if os.environ.get("WANDB_MODE") in _WITHOUT_SERVER:
+            return
+        try:
+            wandb.login()  # here, where it can ask for a key
+        except Exception as error:
+            raise ConfigError(
+                f"track = ['wandb']: {error}; log in with wandb login, or set WANDB_MODE=offline"
+            ) from error
+
+    def start(self, run_dir: Path, config: Mapping[str, Any], known_as: str) -> str:
+        if self._wandb.run is not None:
+            raise RuntimeError(
+                f"wandb has a run in this process already, {self._wandb.run.name}, which this one "
+                "would go into: finish it first, or train in another process"
+            )
+        self._run = self._wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=run_dir.resolve().name,
+            dir=str(run_dir),
+            id=known_as or None,
+            resume="allow" if known_as else None,
+            config=dict(config),
+            allow_val_change=True,
+            # The run shows itself.
+            settings=self._wandb.Settings(console="off"),
+        )
+        # Not wandb's own step: a run that is resumed goes back a little.
+        self._run.define_metric(_STEPS)
+        self._run.define_metric("*", step_metric=_STEPS)
+        return str(self._run.id)
+
+    def metrics(self, numbers: Mapping[str, float], env_steps: int) -> None:
+        self._run.log({**numbers, _STEPS: env_steps})
+
+    def checkpoint(self, name: str, path: Path) -> None:
+        of_run = re.sub(r"[^\w.-]", "-", self._run.name)
+        artifact = self._wandb.Artifact(f"{of_run}-checkpoint", type="model")
+        for file in path.iterdir():  # `add_dir` would print a line
+            artifact.add_file(str(file))  # which copies it
+        self._run.log_artifact(artifact, aliases=[name])
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        self._failed = bool(summary.get("failure"))
+        self._run.summary.update(dict(summary))
+
+    def finish(self) -> None:
+        self._run.finish(exit_code=1 if self._failed else 0)
+
 
 #: What trackers call a run, so that it is the same one when it is resumed.
 _NAMES_FILE = "trackers.json"

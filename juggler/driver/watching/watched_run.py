@@ -2,29 +2,305 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import grpc
+import msgspec
 
 from juggler.driver.asking import ask_status, to_plain
+from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.league import LeagueState
+from juggler.driver.league.payoffs import Payoffs
+from juggler.driver.league.ratings import elo
+from juggler.driver.league_players import LEAGUE
 from juggler.driver.record.driver_file import find_driver
+from juggler.driver.record.event_file import flat
 from juggler.driver.record.journal import EVENTS_FILE
 from juggler.driver.record.line_file import LineFile
+from juggler.driver.record.metrics_file import STEPS, TIME, MetricsCourse, number, parse_line
 from juggler.driver.record.run_directory import METRICS_FILE, RunDirectoryError
 from juggler.driver.record.run_state import last_summary, state_of
-from juggler.driver.watching.curves import Curves
-from juggler.driver.watching.league_matrix import league_matrix
 from juggler.driver.watching.overview import is_checkpoint, read_config
 from juggler.driver.watching.presentable import plain_of, text_of
-from juggler.driver.watching.videos import Video, find_videos
 from juggler.runtime.actors.endpoints import dial
-from juggler.runtime.checkpoints.checkpoint import DIRECTORY
+from juggler.runtime.checkpoints.checkpoint import DIRECTORY, CheckpointError, read_record
+from juggler.runtime.plain_files import open_plain
+
+_SUFFIX: Final = ".mp4"
+_DEEPEST: Final = 3
+_MOST: Final = 60  # the newest
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """
+    Attributes:
+        video_id: by which it is asked for, since no path comes from a network.
+        run_dir: the run's directory.
+        name: within the run's directory.
+        written: in seconds since 1970.
+        size: in bytes.
+    """
+
+    video_id: str
+    run_dir: Path
+    name: str
+    written: float
+    size: int
+
+    def open(self) -> BinaryIO:
+        """Open the video without following links.
+
+        Raises:
+            OSError: the video or a directory above it is a link, or it cannot be read.
+        """
+        *directories, name = Path(self.name).parts
+        place = os.open(self.run_dir, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for each in directories:
+                below = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+                os.close(place)
+                place = below
+            return open_plain(Path(name), dir_fd=place)
+        finally:
+            os.close(place)
+
+    def told(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "id": self.video_id,
+            "name": self.name,
+            "written": self.written,
+            "size": self.size,
+        }
+
+
+def find_videos(run_dir: Path) -> list[Video]:
+    """The newest videos of a run, the newest first."""
+    found = sorted(_walk(run_dir, run_dir, _DEEPEST), key=lambda video: video.written)
+    return found[-_MOST:][::-1]
+
+
+def _walk(run_dir: Path, directory: Path, depth: int) -> Iterator[Video]:
+    with suppress(OSError), os.scandir(directory) as entries:
+        for each in sorted(entries, key=lambda entry: entry.name):
+            if each.is_dir(follow_symlinks=False) and depth:
+                yield from _walk(run_dir, Path(each.path), depth - 1)
+            elif each.name.endswith(_SUFFIX) and each.is_file(follow_symlinks=False):
+                about = each.stat(follow_symlinks=False)
+                name = str(Path(each.path).relative_to(run_dir))
+                video_id = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:16]
+                yield Video(video_id, run_dir, name, about.st_mtime, about.st_size)
+
+
+_MOST_PLAYERS: Final = 40  # in the matrix: those that learn, and the newest others
+
+
+def league_matrix(checkpoint: Path, table: Mapping[str, Any]) -> dict[str, Any]:
+    """The players that can play, and the win rate of each against each.
+
+    Args:
+        checkpoint: of the run.
+        table: `league` of its configuration.
+
+    Returns:
+        For JSON: `players`; `win_rates` and `games`, of the row against the column, null where two
+        have not played; and from how many `min_games` on a win rate is sure. {} without a league.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged.
+    """
+    state = read_record(checkpoint).get("counters", {}).get(LEAGUE)
+    if state is None:
+        return {}
+    try:
+        league = msgspec.convert(state, LeagueState)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(checkpoint, f"its league is damaged: {error}") from error
+    players = [each for each in league.players if each.plays]
+    others = [each for each in players if not each.learning]
+    learning = [each for each in players if each.learning][:_MOST_PLAYERS]
+    room = max(0, _MOST_PLAYERS - len(learning))
+    shown = [*learning, *others[len(others) - min(room, len(others)) :]]
+    payoffs = Payoffs(1.0, 1, league.pairs, league.kinds, league.means)
+    ratings = elo(payoffs, [each.player_id for each in players])
+    ids = [each.player_id for each in shown]
+    return {
+        "checkpoint": checkpoint.name,
+        "min_games": table.get("min_games", LeagueConfig.min_games),
+        "left_out": len(players) - len(shown),
+        "players": [
+            {
+                "id": each.player_id,
+                "role": each.role,
+                "learning": each.learning,
+                "parent": each.parent,
+                "steps": each.steps if each.learning else each.born_at,
+                "elo": round(ratings[each.player_id], 1),
+            }
+            for each in shown
+        ],
+        "win_rates": [[_rate(payoffs, row, column) for column in ids] for row in ids],
+        "games": [[payoffs.games(row, column) for column in ids] for row in ids],
+    }
+
+
+def _rate(payoffs: Payoffs, player: str, other: str) -> float | None:
+    wins, draws, losses = payoffs.counts(player, other) if player != other else (0.0, 0.0, 0.0)
+    played = wins + draws + losses
+    return round((wins + draws / 2) / played, 4) if played else None
+
+
+#: Above that, every second point goes.
+MOST_POINTS: Final = 1200
+_MOST_KEYS: Final = 400  # of a line
+_MOST_NAMES: Final = 32  # modules, agents, players
+_MOST_NUMBERS: Final = 128  # in infos, of all agents
+
+_ALONE: Final = (
+    STEPS,
+    TIME,
+    "env_steps_trained",
+    "episode_return_mean",
+    "evaluation_return_mean",
+    "staleness_mean",
+    "staleness_max",
+)
+
+
+class Curves:
+    """The curves of one run, as far as its file goes.
+
+    Attributes:
+        newest: the newest line of metrics, whole; {} before there is one.
+        broken: how many lines of the file are not metrics.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.newest: dict[str, Any] = {}
+        self.broken = 0
+        self._file = LineFile(run_dir / METRICS_FILE)
+        self._course = MetricsCourse()
+        self._every, self._skipped = 1, 0  # lines for a point, and those since the last point
+        # Raised with all that changes points which were there before.
+        self._edition = 0
+        self._keys: dict[str, None] = {}
+
+    def read(self) -> None:
+        """Take in what is new.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        if self._file.begins_anew():
+            self._begin_anew()
+        for text in self._file.new_lines():
+            if (line := parse_line(text)) is None:
+                self.broken += bool(text.strip())
+                continue
+            self.newest = line
+            self._skipped += 1
+            if self._skipped >= self._every or line[STEPS] < self._newest_steps():
+                self._add(dict(_points(line)))
+
+    def since(self, seen: str) -> dict[str, Any]:
+        """The points that somebody has not seen.
+
+        Args:
+            seen: what this said last; "": nothing.
+
+        Returns:
+            For JSON: `seen` for the next time, `keys` and `rows` of numbers by these, and whether
+            these are `all` that there is, in place of what was seen before.
+        """
+        lines = self._course.lines
+        edition, _, count = seen.partition(".")
+        is_known = edition == str(self._edition) and count.isdecimal() and int(count) <= len(lines)
+        first = int(count) if is_known else 0
+        keys = list(self._keys)
+        return {
+            "seen": f"{self._edition}.{len(lines)}",
+            "all": first == 0,
+            "keys": [text_of(key) for key in keys],
+            "rows": [[line.get(key) for key in keys] for line in lines[first:]],
+        }
+
+    def _add(self, point: dict[str, Any]) -> None:
+        course, self._skipped = self._course, 0
+        taken_back = course.taken_back
+        course.add(point)
+        for key in point:
+            if key not in self._keys and len(self._keys) < _MOST_KEYS:
+                self._keys[key] = None
+                self._edition += len(course.lines) > 1  # rows before had no such column
+        if len(course.lines) > MOST_POINTS:
+            course.lines[:] = course.lines[::2]
+            self._every *= 2
+            self._edition += 1
+        self._edition += course.taken_back > taken_back
+
+    def _newest_steps(self) -> float:
+        lines = self._course.lines
+        return number(lines[-1][STEPS]) if lines else 0.0
+
+    def _begin_anew(self) -> None:
+        self.newest, self.broken = {}, 0
+        self._course, self._every, self._skipped = MetricsCourse(), 1, 0
+        self._keys, self._edition = {}, self._edition + 1
+
+
+def _points(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """What is drawn of a line."""
+    for key in _ALONE:
+        if (value := _finite(line.get(key))) is not None:
+            yield key, value
+    yield "env_steps_dropped", sum(_numbers(_table(line, "env_steps_dropped")).values())
+    for table, wanted, most in (
+        ("modules", None, _MOST_NAMES),
+        ("by_module", "episode_return_mean", _MOST_NAMES),
+        ("by_agent", "episode_return_mean", _MOST_NAMES),
+        ("info", "mean", _MOST_NUMBERS),
+    ):
+        for name, told in list(_table(line, table).items())[:most]:
+            for key, value in _numbers(told).items():
+                if wanted in (None, key):
+                    yield f"{table}/{name}/{key}", value
+    for key, value in list(_numbers(line.get("custom")).items())[:_MOST_NUMBERS]:
+        yield f"custom/{key}", value
+    for name, told in list(_table(_table(line, "league"), "learning").items())[:_MOST_NAMES]:
+        if (value := _numbers(told).get("elo")) is not None:
+            yield f"league/{name}/elo", value
+
+
+def _table(line: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = line.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _numbers(table: Any) -> dict[str, float]:
+    plain = flat(table) if isinstance(table, Mapping) else {}
+    return {key: found for key, each in plain.items() if (found := _finite(each)) is not None}
+
+
+def _finite(value: Any) -> float | None:
+    """A number, in as many digits as are drawn."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    found = number(value)
+    if found != found:
+        return None
+    return int(found) if found.is_integer() and abs(found) < 1e15 else float(f"{found:.6g}")
+
 
 _MOST_EVENTS: Final = 200
 _LONG_TEXT: Final = 2000  # characters of an event

@@ -1,4 +1,4 @@
-"""The specs of one direction, observations or actions, and the Gymnasium space that they make."""
+"""The specs of a simulator's tensors, and the Gymnasium spaces made from them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from juggler.envrunner.dm_env_rpc.tensors import Spec, TensorError, known_dtype
+from juggler.envrunner.dm_env_rpc.options import SimulatorOptions
+from juggler.envrunner.dm_env_rpc.tensors import (
+    MAX_MESSAGE_BYTES,
+    Spec,
+    TensorError,
+    decode,
+    encode,
+)
 from juggler.envrunner.dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
-from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.trees import Path
 
 Space = gymnasium.Space[Any]
@@ -64,27 +70,6 @@ class Layout:
                 )
             at[path[-1]] = leaf
         return cls(cast("Space", _as_dict(space)), tuple(specs), paths)
-
-    @classmethod
-    def of_space(cls, space: Space, name: str) -> Layout:
-        """The tensors to offer for a space; unique ids count from 1.
-
-        Args:
-            space: of an environment.
-            name: of the tensor, where the space is not one of several.
-
-        Raises:
-            TensorError: dm_env_rpc has no such numbers or no such names.
-            UnsupportedSpace: the space cannot be sent as arrays.
-        """
-        leaves = space_leaves(space)
-        for path, _ in leaves:
-            if any("." in key or not key for key in path):
-                raise TensorError(f"the key {path[-1]!r} of {space} is empty or has a period in it")
-        specs = tuple(
-            _spec(uid, ".".join(path) or name, leaf) for uid, (path, leaf) in enumerate(leaves, 1)
-        )
-        return cls(space, specs, tuple(path for path, _ in leaves))
 
     def adopt(self, offered: Mapping[int, pb.TensorSpec], what: str) -> Layout:
         """The same space and order, from specs that were sent anew.
@@ -185,32 +170,6 @@ def _box(spec: Spec, least: float, most: float) -> Space:
     )
 
 
-def _spec(uid: int, name: str, space: Space) -> Spec:
-    """The tensor for a space of one array."""
-    shape = space.shape or ()
-    if isinstance(space, spaces.MultiBinary):
-        return Spec.make(uid, name, shape, np.dtype(np.bool_))
-    assert space.dtype is not None
-    dtype = known_dtype(space.dtype)
-    if isinstance(space, spaces.Discrete):
-        low, high = space.start, space.start + space.n - 1
-    elif isinstance(space, spaces.MultiDiscrete):
-        low, high = space.start, space.start + space.nvec - 1
-    elif dtype.kind == "b":
-        return Spec.make(uid, name, shape, dtype)
-    else:
-        low, high = cast("spaces.Box", space).low, cast("spaces.Box", space).high
-    return Spec.make(uid, name, shape, dtype, _end(low, dtype), _end(high, dtype))
-
-
-def _end(bound: Any, dtype: np.dtype[Any]) -> NDArray[Any] | None:
-    """A bound as it is sent: one number if all are equal; None if there is no bound."""
-    array = np.asarray(bound, dtype)  # [*shape]
-    if array.size and (array == array.flat[0]).all():
-        array = array.flat[0].reshape(())  # []
-    return None if array.dtype.kind == "f" and np.isinf(array).all() else array
-
-
 def _within(inner: Spec, outer: Spec) -> bool:
     """Whether the outer spec allows all values of the inner one, which has the same dtype."""
     return _least(inner, outer.low, np.less_equal, inner.low) and _least(
@@ -232,3 +191,102 @@ def _least(spec: Spec, outer: Any, order: Any, inner: Any) -> bool:
 def _said(spec: Spec) -> str:
     low, high = (None if end is None else end.tolist() for end in (spec.low, spec.high))
     return f"{spec.name!r} ({spec.dtype} {list(spec.shape)}, min {low}, max {high})"
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """Specs by their use.
+
+    Attributes:
+        observations: to learn from.
+        actions: to choose.
+        signals: reward and, if there is one, discount.
+        requested: unique ids of all observations that a step asks for.
+    """
+
+    observations: Layout
+    actions: Layout
+    signals: Layout
+    requested: tuple[int, ...]
+
+    @classmethod
+    def of(cls, specs: pb.ActionObservationSpecs, options: SimulatorOptions) -> Interface:
+        """
+        Raises:
+            TensorError: nothing can be learned from it; names the tensor, and what to do.
+        """
+        signals = [options.reward]
+        if any(spec.name == options.discount for spec in specs.observations.values()):
+            signals.append(options.discount)
+        try:
+            signal_specs = chosen(specs.observations, signals, (), "observation")
+        except TensorError as error:
+            raise TensorError(f"{error}; env_kwargs.reward names the reward") from None
+        for spec in signal_specs:
+            if spec.size != 1:
+                raise TensorError(f"{spec.name!r} must be one number, not {list(spec.shape)}")
+        seen = chosen(specs.observations, options.observations, signals, "observation")
+        if (size := sum(spec.size * spec.dtype.itemsize for spec in seen)) > MAX_MESSAGE_BYTES:
+            raise TensorError(f"its observations have {size} bytes, over {MAX_MESSAGE_BYTES}")
+        return cls._of(
+            Layout.of_specs(seen, "observation"),
+            Layout.of_specs(chosen(specs.actions, options.actions, (), "action"), "action"),
+            Layout.of_specs(signal_specs, "observation"),
+        )
+
+    @classmethod
+    def _of(cls, observations: Layout, actions: Layout, signals: Layout) -> Interface:
+        requested = tuple(spec.uid for spec in (*observations.specs, *signals.specs))
+        return cls(observations, actions, signals, requested)
+
+    def adopt(self, specs: pb.ActionObservationSpecs) -> Interface:
+        """The same spaces, from specs that were sent anew.
+
+        Raises:
+            TensorError: they no longer fit; names what has changed.
+        """
+        return self._of(
+            self.observations.adopt(specs.observations, "observation"),
+            self.actions.adopt(specs.actions, "action"),
+            self.signals.adopt(specs.observations, "observation"),
+        )
+
+    def write_actions(self, arrays: Mapping[Path, Any], row: int, step: pb.StepRequest) -> None:
+        """Put one environment's actions into a request.
+
+        Floats are clipped to the bounds, which simulators check: those of a policy may exceed them
+        by rounding, or by far if no connector clips them.
+
+        Args:
+            arrays: all environments' [N, ...].
+            row: the environment.
+            step: the request.
+        """
+        for path, spec in zip(self.actions.paths, self.actions.specs, strict=True):
+            action = np.asarray(arrays[path][row], spec.dtype)  # [*spec.shape]
+            if spec.dtype.kind == "f" and (spec.low is not None or spec.high is not None):
+                action = np.clip(action, spec.low, spec.high)
+            encode(step.actions[spec.uid], spec, action)
+
+    def read_observations(self, step: pb.StepResponse, row: int, into: Mapping[Path, Any]) -> None:
+        """Copy the observations of a reply into one row of arrays [N, ...].
+
+        Raises:
+            TensorError: something is missing, or not what its spec says.
+        """
+        for path, spec in zip(self.observations.paths, self.observations.specs, strict=True):
+            into[path][row] = decode(_given(step, spec), spec)
+
+    def read_signals(self, step: pb.StepResponse) -> list[float]:
+        """Reward and, if there is one, discount.
+
+        Raises:
+            TensorError: one is missing, or not what its spec says.
+        """
+        return [float(decode(_given(step, spec), spec).item()) for spec in self.signals.specs]
+
+
+def _given(step: pb.StepResponse, spec: Spec) -> pb.Tensor:
+    if spec.uid not in step.observations:
+        raise TensorError(f"{spec.name!r} was requested, and is not in the reply")
+    return step.observations[spec.uid]

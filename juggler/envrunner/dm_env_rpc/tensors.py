@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 
-#: Elements of one tensor, and of one setting.
+#: Bytes of one message: observations may be images.
+MAX_MESSAGE_BYTES: Final = 256 << 20
+#: Elements of one tensor.
 MAX_ELEMENTS: Final = 1 << 25
-_MOST_IN_SETTING: Final = 1 << 16
 
 #: By DataType: the field of a Tensor that has its numbers, and their dtype.
 _NUMBERS: Final[dict[pb.DataType, tuple[str, np.dtype[Any]]]] = {
@@ -98,14 +99,6 @@ class Spec:
             raise TensorError(f"{name!r} has a min above its max")
         return cls(uid, name, shape, dtype, low, high, size, field)
 
-    def write(self, message: pb.TensorSpec) -> None:
-        """Write the spec into a new message."""
-        message.name, message.dtype = self.name, _TYPES[self.dtype]
-        message.shape.extend(self.shape)
-        for end, value in ((message.min, self.low), (message.max, self.high)):
-            if value is not None:
-                _put(end, self.field, value)
-
 
 def decode(tensor: pb.Tensor, spec: Spec) -> NDArray[Any]:
     """A tensor's array [*spec.shape]; read-only if it is a view of the message's bytes.
@@ -145,23 +138,6 @@ def encode(tensor: pb.Tensor, spec: Spec, value: Any) -> None:
     _put(tensor, spec.field, array)
 
 
-def in_bounds(array: NDArray[Any], spec: Spec) -> bool:
-    """Whether all elements are numbers within the spec's bounds, which are inclusive."""
-    above = spec.low is None or bool(np.all(array >= spec.low))
-    below = spec.high is None or bool(np.all(array <= spec.high))
-    return above and below and not (array.dtype.kind == "f" and bool(np.isnan(array).any()))
-
-
-def nearest_to_zero(spec: Spec) -> NDArray[Any]:
-    """The array [*spec.shape] of zeros, or of the bounds that are nearest to them."""
-    array = np.zeros(spec.shape, spec.dtype)
-    if spec.low is not None:
-        array = np.maximum(array, spec.low, dtype=spec.dtype)
-    if spec.high is not None:
-        array = np.minimum(array, spec.high, dtype=spec.dtype)
-    return np.asarray(array)
-
-
 def setting(value: Any) -> pb.Tensor:
     """A setting of a configuration as a tensor.
 
@@ -187,37 +163,6 @@ def setting(value: Any) -> pb.Tensor:
     tensor.shape.extend(array.shape)
     _put(tensor, field, array)
     return tensor
-
-
-def setting_value(name: str, tensor: pb.Tensor) -> Any:
-    """The value of a setting, as Python's own numbers, text and lists.
-
-    Raises:
-        TensorError: it is empty, too large, or of a type that settings cannot have.
-    """
-    field, shape = tensor.WhichOneof("payload"), tuple(tensor.shape)
-    if field == "strings":
-        texts = list(tensor.strings.array)
-        if shape in ((), (len(texts),)) and (shape or len(texts) == 1):
-            return texts if shape else texts[0]
-        raise TensorError(f"the setting {name!r} has texts of a shape {list(shape)}")
-    if field not in _FIELDS:
-        raise TensorError(f"the setting {name!r} holds {field or 'nothing'}")
-    if any(length < 0 for length in shape) or math.prod(shape) > _MOST_IN_SETTING:
-        raise TensorError(f"the setting {name!r} has the shape {list(shape)}")
-    return decode(tensor, Spec.make(0, name, shape, _FIELDS[field])).tolist()
-
-
-def known_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of dm_env_rpc that can hold every number of one of NumPy's.
-
-    Raises:
-        TensorError: none can.
-    """
-    for known in _TYPES:
-        if known.kind == dtype.kind and np.can_cast(dtype, known):
-            return known
-    raise TensorError(f"dm_env_rpc has no numbers like {dtype}")
 
 
 def _data_type_name(number: int) -> str:

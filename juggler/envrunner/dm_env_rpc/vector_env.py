@@ -14,9 +14,8 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.dm_env_rpc.agent import Agent
+from juggler.envrunner.dm_env_rpc.agent import Agent, SimulatorError
 from juggler.envrunner.dm_env_rpc.options import SimulatorOptions, addresses
-from juggler.envrunner.dm_env_rpc.simulator_connection import SimulatorError
 from juggler.envrunner.dm_env_rpc.tensors import TensorError
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.actors.credentials import CallMetadata, bearer, read_token

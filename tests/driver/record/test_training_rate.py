@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from juggler.driver.record.training_rate import TrainingRate
+from juggler.driver.record.metrics import TrainingRate
 
 
 def _seen(seconds: Iterable[int], every: int, steps: int, rate: TrainingRate) -> list[float]:

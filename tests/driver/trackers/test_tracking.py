@@ -22,8 +22,7 @@ from juggler.driver.callbacks import Evaluation, Run
 from juggler.driver.config import RunConfig
 from juggler.driver.driver_config import TENSORBOARD, TRACKERS
 from juggler.driver.trackers import tracking as module
-from juggler.driver.trackers.mlflow_tracker import MlflowTracker, mlflow_name
-from juggler.driver.trackers.tracking import Tracking, tracking
+from juggler.driver.trackers.tracking import MlflowTracker, Tracking, mlflow_name, tracking
 
 LINE = {"env_steps_sampled": 40, "episode_return_mean": None, "modules/default/kl": 0.5, "x": [1]}
 

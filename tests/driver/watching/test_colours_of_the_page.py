@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from juggler.driver.watching import app
+from juggler.driver.watching import serving as app
 
 Colour = NDArray[np.float64]  # red, green and blue, linear, from 0 to 1
 

@@ -8,7 +8,7 @@ from typing import Any
 from support.made_runs import append, line, made
 
 from juggler.driver.record.metrics_file import read_metrics
-from juggler.driver.watching.curves import MOST_POINTS, Curves
+from juggler.driver.watching.watched_run import MOST_POINTS, Curves
 
 
 class Reader:

@@ -10,7 +10,7 @@ from support.made_checkpoints import checkpoint, league_state
 from juggler.driver.league.payoffs import Payoffs
 from juggler.driver.league.roster import Player
 from juggler.driver.record.checkpoints import write
-from juggler.driver.watching.league_matrix import league_matrix
+from juggler.driver.watching.watched_run import league_matrix
 from juggler.runtime.checkpoints.checkpoint import CheckpointError
 
 

@@ -19,7 +19,7 @@ import pytest
 from support.made_runs import append, line, made
 from support.network import free_address
 
-from juggler.driver.watching import app
+from juggler.driver.watching import serving as app
 from juggler.driver.watching.serving import serve_page
 from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.endpoints import EndpointError, split_address

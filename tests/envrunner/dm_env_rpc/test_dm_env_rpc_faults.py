@@ -23,7 +23,7 @@ from support.package_simulator import (
 )
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.dm_env_rpc import agent, simulator_connection, vector_env
+from juggler.envrunner.dm_env_rpc import agent, vector_env
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.failures import EnvironmentFailed
 
@@ -176,7 +176,7 @@ def test_a_reply_that_is_too_large_is_told_with_what_to_leave_out(
     connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = ("grpc.max_receive_message_length", 64)
-    monkeypatch.setattr(simulator_connection, "OPTIONS", [limit])
+    monkeypatch.setattr(agent, "OPTIONS", [limit])
     with pytest.raises(EnvironmentFailed, match=r"RESOURCE_EXHAUSTED.*env_kwargs\.observations"):
         connect(count=1)
 

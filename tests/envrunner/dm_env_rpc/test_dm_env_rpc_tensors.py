@@ -20,9 +20,7 @@ from juggler.envrunner.dm_env_rpc.tensors import (
     TensorError,
     decode,
     encode,
-    nearest_to_zero,
     setting,
-    setting_value,
 )
 from juggler.envrunner.dm_env_rpc.v1 import dm_env_rpc_pb2 as ours
 
@@ -191,9 +189,8 @@ def test_bounds_that_contradict_their_spec_are_refused() -> None:
 @pytest.mark.parametrize(
     "value", [3, -0.5, True, "maze", [1, 2], [[0.5], [1.5]], ["a", "b"], [True, False], []]
 )
-def test_a_setting_arrives_as_the_package_packs_and_unpacks_it(value: Any) -> None:
+def test_a_setting_arrives_as_the_package_packs_it(value: Any) -> None:
     sent = setting(value)
-    assert setting_value("x", sent) == value
     theirs_of_it = theirs.Tensor.FromString(sent.SerializeToString())
     np.testing.assert_array_equal(tensor_utils.unpack_tensor(theirs_of_it), value)
     if value != []:
@@ -211,16 +208,3 @@ def test_a_setting_may_say_its_dtype() -> None:
     ):
         with pytest.raises(TensorError):
             setting(value)
-
-
-@pytest.mark.parametrize("shape", [[-1], [1 << 30], [1 << 9, 1 << 9]])
-def test_a_setting_takes_no_memory_that_it_has_not_sent(shape: list[int]) -> None:
-    tensor = ours.Tensor(shape=shape)
-    tensor.doubles.array = bytes(8)
-    with pytest.raises(TensorError, match="'x' has the shape"):
-        setting_value("x", tensor)
-
-
-def test_the_action_nearest_to_zero_is_within_bounds() -> None:
-    spec = Spec.make(1, "x", (3,), np.dtype("f4"), np.float32([1, -2, -3]), np.float32([2, 5, -1]))
-    np.testing.assert_array_equal(nearest_to_zero(spec), np.float32([1, 0, -1]))

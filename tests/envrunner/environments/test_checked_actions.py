@@ -10,8 +10,11 @@ from gymnasium.spaces import Discrete, MultiDiscrete, Space
 from gymnasium.vector import VectorEnv
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments.checked_actions import EqualChoices, check_actions_faster
-from juggler.envrunner.environments.vector import make_vector_env
+from juggler.envrunner.environments.vector import (
+    EqualChoices,
+    check_actions_faster,
+    make_vector_env,
+)
 from juggler.envrunner.failures import EnvironmentFailed
 
 LEAST, MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max

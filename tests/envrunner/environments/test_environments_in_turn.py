@@ -12,8 +12,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from support.scripted_environments import AsTrees, Failing, Masked, Scripted
 
-from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
 from juggler.envrunner.environments.step_infos import keep_own_finals
+from juggler.envrunner.environments.vector import EnvironmentsInTurn
 from juggler.envrunner.failures import EnvironmentFailed
 
 SCRIPTS = [

@@ -15,8 +15,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from support.scripted_games import ScriptedParallel, drawn, play
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
-from juggler.envrunner.environments.vector import environment_in, make_vector_env
+from juggler.envrunner.environments.vector import (
+    EnvironmentsInTurn,
+    environment_in,
+    make_vector_env,
+)
 from juggler.envrunner.multi_agent.games import ParallelGame
 from juggler.envrunner.multi_agent.games_in_turn import GamesInTurn
 

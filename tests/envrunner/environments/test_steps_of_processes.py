@@ -13,7 +13,7 @@ from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
 from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
-from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
+from juggler.envrunner.environments.vector import EnvironmentsInTurn
 from juggler.envrunner.failures import EnvironmentFailed
 
 CHOICES = {

@@ -10,7 +10,7 @@ pytest.importorskip("pettingzoo")
 from pettingzoo import AECEnv
 from pettingzoo.utils.wrappers import BaseWrapper, OrderEnforcingWrapper
 
-from juggler.envrunner.multi_agent.wrapped_attributes import reader
+from juggler.envrunner.multi_agent.games import reader
 
 
 class Inner(AECEnv[str, int, int]):

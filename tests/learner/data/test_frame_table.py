@@ -331,7 +331,8 @@ def test_rows_of_84_by_84_images_in_stacks_of_4_take_a_quarter(algorithm: str) -
         connectors=ConnectorsConfig(env_to_module=[{"use": "frame_stack", "k": 4}]),
     )
     learner.pipeline.frames_once = False
-    assert (spaces_of := learner.core.batch_spaces()) is not None
+    spaces_of = learner.core.batch_spaces()
+    assert spaces_of is not None
     example = example_sample(*spaces_of, learner.pipeline, learner.example_states(), None)
     whole = learner._data.expect(example)
     assert learner.kept_bytes / 1000 == pytest.approx((32 + 1 + 3) / 32 * 84 * 84, rel=0.02)

@@ -52,9 +52,9 @@ ALLOWED = {
     ("learner/process/learner_worker.py", "import cloudpickle"),
     ("envrunner/process.py", "cloudpickle.loads(program.own_code)"),
     ("learner/process/learner_worker.py", "cloudpickle.loads(program.own_code)"),
-    ("envrunner/environments/step_memory.py", "ForkingPickler.loads(request)"),
-    ("envrunner/environments/step_memory.py", "ForkingPickler.loads(answer)"),
-    ("envrunner/environments/step_memory.py", "ForkingPickler.loads(answer[1:])"),
+    ("envrunner/environments/environment_processes.py", "ForkingPickler.loads(request)"),
+    ("envrunner/environments/environment_processes.py", "ForkingPickler.loads(answer)"),
+    ("envrunner/environments/environment_processes.py", "ForkingPickler.loads(answer[1:])"),
 }
 
 
