@@ -37,11 +37,11 @@ def test_its_loss_rewards_likely_actions_and_follows_with_soft_values() -> None:
         "live": torch.ones((count, 1), dtype=torch.bool),
         "importance_weights": torch.linspace(0.2, 1.0, count),
     }
-    (group_id,) = state = core.init(0)
-    parameters = state[group_id]["parameters"]
-    state[group_id]["parameters"] = parameters + torch.randn(parameters.shape, generator=generator)
+    state = core.init(0)
+    parameters = state["parameters"]
+    state["parameters"] = parameters + torch.randn(parameters.shape, generator=generator)
     target = parameters + torch.randn(parameters.shape, generator=generator)
-    state[group_id]["extra"]["target"] = target
+    state["extra"]["target"] = target
     own = core.forward(state)
 
     def values(forward: juggler.Forward, seen: torch.Tensor) -> Any:
@@ -66,7 +66,7 @@ def test_its_loss_rewards_likely_actions_and_follows_with_soft_values() -> None:
         cost = error**2 / 2 if error < 1 else error - 0.5
         costs.append(float(columns["importance_weights"][n]) * cost)
     _, aux = core.grads(state, columns)
-    found = aux[group_id]
+    found = aux
     assert float(found.metrics["value_loss"]) == pytest.approx(np.mean(costs), rel=1e-4)
     np.testing.assert_allclose(found.priorities, errors, rtol=1e-3, atol=1e-5)
     assert "epsilon" in found.metrics

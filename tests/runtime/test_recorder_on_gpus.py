@@ -11,11 +11,8 @@ import torch
 from support.algorithms import needs_memory
 from support.cores import MakeBatch, make_core, samples_of
 from support.fake_graphs import FakeDevice, FakeGraph
-from support.shared_encoder import make_multi
 from torch import Tensor
 
-from juggler.learner.algorithms.impala.config import ImpalaConfig
-from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.core import gradient_core
 from juggler.learner.learner import Learner
@@ -127,13 +124,12 @@ class Watched:
 def test_losses_and_optimizer_steps_can_be_captured(
     make_batch: MakeBatch, device: str, name: str, config: dict[str, Any]
 ) -> None:
-    shared = name not in ALGORITHMS
-    core = Impala(make_multi, ImpalaConfig()) if shared else make_core(name, **config)
+    core = make_core(name, **config)
     watched: Any = Watched()
     core._recordings = watched
     learner = Learner(core, seed=1, device=device)
     for sample in samples_of(make_batch, 2):
-        learner.step(dict.fromkeys(core.module, sample))
+        learner.step(sample)
     assert len(watched.fit) >= 2, "a loss and a step"
     assert all(watched.fit)
     assert not any(watched.copied)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
-from juggler.learner.core.gradient_core import State
+from juggler.learner.core.gradient_core import TrainState
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.building import build_module
 from support.slow_linear import Linear
@@ -26,17 +26,17 @@ def make_core(module: Any = Linear, model: dict[str, Any] | None = None, **confi
     return Ppo(make, PpoConfig(**config))
 
 
-def parameters(core: Ppo, state: State) -> dict[str, Tensor]:
+def parameters(core: Ppo, state: TrainState) -> dict[str, Tensor]:
     return core.flat.named(state["parameters"])
 
 
-def near(state: State, batch: EpisodeBatch, core: Ppo) -> EpisodeBatch:
+def near(state: TrainState, batch: EpisodeBatch, core: Ppo) -> EpisodeBatch:
     """The batch as if a policy a little off the present one had sampled it."""
     module = core.module
     unit = core.flat
     seen = torch.as_tensor(batch.observations).flatten(0, 1)
     named = unit.named(state["parameters"])
-    outputs = unit.forward_train("default", named, {}, {"observations": seen})
+    outputs = unit.forward_train(named, {}, {"observations": seen})
     logp = module.action_distribution()(outputs["action_dist_inputs"]).log_prob(
         torch.as_tensor(batch.actions).flatten()
     )

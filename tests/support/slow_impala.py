@@ -11,7 +11,7 @@ from torch import Tensor
 
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.core.gradient_core import State
+from juggler.learner.core.gradient_core import TrainState
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import tree_map
@@ -26,7 +26,7 @@ class Step(NamedTuple):
     learned: bool  # from, and not just burnt in
 
 
-def in_training(core: Impala, state: State, make: Callable[[], RLModule]) -> RLModule:
+def in_training(core: Impala, state: TrainState, make: Callable[[], RLModule]) -> RLModule:
     """The module "default" with what a state has for it."""
     module = make()
     tree = core.state_to_tree(state)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from juggler.learner.algorithms.appo.config import AppoConfig
 from juggler.learner.algorithms.appo.core import Appo
-from juggler.learner.core.gradient_core import State
+from juggler.learner.core.gradient_core import TrainState
 from juggler.learner.core.learner_core import ALONE, Columns, Seam, StepOutput
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
@@ -124,7 +124,9 @@ def test_the_distance_from_the_target_network_is_a_metric_where_it_counts(
 class Noting(Appo):
     """Notes which samples its steps are made on."""
 
-    def step(self, state: State, sample: Columns, seam: Seam = ALONE) -> StepOutput[State]:
+    def step(
+        self, state: TrainState, sample: Columns, seam: Seam = ALONE
+    ) -> StepOutput[TrainState]:
         self.noted = [*getattr(self, "noted", []), float(sample["rewards"][0, 0])]
         return super().step(state, sample, seam)
 

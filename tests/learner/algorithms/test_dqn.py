@@ -56,10 +56,9 @@ def test_the_loss_is_hubers_of_the_errors_of_n_step_targets(
     core = make_core(double=double, n_step=n_step, reward_scale=0.7, gamma=0.9)
     columns = dict(collate([make_batch(4, 6, seed=1)]))
     columns[IMPORTANCE_WEIGHTS] = weights = torch.tensor([1.0, 0.2, 0.5, 0.7])
-    (group_id,) = core.init(0)
     state = core.init(0)
-    state[group_id]["extra"]["target"] = core.init(5)[group_id]["parameters"]
-    own, target = state[group_id]["parameters"], state[group_id]["extra"]["target"]
+    state["extra"]["target"] = core.init(5)["parameters"]
+    own, target = state["parameters"], state["extra"]["target"]
     found, seen = transitions(columns, n_step, 0.9), all_observations(columns)
     costs, errors = [], np.zeros((4, 6))
     for n, t in zip(*np.nonzero(columns["live"].numpy()), strict=True):
@@ -73,9 +72,9 @@ def test_the_loss_is_hubers_of_the_errors_of_n_step_targets(
         costs.append(float(weights[n]) * (error**2 / 2 if error < 1 else error - 0.5))
         errors[n, t] = error
     _, aux = core.grads(state, columns)
-    loss = float(aux[group_id].metrics["value_loss"])
+    loss = float(aux.metrics["value_loss"])
     assert loss == pytest.approx(np.mean(costs), rel=1e-5)
-    priorities = aux[group_id].priorities.numpy()
+    priorities = aux.priorities.numpy()
     np.testing.assert_allclose(priorities, errors.max(1), rtol=1e-5)
 
 
@@ -114,13 +113,13 @@ def test_with_atoms_the_loss_is_the_cross_entropy_with_projected_returns(
 ) -> None:
     core = make_core(model=ATOMS, double=double, n_step=n_step, reward_scale=0.7, gamma=0.9)
     columns = collate([make_batch(4, 6, seed=1)])
-    (group_id,) = state = core.init(0)
+    state = core.init(0)
     generator = torch.Generator().manual_seed(7)
     # At first, all returns are about as likely as one another: these are not.
-    own = state[group_id]["parameters"]
+    own = state["parameters"]
     own = own + 0.5 * torch.randn(own.shape, generator=generator)
     target = own + 0.5 * torch.randn(own.shape, generator=generator)
-    state[group_id]["parameters"], state[group_id]["extra"]["target"] = own, target
+    state["parameters"], state["extra"]["target"] = own, target
     found, seen = transitions(columns, n_step, 0.9), all_observations(columns)
     returns = np.linspace(-2.0, 2.5, 11)
     costs, surprises = np.zeros((4, 6)), np.zeros((4, 6))
@@ -138,9 +137,9 @@ def test_with_atoms_the_loss_is_the_cross_entropy_with_projected_returns(
         some = goal > 0
         surprises[n, t] = (goal[some] * np.log(goal[some] / now[some])).sum()
     _, aux = core.grads(state, columns)
-    loss = float(aux[group_id].metrics["value_loss"])
+    loss = float(aux.metrics["value_loss"])
     assert loss == pytest.approx(costs.sum() / columns["live"].sum().item(), rel=1e-5)
-    priorities = aux[group_id].priorities.numpy()
+    priorities = aux.priorities.numpy()
     np.testing.assert_allclose(priorities, surprises.max(1), rtol=1e-5, atol=1e-7)
 
 
@@ -209,12 +208,10 @@ def test_drawn_transitions_have_the_loss_of_the_rows_that_they_are_from(
     rows = rows_of_transitions(columns, 3, core.config.gamma)
     of_episodes, aux = core.grads(state, columns)
     of_rows, _ = core.grads(state, rows)
-    for group_id in of_episodes:
-        torch.testing.assert_close(of_episodes[group_id], of_rows[group_id])
+    torch.testing.assert_close(of_episodes, of_rows)
     weights = torch.full((len(rows["rewards"]),), 0.5)
     weighted, _ = core.grads(state, {**rows, IMPORTANCE_WEIGHTS: weights})
-    for group_id in of_episodes:
-        torch.testing.assert_close(0.5 * of_episodes[group_id], weighted[group_id])
+    torch.testing.assert_close(0.5 * of_episodes, weighted)
     (found,) = aux.values()
     assert found.priorities.shape == (4,)
 
@@ -225,25 +222,24 @@ def test_the_target_network_moves_when_it_is_due_and_as_far_as_it_shall(
     core = make_core(target_period=3, target_share=0.25, lr=1e-2)
     sample = collate([make_batch(4, 6, seed=0)])
     state = core.init(0)
-    (group_id,) = state
-    first = state[group_id]["parameters"].clone()
+    first = state["parameters"].clone()
     for step in range(1, 4):
         state = core.step(state, sample).state
-        target = state[group_id]["extra"]["target"]
+        target = state["extra"]["target"]
         if step < 3:
             torch.testing.assert_close(target, first)
-    torch.testing.assert_close(target, torch.lerp(first, state[group_id]["parameters"], 0.25))
+    torch.testing.assert_close(target, torch.lerp(first, state["parameters"], 0.25))
 
 
 @pytest.mark.parametrize("target_acts", [True, False])
 def test_the_target_network_acts_if_it_is_to(make_batch: MakeBatch, target_acts: bool) -> None:
     core = make_core(target_acts=target_acts, lr=1e-2)
-    (group_id,) = state = core.init(0)
+    state = core.init(0)
     for seed in range(3):
         state = core.step(state, collate([make_batch(4, 6, seed=seed)])).state
-    group, saved = core.groups[group_id], core.state_to_tree(state)
-    target = group.named(state[group_id]["extra"]["target"])
-    trained = group.named(state[group_id]["parameters"])
+    group, saved = core.flat, core.state_to_tree(state)
+    target = group.named(state["extra"]["target"])
+    trained = group.named(state["parameters"])
     expected = target if target_acts else trained
     kept = weights_in(saved, acting=True)
     for name, tensor in core.get_params(state).items():

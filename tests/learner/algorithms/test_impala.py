@@ -16,7 +16,7 @@ from torch import Tensor
 
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.core.gradient_core import State
+from juggler.learner.core.gradient_core import TrainState
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.collate import collate
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -154,7 +154,7 @@ def test_the_explained_variance_of_perfect_values_is_one(make_batch: MakeBatch) 
     assert metrics["value_loss"] == pytest.approx(0.0, abs=1e-9)
 
 
-def equal(one: State, other: State) -> bool:
+def equal(one: TrainState, other: TrainState) -> bool:
     def leaves(tree: Any) -> list[Tensor]:
         if isinstance(tree, Tensor):
             return [tree]

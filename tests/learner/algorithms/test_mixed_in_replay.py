@@ -18,7 +18,7 @@ from juggler.learner.algorithms.appo.config import AppoConfig
 from juggler.learner.algorithms.appo.core import Appo
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.core.gradient_core import State
+from juggler.learner.core.gradient_core import TrainState
 from juggler.learner.core.learner_core import ALONE, Columns, Seam, StepOutput
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.population import Population
@@ -38,7 +38,9 @@ MEMORY = {"hidden_sizes": [8], "recurrent": "gru", "recurrent_size": 6}
 class Noting(Impala):
     """Notes what each step is made on, and from which state."""
 
-    def step(self, state: State, sample: Columns, seam: Seam = ALONE) -> StepOutput[State]:
+    def step(
+        self, state: TrainState, sample: Columns, seam: Seam = ALONE
+    ) -> StepOutput[TrainState]:
         before = {
             key: {**own, "parameters": own["parameters"].clone()} for key, own in state.items()
         }

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import ADVANTAGES, Ppo
-from juggler.learner.core.gradient_core import GradientCore, State
+from juggler.learner.core.gradient_core import GradientCore, TrainState
 from juggler.learner.core.learner_core import ALONE, Columns
 from juggler.learner.data.collate import collate
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -69,7 +69,7 @@ def test_what_grads_gives_is_the_gradient_of_the_first_step(make_batch: MakeBatc
         np.testing.assert_allclose(found[name], slopes, rtol=1e-4, atol=1e-5)
 
 
-def advantages_in(core: Ppo, state: State, batches: list[EpisodeBatch]) -> Tensor:
+def advantages_in(core: Ppo, state: TrainState, batches: list[EpisodeBatch]) -> Tensor:
     """Normalized, of live steps [M]."""
     prepared, _ = core._prepared(state, collate(batches), ALONE)
     columns = prepared.columns
@@ -137,7 +137,7 @@ def test_a_pass_in_chunks_is_the_pass_as_a_whole_with_states_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     core = make_core(None, {"recurrent": "gru", "hidden_sizes": [8], "recurrent_size": 6})
-    forward = core.forward(core.init(seed=0), "default")
+    forward = core.forward(core.init(seed=0))
     batch = {"observations": torch.randn(7, 5, 4), "states": {"hidden": torch.randn(7, 6)}}
     monkeypatch.setattr("juggler.learner.core.forward.CHUNK", 11)
     parts, whole = forward.in_chunks()(batch), forward(batch)

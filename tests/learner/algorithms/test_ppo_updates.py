@@ -18,7 +18,7 @@ from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
-from juggler.learner.core.gradient_core import State
+from juggler.learner.core.gradient_core import TrainState
 from juggler.learner.core.learner_core import Aux, Grads
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.collate import collate
@@ -43,7 +43,7 @@ class Recorder:
         return x
 
 
-def equal(one: State, other: State) -> bool:
+def equal(one: TrainState, other: TrainState) -> bool:
     def leaves(tree: Any) -> list[Tensor]:
         if isinstance(tree, Tensor):
             return [tree]

@@ -148,13 +148,11 @@ def test_loss_gradient_and_priorities_are_those_of_episodes_played_step_by_step(
     assert (batch.segment_offsets > 0).any()
     assert batch.truncated.any()
     assert batch.terminated.any()
-    (group_id,) = state = core.init(0)
-    state[group_id]["extra"]["target"] = core.init(5)[group_id]["parameters"]
-    parameters = state[group_id]["parameters"].double().requires_grad_()
+    state = core.init(0)
+    state["extra"]["target"] = core.init(5)["parameters"]
+    parameters = state["parameters"].double().requires_grad_()
     own = play(parameters, batch, burn_in)
-    targets = slow_targets(
-        batch, own, play(state[group_id]["extra"]["target"].double(), batch, burn_in)
-    )
+    targets = slow_targets(batch, own, play(state["extra"]["target"].double(), batch, burn_in))
     weights = np.linspace(0.2, 1.0, batch.rows)
     errors = {
         (n, t): targets[n, t] - own.before[n, t][int(batch.actions[n, t])]  # type: ignore[index, call-overload]
@@ -171,11 +169,11 @@ def test_loss_gradient_and_priorities_are_those_of_episodes_played_step_by_step(
     columns = collate([batch])
     sample = {**columns, IMPORTANCE_WEIGHTS: torch.from_numpy(weights).float()}
     grads, aux = core.grads(state, sample)
-    found = aux[group_id]
+    found = aux
     assert float(found.metrics["value_loss"]) == pytest.approx(float(loss.detach()), rel=1e-5)
     assert int(found.live_steps) == len(own.learned)
     np.testing.assert_allclose(found.priorities.numpy(), priorities, rtol=1e-4)
-    np.testing.assert_allclose(grads[group_id].numpy(), gradient.numpy(), rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(grads.numpy(), gradient.numpy(), rtol=1e-3, atol=1e-6)
 
 
 def test_micro_batches_have_the_gradient_of_the_whole(make_batch: MakeBatch) -> None:

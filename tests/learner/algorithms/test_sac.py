@@ -127,31 +127,31 @@ def expected(
 @pytest.mark.parametrize("actions", [BOX, THREE], ids=["box", "discrete"])
 def test_each_part_of_the_loss_trains_its_own_parameters(actions: Any) -> None:
     core = make_core(actions, reward_scale=0.7)
-    (group_id,) = state = core.init(0)
-    state[group_id]["extra"]["target"] = core.init(5)[group_id]["parameters"]
-    group, sample = core.groups[group_id], rows(actions)
-    flat = group.named(state[group_id]["parameters"].clone())
+    state = core.init(0)
+    state["extra"]["target"] = core.init(5)["parameters"]
+    group, sample = core.flat, rows(actions)
+    flat = group.named(state["parameters"].clone())
     flat["log_temperature"].fill_(math.log(0.3))
-    state[group_id]["parameters"] = torch.cat([each.reshape(-1) for each in flat.values()])
+    state["parameters"] = torch.cat([each.reshape(-1) for each in flat.values()])
     grads, aux = core.grads(state, sample)
-    losses, gradients, priorities = expected(core, state[group_id], sample, actions, 0.3)
-    metrics = aux[group_id].metrics
+    losses, gradients, priorities = expected(core, state, sample, actions, 0.3)
+    metrics = aux.metrics
     assert float(metrics["value_loss"]) == pytest.approx(losses["critics"], rel=1e-5)
     assert float(metrics["policy_loss"]) == pytest.approx(losses["policy"], rel=1e-5)
     assert float(metrics["temperature"]) == pytest.approx(0.3)
-    for name, gradient in group.named(grads[group_id]).items():
+    for name, gradient in group.named(grads).items():
         torch.testing.assert_close(gradient.double(), gradients[name], rtol=1e-5, atol=1e-7)
-    found = aux[group_id].priorities.double()
+    found = aux.priorities.double()
     torch.testing.assert_close(found, priorities, rtol=1e-5, atol=1e-6)
 
 
 def test_a_temperature_that_is_given_stays() -> None:
     core = make_core(temperature=0.2)
-    (group_id,) = state = core.init(0)
+    state = core.init(0)
     output = core.step(copied(state), rows(BOX))
     assert float(output.metrics["temperature"]) == pytest.approx(0.2)
-    named = core.groups[group_id].named
-    before, after = (named(each[group_id]["parameters"]) for each in (state, output.state))
+    named = core.flat.named
+    before, after = (named(each["parameters"]) for each in (state, output.state))
     torch.testing.assert_close(after["log_temperature"], before["log_temperature"])
     assert (after["policy_head.weight"] != before["policy_head.weight"]).any()
 
@@ -161,9 +161,9 @@ def test_the_temperature_falls_while_the_policy_is_more_random_than_wanted(
     wanted: float, falls: bool
 ) -> None:
     core = make_core(target_entropy=wanted)
-    (group_id,) = state = core.init(0)
+    state = core.init(0)
     after = core.step(copied(state), rows(BOX, 600)).state
-    learned = core.groups[group_id].named(after[group_id]["parameters"])["log_temperature"]
+    learned = core.flat.named(after["parameters"])["log_temperature"]
     assert (float(learned) < 0) is falls
 
 
@@ -303,8 +303,7 @@ def test_samples_of_one_and_of_rows_have_the_same_loss(make_batch: MakeBatch) ->
     of_episodes, _ = core.grads(state, columns)
     drawn = rows_of_transitions(columns, 1, core.config.gamma)
     of_rows, _ = core.grads(state, drawn)
-    for group_id in of_episodes:
-        torch.testing.assert_close(of_episodes[group_id], of_rows[group_id])
+    torch.testing.assert_close(of_episodes, of_rows)
 
 
 def test_what_it_cannot_train_is_told() -> None:

@@ -101,38 +101,38 @@ def slow_losses(
 def state_of(core: Td3) -> tuple[str, Any]:
     """The id of the only group, and a state whose policy acts far from the middle of the Box, and
     whose target policy acts near its bounds, so that clipping matters."""
-    (group_id,) = state = core.init(0)
-    named = core.groups[group_id].named(state[group_id]["parameters"])
+    state = core.init(0)
+    named = core.flat.named(state["parameters"])
     named["policy_head.weight"].mul_(100)  # a view
-    target = core.init(5)[group_id]["parameters"]
-    core.groups[group_id].named(target)["policy_head.weight"].mul_(500)
-    state[group_id]["extra"]["target"] = target
-    return group_id, state
+    target = core.init(5)["parameters"]
+    core.flat.named(target)["policy_head.weight"].mul_(500)
+    state["extra"]["target"] = target
+    return state
 
 
 @pytest.mark.parametrize("since", [0, 1], ids=["the policy stays", "the policy moves"])
 @pytest.mark.parametrize("target_noise", [0.2, 5.0], ids=["noise", "noise that is clipped"])
 def test_losses_and_gradients_are_those_of_the_paper(target_noise: float, since: int) -> None:
     core = make_core(reward_scale=0.7, target_noise=target_noise)
-    group_id, state = state_of(core)
-    extra, sample = state[group_id]["extra"], rows()
+    state = state_of(core)
+    extra, sample = state["extra"], rows()
     sample["importance_weights"] = torch.linspace(0.2, 1.0, 6)
     extra["since_policy_move"] = torch.tensor(since)
-    named = core.groups[group_id].named
+    named = core.flat.named
     own, target = (
         {name: x.double().numpy().copy() for name, x in named(vector).items()}
-        for vector in (state[group_id]["parameters"], extra["target"])
+        for vector in (state["parameters"], extra["target"])
     )
     losses = partial(slow_losses, own, target, sample, extra["key"], core.config)
     grads, aux = core.grads(state, sample)
-    metrics = aux[group_id].metrics
+    metrics = aux.metrics
     of_values, of_policy, priorities = losses()
-    np.testing.assert_allclose(aux[group_id].priorities, priorities, rtol=1e-4)
+    np.testing.assert_allclose(aux.priorities, priorities, rtol=1e-4)
     assert float(metrics["value_loss"]) == pytest.approx(of_values, rel=1e-4)
     assert ("policy_loss" in metrics) == since
     if since:
         assert float(metrics["policy_loss"]) == pytest.approx(of_policy, rel=1e-4)
-    for name, gradient in named(grads[group_id]).items():
+    for name, gradient in named(grads).items():
         of_critics = name.startswith("critics.")
         expected = np.zeros_like(own[name])
         for place in np.ndindex(expected.shape):
@@ -150,11 +150,11 @@ def test_losses_and_gradients_are_those_of_the_paper(target_noise: float, since:
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_between_its_moves_nothing_of_the_policy_changes(optimizer: str) -> None:
     core = make_core(policy_period=3, target_period=2, target_share=0.25, optimizer=optimizer)
-    (group_id,) = state = core.init(0)
-    named, sample = core.groups[group_id].named, rows()
+    state = core.init(0)
+    named, sample = core.flat.named, rows()
 
     def parts(state: Any) -> dict[str, torch.Tensor]:
-        own = state[group_id]
+        own = state
         vectors = {"parameters": own["parameters"], "target": own["extra"]["target"]}
         vectors |= own["moments"]
         return {
@@ -174,27 +174,23 @@ def test_between_its_moves_nothing_of_the_policy_changes(optimizer: str) -> None
         if step % 6 == 0:
             moved = {
                 name: torch.lerp(before[f"target {name}"], after[f"parameters {name}"], 0.25)
-                for name in named(state[group_id]["parameters"])
+                for name in named(state["parameters"])
             }
             for name, expected in moved.items():
                 torch.testing.assert_close(after[f"target {name}"], expected)
         before = after
     if optimizer == "adam":  # which corrects for how often each parameter has moved
-        updates = named(state[group_id]["moments"]["updates"])
+        updates = named(state["moments"]["updates"])
         assert {int(x.flatten()[0]) for name, x in updates.items() if "critics" in name} == {12}
         assert {int(x.flatten()[0]) for name, x in updates.items() if "critics" not in name} == {4}
 
 
 def test_a_policy_that_stays_takes_no_part_in_the_norm_that_is_limited() -> None:
     core = make_core(grad_clip=1e-3)
-    group_id, state = state_of(core)
+    state = state_of(core)
     sample = rows()
     grads, _ = core.grads(state, sample)
-    of_values = [
-        x
-        for name, x in core.groups[group_id].named(grads[group_id]).items()
-        if name.startswith("critics.")
-    ]
+    of_values = [x for name, x in core.flat.named(grads).items() if name.startswith("critics.")]
     norm = math.sqrt(sum(float(x.square().sum()) for x in of_values))
     metrics = core.step(copied(state), sample).metrics
     assert float(metrics["grad_norm"]) == pytest.approx(norm)
@@ -202,12 +198,12 @@ def test_a_policy_that_stays_takes_no_part_in_the_norm_that_is_limited() -> None
 
 def test_a_gradient_that_is_not_finite_moves_nothing_and_counts_no_step() -> None:
     core = make_core()
-    (group_id,) = state = core.init(0)
+    state = core.init(0)
     sample = rows()
     sample["rewards"][0] = math.nan
     output = core.step(copied(state), sample)
     assert float(output.metrics["skipped"]) == 1.0
-    torch.testing.assert_close(output.state[group_id], state[group_id], rtol=0, atol=0)
+    torch.testing.assert_close(output.state, state, rtol=0, atol=0)
 
 
 def test_noise_is_infinite_until_learning_begins_and_then_what_the_schedule_says() -> None:
@@ -260,8 +256,7 @@ def test_parts_of_a_sample_have_the_gradient_of_the_whole() -> None:
         grads, _ = core.grads(state, sample)
         if core is whole:
             expected = grads
-    for group_id, gradient in grads.items():
-        torch.testing.assert_close(gradient, expected[group_id], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_learners_of_a_group_move_their_policies_together(make_batch: MakeBatch) -> None:

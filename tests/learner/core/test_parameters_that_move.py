@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 import torch
 from support.squared_values import MODULE, SAMPLE, SquaredValues
@@ -15,13 +13,8 @@ import juggler
 class OnlyBiases(SquaredValues):
     """Learns with biases alone."""
 
-    def moving(
-        self,
-        group: juggler.FlatModule,
-        state: juggler.TrainState,
-        live_steps: Mapping[str, Tensor],
-    ) -> Tensor:
-        return torch.tensor([name.endswith("bias") for name in group.sizes])  # [K]
+    def moving(self, state: juggler.TrainState, live_steps: Tensor) -> Tensor:
+        return torch.tensor([name.endswith("bias") for name in self.flat.sizes])  # [K]
 
 
 class Counting(OnlyBiases):
@@ -36,13 +29,11 @@ def learner(core: type[OnlyBiases], optimizer: str = "adam") -> juggler.Learner:
 @pytest.mark.parametrize(("core", "optimizer"), [(Counting, "adam"), (OnlyBiases, "rmsprop")])
 def test_the_others_stay_as_they_are(core: type[OnlyBiases], optimizer: str) -> None:
     learns = learner(core, optimizer)
-    (group,) = learns.core.flat.values()  # type: ignore[attr-defined]
-    sizes, (state,) = group.sizes, learns.state.values()
-    before = state["parameters"].clone().split(list(sizes.values()))  # [P] in K parts
+    sizes = learns.core.flat.sizes  # type: ignore[attr-defined]
+    before = learns.state["parameters"].clone().split(list(sizes.values()))  # [P] in K parts
     for _ in range(3):
         learns.step(SAMPLE)
-    (state,) = learns.state.values()
-    after = state["parameters"].split(list(sizes.values()))
+    after = learns.state["parameters"].split(list(sizes.values()))
     pairs = zip(sizes, before, after, strict=True)
     moved = [name for name, old, new in pairs if not torch.equal(old, new)]
     assert moved

@@ -31,14 +31,11 @@ from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.algorithms.registry import ALGORITHMS, build_learner
 from juggler.learner.core.learner_core import LearnerCore
 from juggler.learner.core.metrics import fetch_metrics
-from juggler.learner.core.population import Population, member_id, stacked
+from juggler.learner.core.population import Population, stacked
 from juggler.learner.core.state import StateMismatch
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.learner.optim.optimizers import Adam, RMSProp, Step
-from juggler.runtime.modules.module_spec import RLModuleSpec
-from juggler.runtime.modules.multi_rl_module import MultiRLModule
-from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import tree_map
 
 
@@ -70,11 +67,10 @@ def test_sixteen_members_are_sixteen_runs(
     for index, (run, each) in enumerate(zip(runs, alone, strict=True)):
         assert_close(population.member(state, index), each.state)
         # Some metrics are float32 whatever the parameters are.
-        assert_close(output.metrics[member_id("default", index)], each.metrics, 1e-6)
-        assert_close(
-            population.get_params(state)[member_id("default", index)],
-            run.get_params(each.state),
-        )
+        own = {name: output.metrics[f"{name}[{index}]"] for name in each.metrics}
+        assert_close(own, each.metrics, 1e-6)
+        params = {name: x[index] for name, x in population.get_params(state).items()}
+        assert_close(params, run.get_params(each.state))
 
 
 @pytest.mark.parametrize(
@@ -163,34 +159,6 @@ def test_members_may_learn_from_samples_of_their_own(make_batch: MakeBatch) -> N
     assert len(parameters.unique(dim=0)) == 3
 
 
-def test_modules_that_share_parameters_are_members_together(make_batch: MakeBatch) -> None:
-    class Pair(MultiRLModule):
-        def build(self, specs: Any) -> dict[str, RLModule]:
-            modules = {module_id: Small() for module_id in specs}
-            modules["right"].body = modules["left"].body
-            return dict(modules)
-
-    spec = RLModuleSpec(observation_space=VECTOR, action_space=TWO)
-
-    def make() -> Pair:
-        return Pair({"left": spec, "right": spec})
-
-    core = make_core(make)
-    population = Population(core, hyperparameters={"lr": [1e-3, 1e-2]})
-    state = population.init(seed=0)
-    sample = {key: collate([make_batch(seed=3)]) for key in ("left", "right")}
-    output = population.step(state, sample)
-    assert output.metrics.keys() == {"left[0]", "right[0]", "left[1]", "right[1]"}
-    slow = make_core(make, lr=1e-3)
-    assert_close(population.member(output.state, 0), slow.step(slow.init(0), sample).state, 1e-5)
-    only_left = population.step(state, {"left": sample["left"]}).state
-    for index in range(2):
-        before, after = population.get_params(state), population.get_params(only_left)
-        right = member_id("right", index)
-        assert torch.equal(before[right]["heads.weight"], after[right]["heads.weight"])
-        assert not torch.equal(before[right]["body.0.weight"], after[right]["body.0.weight"])
-
-
 def test_a_member_whose_gradient_is_not_finite_is_skipped_alone(make_batch: MakeBatch) -> None:
     population = Population(make_core(), size=2, own_samples=True)
     good, bad = (make_batch(seed=seed, ends=0.0) for seed in range(2))
@@ -198,7 +166,7 @@ def test_a_member_whose_gradient_is_not_finite_is_skipped_alone(make_batch: Make
     state = population.init(seed=0)
     sample = stacked([collate([batch]) for batch in (good, bad)])
     output = population.step(state, sample)
-    skipped = [output.metrics[member_id("default", index)]["skipped"] for index in range(2)]
+    skipped = [output.metrics[f"skipped[{index}]"] for index in range(2)]
     assert skipped == [0.0, 1.0]
     assert_equal(population.member(output.state, 1), population.member(state, 1))
     moved = output.state["members"]["parameters"] != (state["members"]["parameters"])  # [2, P]
@@ -261,9 +229,9 @@ def test_a_learner_takes_a_population_for_any_other_core(make_batch: MakeBatch) 
     restored.restore(*learner.save())
     found = fetch_metrics(learner.update_from_episodes([make_batch(seed=2)]))
     assert found == fetch_metrics(restored.update_from_episodes([make_batch(seed=2)]))
-    assert [values["lr"] for values in found.values()] == RATES[:3]
+    assert [found[f"lr[{index}]"] for index in range(3)] == RATES[:3]
     assert_equal(learner.state, restored.state)
-    assert learner.get_weights().keys() == {member_id("default", index) for index in range(3)}
+    assert all(len(array) == 3 for array in learner.get_weights().values())
 
     four = Learner(Population(make_core(), size=4))
     with pytest.raises(StateMismatch, match="the checkpoint has 3 members; here there are 4"):

@@ -13,7 +13,6 @@ from gymnasium import spaces
 from support.groups import join, update
 
 from juggler.learner.algorithms.impala.config import ImpalaConfig
-from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.data.sharding import shard
 from juggler.learner.learner import Learner
@@ -36,14 +35,6 @@ def make_learner(seed: int = 0) -> Learner:
     )
 
 
-def of_two_modules() -> Learner:
-    one, two = make_learner(), make_learner()
-    (factory,) = one.core._make_module.values()
-    core = Impala({"a": factory, "b": factory}, one.config)
-    pipelines = {"a": one.pipeline, "b": two.pipeline}
-    return Learner(core, pipeline=pipelines)
-
-
 def a_batch(make_batch: MakeBatch, seed: int, rows: int = 8) -> EpisodeBatch:
     """Its rewards are around 100: sums of their squares must not lose the differences."""
     made = make_batch(rows, 10, seed=seed)
@@ -52,18 +43,18 @@ def a_batch(make_batch: MakeBatch, seed: int, rows: int = 8) -> EpisodeBatch:
     return replace(made, rewards=made.rewards + np.float32(100), states=states)
 
 
-def moments(learner: Learner, module_id: str = "default") -> dict[str, float]:
-    state = learner.pipeline[module_id].get_state()["normalize_rewards"]
+def moments(learner: Learner) -> dict[str, float]:
+    assert learner.pipeline is not None
+    state = learner.pipeline.get_state()["normalize_rewards"]
     return {name: float(value) for name, value in state.items()}
 
 
-def assert_one(alone: Learner, group: list[Learner], module_id: str = "default") -> None:
+def assert_one(alone: Learner, group: list[Learner]) -> None:
     for learner in group:
-        assert moments(learner, module_id) == pytest.approx(moments(alone, module_id), rel=1e-9)
-        assert moments(learner, module_id) == moments(group[0], module_id), "not a bit apart"
-        for name, weights in learner.get_params()[module_id].items():
-            expected = alone.get_params()[module_id][name]
-            torch.testing.assert_close(weights, expected, rtol=1e-4, atol=2e-5)
+        assert moments(learner) == pytest.approx(moments(alone), rel=1e-9)
+        assert moments(learner) == moments(group[0]), "not a bit apart"
+        for name, weights in learner.get_params().items():
+            torch.testing.assert_close(weights, alone.get_params()[name], rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -90,16 +81,6 @@ def test_a_learner_without_a_live_step_has_them_too(make_batch: MakeBatch) -> No
     before = moments(group[0])
     update(group, [[stale], [stale]])
     assert moments(group[0]) == before
-
-
-def test_a_module_may_be_absent_from_a_shard(make_batch: MakeBatch) -> None:
-    alone, group = of_two_modules(), [of_two_modules() for _ in range(2)]
-    join(group)
-    first, second = a_batch(make_batch, 1), a_batch(make_batch, 2)
-    alone.update_from_episodes({"a": [first], "b": [second]})
-    update(group, [{"b": [second]}, {"a": [first]}])
-    for module_id in ("a", "b"):
-        assert_one(alone, group, module_id)
 
 
 def test_whoever_joins_takes_the_moments_over_though_its_weights_are_the_same(

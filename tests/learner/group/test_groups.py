@@ -28,7 +28,7 @@ RECURRENT = {"recurrent": "gru", "recurrent_size": 6, "hidden_sizes": [8]}
 
 def make_learner(
     algorithm: str,
-    *modules: str,
+    *,
     module: Any = None,
     model: dict[str, Any] | None = None,
     seed: int = 0,
@@ -38,18 +38,16 @@ def make_learner(
     found = ALGORITHMS[algorithm]
     package, _, name = found.core.partition(":")
     core = getattr(__import__(package, fromlist=[name]), name)
-    make_module = dict.fromkeys(modules or ("default",), make)
-    return Learner(core(make_module, found.config(**config)), seed=seed)
+    return Learner(core(make, found.config(**config)), seed=seed)
 
 
 def assert_equal(one: Learner, other: Learner) -> None:
     """But for what another order of additions makes of it."""
-    for module_id, weights in one.get_params().items():
-        for name, expected in weights.items():
-            found = other.get_params()[module_id][name]
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5, msg=name)
-    steps = [{key: int(unit["steps"]) for key, unit in x.state.items()} for x in (one, other)]
-    assert steps[0] == steps[1]
+    for name, expected in one.get_params().items():
+        torch.testing.assert_close(
+            other.get_params()[name], expected, rtol=1e-4, atol=2e-5, msg=name
+        )
+    assert int(one.state["steps"]) == int(other.state["steps"])
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -125,27 +123,6 @@ def test_a_learner_without_a_live_step_keeps_up(
     update(group, [[full.silenced()], [stale.silenced()]])
     for learner in group:
         assert_equal(alone, learner)
-
-
-@pytest.mark.parametrize("algorithm", ["impala", "ppo", "appo"])
-def test_a_module_may_be_absent_from_a_shard_or_from_all(
-    make_batch: MakeBatch, algorithm: str
-) -> None:
-    options: dict[str, Any] = (
-        {"optimizer_epsilon": 1e-3, "target_kl": 0.5} if algorithm != "impala" else {}
-    )
-    ids = ("left", "right", "unused")
-    alone, group = (
-        make_learner(algorithm, *ids, **options),
-        [make_learner(algorithm, *ids, **options) for _ in range(2)],
-    )
-    join(group)
-    for seed in range(2):
-        left, right = make_batch(4, 8, seed=seed), make_batch(4, 8, seed=seed + 10)
-        alone.update_from_episodes({"left": [left], "right": [right]})
-        update(group, [{"left": [left]}, {"right": [right]}])
-        for learner in group:
-            assert_equal(alone, learner)
 
 
 class Normalized(RLModule):

@@ -65,10 +65,10 @@ class Noting(Demonstrations):
 def make(name: str, own: ImitationConfig) -> tuple[Learner, list[torch.Tensor]]:
     """A learner, and the places of what it will draw."""
     core = Discriminator(inner(name), own)
-    imitator = core._imitators
-    imitator.demonstrations = Noting(*imitator.demonstrations)
-    imitator.demonstrations.places = []
-    return Learner(core, seed=0), imitator.demonstrations.places
+    demonstrations = Noting(*core._demonstrations)
+    demonstrations.places = []
+    core._demonstrations = demonstrations
+    return Learner(core, seed=0), demonstrations.places
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
