@@ -367,7 +367,7 @@ class LearnerGroup(Shards):
     def set_weights(self, weights: Mapping[str, Mapping[str, Tree]]) -> None:
         """Replace weights, name -> array by module id, behind all updates so far.
 
-        Missing weights stay. The optimizer begins anew, kept samples are discarded, and the count
+        Missing weights stay. The optimizer starts again, kept samples are discarded, and the count
         of updates continues.
         """
         commands = {key: _restoring(key, weights=each) for key, each in weights.items()}
