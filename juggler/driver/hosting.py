@@ -78,7 +78,7 @@ class Hosting:
         self._shards[fewest].append(module_id)
 
     def remove(self, module_id: str) -> None:
-        """Nobody hosts it any more."""
+        """Remove a module from all processes."""
         for shard in self._shards:
             if module_id in shard:
                 shard.remove(module_id)

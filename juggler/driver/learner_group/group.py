@@ -263,32 +263,30 @@ class LearnerGroup(Shards):
                 self._changed.wait_for(lambda: any(map(self._has_room, shares)))
                 self._must_run()
                 shard = next(filter(self._has_room, shares))
-                batches = shares.pop(shard)
-                asked = {
-                    module_id: list(itertools.islice(self._batch_ids, len(own)))
-                    for module_id, own in batches.items()
-                }
-                sender = self._shards[shard].sender
-                for module_id, batch_ids in asked.items():
+                sender, sent = self._shards[shard].sender, []
+                asked = shares.pop(shard)
+                for module_id, batches in asked.items():
+                    numbered = [(next(self._batch_ids), batch) for batch in batches]
                     update = training_pb2.Update(module_id=module_id, exact=True, **passes)
-                    update.batch_ids.extend(batch_ids)
+                    update.batch_ids.extend(batch_id for batch_id, _ in numbered)
                     then = partial(self._updated, module_id)
                     what = f"update of {module_id!r}"
-                    handle[module_id] = self._put(shard, what, [update], then, batch_ids)
+                    job = self._put(shard, what, [update], then, update.batch_ids)
+                    handle[module_id] = job
+                    sent += [(module_id, *each) for each in numbered]
                 self._shards[shard].updates.append([handle[module_id] for module_id in asked])
-            for module_id, batch_ids in asked.items():
-                for batch_id, batch in zip(batch_ids, batches[module_id], strict=True):
-                    header = episodes_pb2.BatchHeader(
-                        module_id=module_id,
-                        batch_id=batch_id,
-                        live_steps=batch.live_steps,
-                        permit=self._permits.of(batch_id, module_id),
-                    )
-                    try:
-                        if sender is not None:  # else the job fails already
-                            sender.send(header, {module_id: tree_map(np.copy, batch.to_tree())})
-                    except ValueError as error:  # what cannot be sent
-                        self._settled(shard, batch_id, "refused", str(error))
+            for module_id, batch_id, batch in sent:
+                header = episodes_pb2.BatchHeader(
+                    module_id=module_id,
+                    batch_id=batch_id,
+                    live_steps=batch.live_steps,
+                    permit=self._permits.of(batch_id, module_id),
+                )
+                try:
+                    if sender is not None:  # else the job fails already
+                        sender.send(header, {module_id: tree_map(np.copy, batch.to_tree())})
+                except ValueError as error:  # what cannot be sent
+                    self._settled(shard, batch_id, "refused", str(error))
         return handle if async_update else handle.result()
 
     @overload
@@ -367,7 +365,7 @@ class LearnerGroup(Shards):
     def set_weights(self, weights: Mapping[str, Mapping[str, Tree]]) -> None:
         """Replace weights, name -> array by module id, behind all updates so far.
 
-        Missing weights stay. The optimizer begins anew, kept samples are discarded, and the count
+        Missing weights stay. The optimizer starts again, kept samples are discarded, and the count
         of updates continues.
         """
         commands = {key: _restoring(key, weights=each) for key, each in weights.items()}

@@ -91,6 +91,7 @@ class Shards:
     def __init__(self, hang_seconds: float, updates_in_flight: int) -> None:
         self._changed = threading.Condition()  # guards everything; notified after each event
         self._over = ""  # why no job is accepted any more
+        self._closed = False
         self._shards: list[Shard] = []
         self._permits = Permits.new()
         self._updates_in_flight = updates_in_flight
@@ -172,10 +173,6 @@ class Shards:
         return ready or shard.down
 
     def _must_run(self) -> None:
-        """
-        Raises:
-            RuntimeError: the group is closed, or broke.
-        """
         if self._over:
             raise RuntimeError(self._over)
 
@@ -191,13 +188,14 @@ class Shards:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._close()
+        (self.close if kind is None else self._close)()
 
     def _close(self) -> None:
+        """End the processes at once. Idempotent."""
         with self._changed:
+            if self._closed:
+                return
+            self._closed = True
             self._over = self._over or "the learner group is closed"
             for shard in self._shards:
                 with suppress(KeyError):  # it has just left

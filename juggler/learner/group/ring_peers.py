@@ -33,7 +33,7 @@ RING_METHOD = "/juggler.v1.Gradients/Ring"
 RING_METADATA = "juggler-ring-bin"
 _SERVICE, _METHOD = RING_METHOD.strip("/").split("/")
 
-_MOST_WAITING = 4  # messages of a stream that nobody has taken yet
+_MOST_WAITING = 4  # messages of a stream that are not taken yet
 _LOOK_SECONDS = 0.05
 PIECE_BYTES = 1 << 20  # of a message: the next learner adds one while another is on its way
 _END_SECONDS = 1.0
@@ -88,7 +88,7 @@ class Inbox:
 
 
 class RingServer:
-    """Serves beside what EnvRunners dial, at the same address.
+    """Serves the ring, at the address that EnvRunners dial.
 
     Args:
         why_refused: returns why a call may not open a stream, given its metadata; None lets it in.

@@ -152,7 +152,7 @@ class GlooPeers(Peers):
         return x
 
     def _wait(self, begin: Callable[[], Any]) -> None:
-        begun = begin()  # raises over its arguments alone
+        begun = begin()  # raises only over its arguments
         try:
             begun.wait()
         except RuntimeError as error:
@@ -299,7 +299,7 @@ class NcclGroup:
         return x
 
     def end(self, why: str) -> None:
-        """Abort whatever is under way, and leave the group.
+        """Abort what is under way, and leave the group.
 
         Args:
             why: the reason, for the message.

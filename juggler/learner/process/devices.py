@@ -72,7 +72,7 @@ def reserved_bytes(device: str) -> int:
 
 
 def use_threads(count: int) -> str:
-    """Compute in so many threads on the CPU. Returns why that is slow; "": it is not."""
+    """Set the number of threads on the CPU. Returns why that is slow; "": it is not."""
     import torch
 
     torch.set_num_threads(count)

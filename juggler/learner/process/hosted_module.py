@@ -66,10 +66,6 @@ class HostedModule:
     ) -> None:
         """Args:
         command: the command that added the module.
-        learner: trains it.
-        membership: forms its groups.
-        publisher: serves its weights.
-        handover: may have its state from the previous program.
         arrived: called for each batch that was taken, in the server's thread.
         warn: called with each warning for people.
         next_update: returns the next update command, if it has arrived already.
@@ -123,7 +119,7 @@ class HostedModule:
             self._generation, self._has_newer = version.generation, True
 
     def close(self) -> None:
-        """End the threads beside updates, leave the group, and withdraw the weights."""
+        """End the threads of updates, leave the group, and withdraw the weights."""
         self.updating.close()
         self.learner.leave()
         self._publisher.withdraw(self.module_id)
@@ -173,7 +169,7 @@ class HostedModule:
         else:
             tree, saved = self.learner.save()
             extra = json.dumps(saved)
-            self.publish_news()  # whatever the interval: these may be the run's last weights
+            self.publish_news()  # at any time: they may be the run's last
         header = training_pb2.StateHeader(
             module_id=self.module_id, version=self.version.message(), extra=extra
         )
@@ -184,21 +180,12 @@ class HostedModule:
         if self._joined and self.version != self._published and not self.membership.lost:
             self._publish()
 
-    def state_to_hand_over(self, run_id: str) -> Iterator[bytes]:
-        """Its state as a frame, for the program that replaces this one."""
-        return self.handover.chunks(self.module_id, self.learner, run_id, self.version)
-
     # -- its group --------------------------------------------------------------------------------
 
     def join(
         self, group: training_pb2.Group, superseded: Callable[[], bool]
     ) -> training_pb2.GroupFormed:
-        """Join a group, which begins with the state of the member with the most updates.
-
-        Args:
-            group: its members.
-            superseded: says whether the driver has asked for another group by now.
-        """
+        """Join a group, which begins with the state of the member with the most updates."""
         self.updating.forget()
         self._has_newer = False  # what comes from here on is of a reset
         if not self._joined:
@@ -429,7 +416,6 @@ def begin_with(
     """Have a learner begin with weights from elsewhere.
 
     Args:
-        learner: of one module.
         weights: name -> array.
         source: where they are from, for errors: a key with its value, or words.
         whole: whether missing weights are an error.

@@ -122,7 +122,11 @@ class LearnerWorker:
         reason = self._loop.run()
         known = [each for each in self.modules.values() if each.handover.weights_known]
         if known and reason.startswith(LOST_THE_DRIVER):
-            hand_over(module.state_to_hand_over(self._attachment.run_id) for module in known)
+            run_id = self._attachment.run_id
+            hand_over(
+                each.handover.chunks(each.module_id, each.learner, run_id, each.version)
+                for each in known
+            )
         return reason
 
     def close(self) -> None:
@@ -237,7 +241,7 @@ class LearnerWorker:
 
     def _update(self, _: int, update: training_pb2.Update) -> training_pb2.UpdateDone:
         self._seconds["waiting"] += time.perf_counter() - self._idle_since
-        self._seconds["receive"] = self._receiver.seconds  # in other threads, beside all other work
+        self._seconds["receive"] = self._receiver.seconds  # in other threads
         module_id = update.module_id
         waits = self._settings.synchronous and bool(self._shared.partners(module_id))
         done = self._module(module_id).update(update, self._seconds, publishes=not waits)
@@ -252,7 +256,7 @@ class LearnerWorker:
         return attach_pb2.Done()
 
     def _snapshot(self, command_id: int, command: training_pb2.Snapshot) -> None:
-        """Send a state: the first chunk in order with the answers to updates, the others beside the
+        """Send a state: the first chunk in order with the answers to updates, the others during the
         updates that follow, which do not change them."""
         module = self._module(command.module_id)
         chunks = module.snapshot(command)
@@ -284,9 +288,8 @@ class LearnerWorker:
         return self.modules[module_id]
 
     def _publish_together(self, module_id: str) -> None:
-        """Publish a module and those that it shares parts with, if all have had their update of
-        this turn: what they act with then has all of these updates, as it would in a resumed run.
-        """
+        """Publish a module and its partners in shared parts, once all have had their update of this
+        turn: EnvRunners then act with all of these updates, as they would in a resumed run."""
         self._unpublished.add(module_id)
         together = {module_id, *self._shared.partners(module_id)}
         if together <= self._unpublished:

@@ -62,7 +62,7 @@ class LearnerServer:
         self.addresses = _bind(self._server, program)
         self.tcp_address = next((a for a in self.addresses if not a.startswith("unix:")), "")
         self.episode_addresses: list[str] = []
-        self._directory: HeldDirectory | None = None  # of a socket for receivers alone
+        self._directory: HeldDirectory | None = None  # of a socket for receivers
         self._receivers: Receivers | None = None
         local = next((each for each in self.addresses if each.startswith("unix:")), "")
         if program.receivers:
@@ -70,7 +70,7 @@ class LearnerServer:
             self.episode_addresses.append(_as_dialled(program, self._receivers.address))
             if not local:
                 self._directory = HeldDirectory()
-                atexit.register(self._directory.remove)  # where nobody closes this
+                atexit.register(self._directory.remove)  # in case this is not closed
                 local = bind(self._server, f"unix:{self._directory.path}/learner.sock")
         self._local = local
         self.memory: MemorySocket | None = None
@@ -87,7 +87,7 @@ class LearnerServer:
             Why those of other containers cannot, for people; "": they can, or are not meant to.
 
         Raises:
-            EndpointError: it cannot listen beside its own socket.
+            EndpointError: it cannot listen at the socket next to its own.
         """
         why = ""
         try:
@@ -100,7 +100,7 @@ class LearnerServer:
             if self._local and self.memory is None:
                 self.memory = MemorySocket(self._local)
         except OSError as error:
-            raise EndpointError(f"cannot listen beside {self._local}: {error}") from error
+            raise EndpointError(f"cannot listen next to {self._local}: {error}") from error
         return why
 
     def serve(self, *handlers: grpc.GenericRpcHandler) -> None:

@@ -95,8 +95,7 @@ class Overlapped(InTurn):
     ) -> None:
         """
         Args:
-            learner: nobody else may use it during an update.
-            publish: takes weights.
+            learner: not to be used elsewhere during an update.
             coming: returns this learner's part of the next update, if that is known already.
             backend: as for `SideStream`.
         """
@@ -178,7 +177,7 @@ class Publishing:
 
         Args:
             version: newer than all versions before.
-            params: the weights after all updates issued so far; nobody changes them.
+            params: the weights after all updates issued so far, which do not change.
 
         Raises:
             Exception: an earlier version could not be published.
@@ -223,8 +222,8 @@ class Publishing:
 class SideStream:
     """A stream for copies to and from a device.
 
-    Updates run on the default stream. Copies on this stream run beside them, and the two wait for
-    each other only where a method below says so. On the CPU, all of this does nothing.
+    Updates run on the default stream. Copies on this stream run alongside, and the two wait for
+    each other only in the methods below. On the CPU, all of this does nothing.
     """
 
     def __init__(self, device: torch.device, backend: Any = None) -> None:

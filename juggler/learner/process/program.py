@@ -43,7 +43,7 @@ class LearnerProgram:
 def must_allow_receivers(count: int) -> None:
     """
     Raises:
-        ValueError: a learner cannot have so many.
+        ValueError: there are too many for a learner.
     """
     if not 0 <= count <= _MOST_RECEIVERS:
         raise ValueError(f"--receivers {count}: must be from 0 to {_MOST_RECEIVERS}")
@@ -62,7 +62,7 @@ class LearnerSetup:
         synchronous: whether modules that share parts are published together, once each of them has
             been asked for an update. Else each is published behind its own.
         outlives_failures: whether the process answers a failed command as failed, refuses an
-            invalid batch, and goes on for its other modules. Otherwise it ends.
+            invalid batch, and continues for its other modules. Otherwise it ends.
     """
 
     device: str
@@ -90,5 +90,5 @@ class ModuleSetup:
 
 
 def critic_space_of(command: training_pb2.AddModule) -> Space[Any] | None:
-    """The space of what a module's value function sees beside observations; None: nothing."""
+    """The space of what only a module's value function sees; None: there is none."""
     return space_from_message(command.critic_space) if command.HasField("critic_space") else None

@@ -65,13 +65,7 @@ class StateHandover:
         command: training_pb2.AddModule,
         ready: training_pb2.ModuleReady,
     ) -> Version | None:
-        """Restore the received state, if the driver has a use for it, and say so in `ready`.
-
-        Args:
-            learner: the module's learner.
-            run_id: the run of its driver.
-            command: says how old a state may be for this driver.
-            ready: the answer to the command.
+        """Restore the received state if it is new enough for the command; reports it in `ready`.
 
         Returns:
             The version of the restored weights; None if nothing was restored.
@@ -97,14 +91,7 @@ class StateHandover:
     def chunks(
         self, module_id: str, learner: Learner, run_id: str, version: Version
     ) -> Iterator[bytes]:
-        """The module's state as a frame for `hand_over`.
-
-        Args:
-            module_id: the module's id.
-            learner: the module's learner.
-            run_id: the run of the driver that is lost.
-            version: the version of the learner's weights.
-        """
+        """The module's state as a frame for `hand_over`; `run_id` is of the driver that is lost."""
         tree, extra = learner.save()
         header = training_pb2.HandoverHeader(
             module_id=module_id,

@@ -58,6 +58,9 @@ def test_a_killed_learner_of_one_module_does_not_hold_up_the_updates_of_another(
         assert (done["main"].updates, done["rival"].updates) == (7, 1)
         assert ours.worker is worker
         assert "by SIGKILL. Module 'rival' goes back to update 0 of 1." in theirs.lost
+        group.close()
+        with pytest.raises(RuntimeError, match="the learner group is closed"):
+            group.update_from_episodes({"main": [make_batch()]})
 
 
 @pytest.mark.slow

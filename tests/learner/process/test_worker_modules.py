@@ -168,7 +168,8 @@ def test_a_module_that_was_handed_its_state_takes_the_weights_of_a_later_reset(
 ) -> None:
     """The driver sends no state where it has none, so none is left out for the newer one."""
     module = world.module
-    state_handover.hand_over([module.state_to_hand_over("run")])
+    chunks = module.handover.chunks("default", module.learner, "run", module.version)
+    state_handover.hand_over([chunks])
     module.handover = state_handover.StateHandover(state_handover.receive()["default"])
     command = training_pb2.AddModule(oldest_handover=Version(0, 0).message())
     ready = training_pb2.ModuleReady()
