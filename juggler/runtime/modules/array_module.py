@@ -270,16 +270,13 @@ class ArrayModule:
         else:
             with torch.no_grad():  # which takes composite operations apart, such as dropout
                 outputs = recordings(self._forward, {use: given}, self._memory)
-        inputs = outputs.get(ACTION_DIST_INPUTS)  # [N, D]
-        if recordings is not None and inputs is not None and ACTIONS not in outputs:
-            actions = self._actions(use, inputs.numpy(), noise)
-        else:
+        found = outputs.get(ACTION_DIST_INPUTS)
+        inputs = None if found is None else _as_array(found)  # [N, D]
+        if recordings is None or inputs is None or ACTIONS in outputs:
             actions = self._torch_actions(use, outputs, noise)
-        return ActingStep(
-            actions,
-            None if inputs is None else _as_array(inputs),
-            tree_map(_as_array, outputs.get(STATES, {})),
-        )
+        else:
+            actions = self._actions(use, inputs, noise)
+        return ActingStep(actions, inputs, tree_map(_as_array, outputs.get(STATES, {})))
 
     def _forward(self, inputs: Mapping[Use, Any]) -> dict[str, Any]:
         """What a pass of the module returns: tensors [N, ...], and its states after the step."""
@@ -829,7 +826,12 @@ class ArrayDistribution:
             return masked
 
 
-class _Categorical(ArrayDistribution):
+class _Discrete(ArrayDistribution):
+    def mask(self, inputs: Array, mask: Any) -> Array:
+        return np.where(mask.reshape(inputs.shape), inputs, _ILLEGAL)  # [..., D]
+
+
+class _Categorical(_Discrete):
     def sample(self, inputs: Array, noise: Array) -> Array:
         return self.mode(inputs + noise)  # [...]
 
@@ -837,11 +839,8 @@ class _Categorical(ArrayDistribution):
         best: Array = inputs.argmax(-1)  # [...]
         return best + self._spec.start if self._spec.start else best
 
-    def mask(self, inputs: Array, mask: Any) -> Array:
-        return np.where(mask, inputs, _ILLEGAL)  # [..., n]
 
-
-class _MultiCategorical(ArrayDistribution):
+class _MultiCategorical(_Discrete):
     def __init__(self, spec: MultiCategoricalSpec) -> None:
         super().__init__(spec)
         start, exists, places = (each.numpy() for each in spec.options_on(torch.device("cpu")))
@@ -854,9 +853,6 @@ class _MultiCategorical(ArrayDistribution):
     def mode(self, inputs: Array) -> Array:
         return self._best(self._table(inputs))  # [..., *action shape]
 
-    def mask(self, inputs: Array, mask: Any) -> Array:
-        return np.where(mask, inputs, _ILLEGAL)  # [..., D]
-
     def _table(self, inputs: Array) -> Array:
         found = inputs[..., self._places].reshape(*inputs.shape[:-1], *self._exists.shape)
         return np.where(self._exists, found, _ILLEGAL)  # [..., k, n]
@@ -866,15 +862,12 @@ class _MultiCategorical(ArrayDistribution):
         return actions.reshape(*actions.shape[:-1], *self._spec.action_shape)
 
 
-class _Bernoulli(ArrayDistribution):
+class _Bernoulli(_Discrete):
     def sample(self, inputs: Array, noise: Array) -> Array:
         return self._actions(noise < _sigmoid(inputs))  # [..., *action shape]
 
     def mode(self, inputs: Array) -> Array:
         return self._actions(inputs > 0)  # [..., *action shape]
-
-    def mask(self, inputs: Array, mask: Any) -> Array:
-        return np.where(mask.reshape(inputs.shape), inputs, _ILLEGAL)  # [..., k]
 
     def _actions(self, bits: Array) -> Array:
         return bits.astype(np.int8).reshape(*bits.shape[:-1], *self._spec.action_shape)

@@ -63,9 +63,8 @@ class RLModule(torch.nn.Module):
 
     A module whose author sets `may_act_in_numpy` says that what it and its parts do where they act
     depends on nothing but their inputs, parameters and buffers: no state of Python, and no random
-    numbers but those of its distribution. Then its passes may be run once with stand-ins for
-    tensors, and made in NumPy from then on. Modules that ship need not say so, nor do layers of
-    torch.
+    numbers but those of its distribution. Then the operations of its passes may be recorded and
+    repeated. Modules that ship need not say so, nor do layers of torch.
 
     Attributes:
         may_act_in_numpy: see above. A part of a catalog may have it, too, for itself and its parts.

@@ -20,8 +20,8 @@ class OneTrunk(juggler.RLModule):
         model_config: the table `model` of the configuration.
     """
 
-    # Acting depends on observations and parameters alone, so NumPy may do it, which takes less time
-    # for small networks. Remove this line if that changes.
+    # Acting depends on observations and parameters alone, so its operations may be recorded, which
+    # takes less time for small networks. Remove this line if that changes.
     may_act_in_numpy = True
 
     def __init__(
