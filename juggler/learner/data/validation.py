@@ -49,11 +49,6 @@ class BatchValidator:
         self._actions = dict(space_leaves(action_space))
         self._acted = {path: acted_dtype(space) for path, space in self._actions.items()}
         self._states = dict(flatten(states))
-        chosen = {
-            column: {choice.path for choice in choices_of(expected.items())}
-            for column, expected in {**self._observed, "actions": self._actions}.items()
-        }
-        self._chosen = {column: paths for column, paths in chosen.items() if paths}
 
     def checked(self, batch: EpisodeBatch) -> EpisodeBatch:
         """Check a batch, and return it with its actions in the dtypes that policies act in, so that
@@ -62,7 +57,6 @@ class BatchValidator:
         Raises:
             WireError: the batch does not fit; names the array.
         """
-        batch = self._with_own_choices(batch)
         leading_dimensions = 2 * ("N, T", "N", "K")
         for (column, expected), leading in zip(
             self._observed.items(), leading_dimensions, strict=True
@@ -90,18 +84,6 @@ class BatchValidator:
             (path, array.astype(self._acted[path], copy=False)) for path, array in actions.items()
         ]
         return replace(batch, actions=unflatten(kept))
-
-    def _with_own_choices(self, batch: EpisodeBatch) -> EpisodeBatch:
-        """Copy choices that are bytes: as other bytes, they may lie in memory that the sender can
-        still change, and here it is relied on that what is checked stays."""
-        copied: dict[str, Any] = {}
-        for column, paths in self._chosen.items():
-            arrays = flatten(getattr(batch, column))
-            shared = {path for path, array in arrays if path in paths and array.dtype == np.uint8}
-            if shared:
-                own = [(path, np.copy(a) if path in shared else a) for path, a in arrays]
-                copied[column] = unflatten(own)
-        return replace(batch, **copied) if copied else batch
 
     def _arrays(
         self, column: str, tree: Tree, expected: dict[Path, Any]

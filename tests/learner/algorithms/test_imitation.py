@@ -23,9 +23,12 @@ from juggler.learner.algorithms.bc.config import BcConfig
 from juggler.learner.algorithms.bc.core import Bc
 from juggler.learner.algorithms.dqn.config import DqnConfig
 from juggler.learner.algorithms.dqn.core import Dqn
-from juggler.learner.algorithms.imitation.demonstrations import Demonstrations
-from juggler.learner.algorithms.imitation.discriminator import Discriminator, Logits
-from juggler.learner.algorithms.imitation.gradient_penalty import gradient_penalties
+from juggler.learner.algorithms.imitation.discriminator import (
+    Demonstrations,
+    Discriminator,
+    Logits,
+    gradient_penalties,
+)
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.ppo.config import PpoConfig

@@ -13,9 +13,12 @@ from support.datasets import VECTOR, random_episodes, write
 from support.penalties import slow_penalties
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from juggler.learner.algorithms.imitation.demonstrations import Demonstrations
-from juggler.learner.algorithms.imitation.gradient_penalty import gradient_penalties
-from juggler.learner.algorithms.imitation.shown import Normalized, Shown
+from juggler.learner.algorithms.imitation.discriminator import (
+    Demonstrations,
+    Normalized,
+    Shown,
+    gradient_penalties,
+)
 from juggler.runtime.datasets.finding import DatasetError
 
 

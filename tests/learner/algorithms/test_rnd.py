@@ -19,8 +19,7 @@ from juggler.learner.algorithms.dqn.config import DqnConfig
 from juggler.learner.algorithms.dqn.core import Dqn
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.algorithms.intrinsic.networks import Networks
-from juggler.learner.algorithms.intrinsic.rnd import Rnd
+from juggler.learner.algorithms.intrinsic.rnd import Networks, Rnd
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.around_config import IntrinsicConfig

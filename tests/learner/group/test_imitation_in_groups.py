@@ -16,8 +16,7 @@ from support.groups import join, update
 
 from juggler.learner.algorithms.dqn.config import DqnConfig
 from juggler.learner.algorithms.dqn.core import Dqn
-from juggler.learner.algorithms.imitation.demonstrations import Demonstrations
-from juggler.learner.algorithms.imitation.discriminator import Discriminator
+from juggler.learner.algorithms.imitation.discriminator import Demonstrations, Discriminator
 from juggler.learner.algorithms.ppo.config import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.around_config import ImitationConfig

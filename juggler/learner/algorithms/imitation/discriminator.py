@@ -28,18 +28,17 @@ has the return of the absorbing state in it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Final, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, cast
 
 import gymnasium
+import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from juggler.learner.algorithms.given_rewards import must_take_rewards
-from juggler.learner.algorithms.imitation.demonstrations import Demonstrations
-from juggler.learner.algorithms.imitation.gradient_penalty import gradient_penalties
-from juggler.learner.algorithms.imitation.shown import Shown
 from juggler.learner.algorithms.off_policy.config import OffPolicyConfig
 from juggler.learner.around_config import ImitationConfig
 from juggler.learner.core.around_core import AroundCore, AroundState
@@ -48,20 +47,30 @@ from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import Columns, Metrics, Seam
 from juggler.learner.core.live_mean import LiveMean
 from juggler.learner.core.own_network import LossSum, OwnNetwork
+from juggler.learner.core.state import to_device
 from juggler.learner.core.transitions import terminated
 from juggler.learner.data.sources import DataSource, Sums, alone
 from juggler.runtime.checkpoints.checkpoint import IMITATION
+from juggler.runtime.connectors.leaves import at, observed_leaves
+from juggler.runtime.datasets.dataset import Dataset
+from juggler.runtime.datasets.finding import DatasetError
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules import columns as c
-from juggler.runtime.modules.encoders import build_encoder, feature_size
+from juggler.runtime.modules.encoders import Numbers, OneHot, build_encoder, feature_size
 from juggler.runtime.modules.layers import initialized
 from juggler.runtime.modules.model_config import ModelConfig
-from juggler.runtime.wire.structures import tree_map
+from juggler.runtime.wire.structures import space_leaves, tree_map
+from juggler.runtime.wire.trees import Path
 
 Space = gymnasium.Space[Any]
 
 #: A column [] int64: the rank of the learner whose source gave the sample; 0 before it has one.
 RANK: Final = "learner_rank"
+
+_CLIP = 10.0  # of normalized numbers
+_PIECE = 1 << 18  # numbers that are looked at together
+_DEVIATION_EPSILON = 1e-4  # added to standard deviations
+_NORM_EPSILON = 1e-12  # of squared norms: that of 0 has a gradient too
 
 
 class Logits(nn.Module):
@@ -270,3 +279,173 @@ def _loss(
         return torch.where(live, costs, 0.0).sum() + ends.sum() * absorbing  # []
 
     return network.loss_sum(own, total, live.sum() + ends.sum())
+
+
+class Demonstrations(NamedTuple):
+    """M demonstrated steps."""
+
+    observations: Any  # [M, ...]
+    actions: Any  # [M, ...]
+    terminated: Tensor  # [M] bool: the environment ended the episode with this step
+
+    @classmethod
+    def read(cls, name: str, observation_space: Space, action_space: Space) -> Demonstrations:
+        """All steps of a data set.
+
+        Args:
+            name: its directory, or its name among those that Minari keeps.
+            observation_space: of the module that is to imitate them.
+            action_space: likewise.
+
+        Raises:
+            DatasetError: there is no such data set, it is damaged, it has other spaces, or
+                observations or actions that are not finite.
+        """
+        data = Dataset(name)
+        for what, own, other in (
+            ("observations", data.observation_space, observation_space),
+            ("actions", data.action_space, action_space),
+        ):
+            if own != other:
+                raise DatasetError(
+                    f"demonstrations {name!r} have {what} in {own}, and the module that is to "
+                    f"imitate them has them in {other}: choose demonstrations of the same "
+                    "environment, without connectors.env_to_module that change observations"
+                )
+        read = ("observations", "actions")
+        episodes = [data.episode(index, finite=read) for index in range(len(data))]
+        terminated = np.zeros(sum(map(len, episodes)), np.bool_)  # [M]
+        ends = np.cumsum([len(episode) for episode in episodes]) - 1  # [episodes]
+        terminated[ends] = [episode.terminated for episode in episodes]
+        return cls(
+            tree_map(_joined, *(tree_map(_before, each.observations) for each in episodes)),
+            tree_map(_joined, *(each.actions for each in episodes)),
+            torch.from_numpy(terminated),
+        )
+
+    def on(self, device: torch.device) -> Demonstrations:
+        return Demonstrations(*(to_device(each, device) for each in self))
+
+    def drawn(self, places: Tensor) -> Demonstrations:
+        """Those at these places [B]."""
+        return Demonstrations(*(tree_map(lambda x: x[places], each) for each in self))
+
+
+def _before(observations: Any) -> Any:
+    """Observations [L + 1, ...] without the last one."""
+    return observations[:-1]
+
+
+def _joined(*parts: Any) -> Tensor:
+    """Arrays [L, ...] of several episodes -> [M, ...]."""
+    return torch.from_numpy(np.concatenate(parts))
+
+
+class Normalized(nn.Module):
+    """Numbers of a Box, clipped to its bounds as an environment does with actions, and normalized
+    by demonstrated ones."""
+
+    def __init__(self, box: spaces.Box, demonstrated: Tensor) -> None:
+        """Args:
+        box: of the numbers.
+        demonstrated: [M, ...].
+        """
+        super().__init__()
+        self.low: Tensor
+        self.high: Tensor
+        self.mean: Tensor
+        self.deviation: Tensor
+        for name, bound in (("low", box.low), ("high", box.high)):
+            self.register_buffer(name, torch.as_tensor(bound).float())  # [...]
+        mean = self._mean(demonstrated, lambda x: x)  # [...]
+        variance = self._mean(demonstrated, lambda x: (x - mean).square())  # [...]
+        self.register_buffer("mean", mean.float())  # [...]
+        self.register_buffer("deviation", (variance.sqrt() + _DEVIATION_EPSILON).float())  # [...]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((self._clipped(x) - self.mean) / self.deviation).clamp(-_CLIP, _CLIP)  # [B, ...]
+
+    def _mean(self, demonstrated: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
+        """The mean [...] of a function of numbers [M, ...], float64. Pieces keep memory small."""
+        total = torch.zeros(demonstrated.shape[1:], dtype=torch.float64)  # [...]
+        for piece in torch.split(demonstrated, max(1, _PIECE // max(1, total.numel()))):
+            total += of(self._clipped(piece).double()).sum(0)
+        return total / len(demonstrated)
+
+    def _clipped(self, x: Tensor) -> Tensor:
+        return torch.minimum(torch.maximum(x.float(), self.low), self.high)  # [B, ...]
+
+
+class Shown(nn.Module):
+    """Observations and actions as one tree of float32 numbers, so that there are steps between any
+    two: those of a Box normalized, choices as one-hot vectors. Action masks are left out."""
+
+    def __init__(
+        self, observation_space: Space, action_space: Space, demonstrations: Demonstrations
+    ) -> None:
+        super().__init__()
+        self._places: list[tuple[int, Path]] = []  # 0: in observations, 1: in actions
+        leaves: list[nn.Module] = []
+        shapes: list[tuple[int, ...]] = []
+        trees = (demonstrations.observations, demonstrations.actions)
+        found = (observed_leaves(observation_space), dict(space_leaves(action_space)))
+        for side, tree in enumerate(trees):
+            for path, leaf in found[side].items():
+                self._places.append((side, path))
+                if isinstance(leaf, spaces.Box):
+                    leaves.append(Normalized(leaf, at(tree, path)))
+                    shapes.append(leaf.shape)
+                    continue
+                if isinstance(leaf, spaces.MultiBinary):
+                    encoder: Numbers | OneHot = Numbers(leaf)
+                else:
+                    assert isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete))
+                    encoder = OneHot(leaf)
+                leaves.append(encoder)
+                shapes.append((encoder.size,))
+        self.leaves = nn.ModuleList(leaves)
+        self.space = spaces.Dict(
+            {
+                str(index): spaces.Box(-_CLIP, _CLIP, shape, np.float32)
+                for index, shape in enumerate(shapes)
+            }
+        )
+
+    def forward(self, observations: Any, actions: Any) -> dict[str, Tensor]:
+        """Trees [B, ...] -> by the keys of `space`, [B, ...] each."""
+        trees = observations, actions
+        return {
+            str(index): leaf(at(trees[side], path))
+            for index, ((side, path), leaf) in enumerate(
+                zip(self._places, self.leaves, strict=True)
+            )
+        }
+
+
+def gradient_penalties(
+    values_of: Callable[[dict[str, Tensor]], Tensor],
+    some: Mapping[str, Tensor],
+    others: Mapping[str, Tensor],
+    shares: Tensor,
+) -> Tensor:
+    """(|∇ f(x)| - 1)² where x = share * some + (1 - share) * others.
+
+    Args:
+        values_of: the function f, from rows [B, ...] to values [B], each of its own row.
+        some: rows [B, ...] by name.
+        others: likewise.
+        shares: [B].
+
+    Returns:
+        [B], with a graph, so that it can be minimized.
+    """
+    between = {}
+    for name, x in some.items():
+        share = shares.view(-1, *[1] * (x.ndim - 1))  # [B, 1...]
+        between[name] = torch.lerp(others[name], x, share).requires_grad_()  # [B, ...]
+    total = values_of(between).sum()  # []
+    gradients = torch.autograd.grad(
+        total, list(between.values()), create_graph=True, materialize_grads=True
+    )  # [B, ...] each; 0 of what f leaves out
+    squares = torch.stack([x.flatten(1).square().sum(1) for x in gradients]).sum(0)  # [B]
+    return ((squares + _NORM_EPSILON).sqrt() - 1).square()  # [B]

@@ -26,11 +26,15 @@ ends with the episode there.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
+from gymnasium import Space, spaces
+from torch import Tensor, nn
 
 from juggler.learner.algorithms.actor_critic.core import (
     EXTRA_ADVANTAGES,
@@ -38,21 +42,28 @@ from juggler.learner.algorithms.actor_critic.core import (
     PolicyAndValues,
 )
 from juggler.learner.algorithms.given_rewards import must_take_rewards
-from juggler.learner.algorithms.intrinsic.networks import Explorer
-from juggler.learner.algorithms.intrinsic.seen_steps import Seen, Stream, along_rows
 from juggler.learner.around_config import IntrinsicConfig
 from juggler.learner.core.around_core import AroundCore, AroundState
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import Columns, Metrics, Seam
 from juggler.learner.core.live_mean import LiveMean
-from juggler.learner.core.own_network import LossSum
+from juggler.learner.core.own_network import LossSum, OwnNetwork
+from juggler.learner.core.sequences import all_observations
+from juggler.learner.core.transitions import DISCOUNTS, following, terminated
 from juggler.runtime.checkpoints.checkpoint import RND
-from juggler.runtime.connectors.tensor_moments import no_moments, variance, with_live
+from juggler.runtime.connectors.leaves import at, observed_leaves, replaced, space_with
+from juggler.runtime.connectors.recurrence import linear_recurrence
+from juggler.runtime.connectors.tensor_moments import TensorMoments, no_moments, variance, with_live
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules import columns as c
+from juggler.runtime.modules.encoders import build_encoder, feature_size
+from juggler.runtime.modules.layers import initialized
+from juggler.runtime.modules.model_config import ModelConfig
 from juggler.runtime.wire.structures import tree_map
+from juggler.runtime.wire.trees import Path
 
-_EPSILON = 1e-8  # added to the variance of returns
+_EPSILON = 1e-8  # added to variances
 _ROUNDING = 1e-10  # a variance below this share of the squared mean is only rounding
 
 
@@ -231,3 +242,162 @@ class _Targets(NamedTuple):
 
     values: Tensor  # [N, T]
     live: Tensor  # [N, T] bool: the steps to learn from, without those of a burn-in
+
+
+def _nothing_more(moments: dict[str, Tensor], seam: Seam) -> dict[str, Tensor]:
+    """Moments with what the other learners of a group have seen."""
+    none = moments["mean"].unsqueeze(0)  # [1, ...]
+    return with_live(
+        moments, none, torch.zeros_like(none.flatten()[:1], dtype=torch.bool), seam.sums
+    )
+
+
+class Networks(nn.Module):
+    """The constant network, the predictor, and a value function of intrinsic rewards."""
+
+    def __init__(self, space: Space[Any], config: IntrinsicConfig, *, with_values: bool) -> None:
+        super().__init__()
+        model = ModelConfig.parse(config.model)
+        self.target = _headed(space, model, config.features)
+        self.predictor = _headed(space, model, config.features, hidden=True)
+        if with_values:
+            self.values = _headed(space, model, 1)
+
+    def forward(self, observations: Any, part: str) -> Tensor:
+        """Normalized observations [B, ...] -> the predictor's errors [B], or values [B]."""
+        if part == "values":
+            values: Tensor = self.values(observations).squeeze(-1)  # [B]
+            return values
+        with torch.no_grad():
+            features = self.target(observations)  # [B, F]
+        errors: Tensor = (self.predictor(observations) - features).square().mean(-1)  # [B]
+        return errors
+
+
+class Explorer:
+    """These networks, and how observations are normalized for them.
+
+    In a state, `observed` has the moments of each leaf of the observations, by name.
+    """
+
+    def __init__(self, space: Space[Any], config: IntrinsicConfig, *, with_values: bool) -> None:
+        self._clip = config.clip
+        self._leaves: dict[Path, spaces.Box] = {
+            path: leaf
+            for path, leaf in observed_leaves(space).items()
+            if isinstance(leaf, spaces.Box)
+        }
+        normalized = {
+            path: spaces.Box(-self._clip, self._clip, leaf.shape, np.float32)
+            for path, leaf in self._leaves.items()
+        }
+        make = partial(Networks, space_with(space, normalized), config, with_values=with_values)
+        self.networks = OwnNetwork(f"{DEFAULT_MODULE} intrinsic", make, constant="target.")
+
+    def beginning(self, seed: int) -> dict[str, Any]:
+        """The state before the first sample."""
+        observed = {_name(path): no_moments(leaf.shape) for path, leaf in self._leaves.items()}
+        return {**self.networks.beginning(seed), "observed": observed}
+
+    def leaves(self, observations: Any) -> dict[str, Tensor]:
+        """The leaves of observations [B, ...] that are normalized, by name."""
+        return {_name(path): at(observations, path) for path in self._leaves}
+
+    def normalized(self, observed: Mapping[str, TensorMoments], observations: Any) -> Any:
+        """Observations [B, ...] with mean 0 and deviation 1, clipped."""
+        if not self._leaves:
+            return observations
+        leaves = {}
+        for path in self._leaves:
+            moments, x = observed[_name(path)], at(observations, path).float()  # [B, ...]
+            scale = torch.rsqrt(variance(moments) + _EPSILON)  # [...]
+            apart = (x - moments["mean"].float()) * scale.float()  # [B, ...]
+            leaves[path] = apart.clamp(-self._clip, self._clip)  # [B, ...]
+        return replaced(observations, leaves)
+
+
+def _headed(
+    space: Space[Any], model: ModelConfig, outputs: int, *, hidden: bool = False
+) -> nn.Sequential:
+    """An encoder and a linear layer -> [B, outputs]; perhaps with a hidden layer between them."""
+    encoder = build_encoder(space, model)
+    size = feature_size(encoder)
+    layers: list[nn.Module] = [encoder]
+    if hidden:
+        layers += [initialized(nn.Linear(size, size), model.initializer), nn.ReLU()]
+    return nn.Sequential(*layers, initialized(nn.Linear(size, outputs), model.initializer, 1.0))
+
+
+def _name(path: Path) -> str:
+    """What a state calls a leaf of the observations."""
+    return ".".join(path) or "observation"
+
+
+class Seen(NamedTuple):
+    """Every observation of a sample once, and where each step's are among them."""
+
+    observations: Any  # [M, ...]
+    before: Tensor  # [N, T] int64
+    after: Tensor  # [N, T] int64; where it is not known, any other one
+    live: Tensor  # [N, T] bool
+    known: Tensor  # [N, T] bool, live steps but those that terminate
+
+    @classmethod
+    def of(cls, columns: Columns) -> Seen:
+        live = columns[c.LIVE]  # [N, T]
+        before = torch.arange(live.numel(), device=live.device).view(live.shape)  # [N, T]
+        if DISCOUNTS in columns:  # rows of one step each
+            everything = tree_map(
+                lambda x, last: torch.cat([x.flatten(0, 1), last]),
+                columns[c.OBSERVATIONS],
+                columns[c.LAST_OBSERVATIONS],
+            )  # [N + N, ...]
+            after = before + live.numel()  # [N, 1]
+        else:
+            everything, after = all_observations(columns), following(columns)
+        return cls(everything, before, after, live, live & ~terminated(columns))
+
+
+class Stream(NamedTuple):
+    """The live steps of each row, one behind the other, as if nothing ended or was reset."""
+
+    order: Tensor  # [N, T] int64: which step of the row is at each place
+    live: Tensor  # [N, T] bool
+    values: Tensor  # [N, T]
+    next_values: Tensor  # [N, T]
+
+    @classmethod
+    def of(cls, live: Tensor, seen: Seen, values: Tensor) -> Stream:
+        """Args:
+        live: [N, T] bool, the steps to learn from.
+        seen: of a sample.
+        values: [M], of all its observations.
+        """
+        order = (~live).to(torch.int8).argsort(dim=1, stable=True)  # [N, T]
+        places = torch.arange(live.shape[1], device=live.device)  # [T]
+        count = live.sum(1, keepdim=True)  # [N, 1]
+        # If the last live step terminated, the row may lack the beginning of the next episode, of
+        # which nothing is better known than that the return goes on.
+        after = torch.where(seen.known, seen.after, seen.before)  # [N, T]
+        last = values[after].gather(1, order).gather(1, (count - 1).clamp(min=0))  # [N, 1]
+        packed = values[seen.before].gather(1, order)  # [N, T]
+        behind = torch.cat([packed[:, 1:], last], 1)  # [N, T]
+        return cls(order, places < count, packed, torch.where(places == count - 1, last, behind))
+
+    def packed(self, x: Tensor) -> Tensor:
+        """Numbers of the steps of a sample [N, T], in the order of the stream."""
+        return x.gather(1, self.order)
+
+    def unpacked(self, x: Tensor) -> Tensor:
+        """The inverse."""
+        return torch.zeros_like(x).scatter(1, self.order, x)  # [N, T]
+
+
+def along_rows(rewards: Tensor, live: Tensor, gamma: float) -> Tensor:
+    """Discounted sums of rewards [N, T] up to each step of a row -> [N, T]. They begin at 0 with
+    the row, and go on from one episode to the next."""
+    carried = torch.where(live, gamma, 1.0).to(rewards.dtype)  # [N, T]
+    # linear_recurrence runs backwards in time.
+    return linear_recurrence(
+        carried.flip(1), rewards.flip(1), torch.zeros_like(rewards[:, 0])
+    ).flip(1)

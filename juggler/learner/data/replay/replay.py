@@ -328,7 +328,7 @@ class Replay(_Keeper):
     def _forget(self) -> None:
         super()._forget()
         self._pace, self._stale = _Pace(), 0
-        self._drawn = Drawn({}, _NONE)
+        self._drawn = Drawn({}, _NONE, _NONE)
 
     def add(self, sample: Columns, sums: Sums = alone) -> Iterator[Columns]:
         """Take a sample, and draw others, each one when it is asked for: so each draw knows the

@@ -51,14 +51,13 @@ class Drawn(NamedTuple):
     Attributes:
         rows: by name, tensors [B, ...] or trees of them.
         slots: [B]
-        generations: [B] of these slots; 0: the row left with this draw, its last one. None without
-            priorities.
+        generations: [B] of these slots; 0: the row left with this draw, its last one.
         shares: [B] how likely each was to be drawn, up to a factor; none: all were alike.
     """
 
     rows: dict[str, Any]
     slots: Slots
-    generations: NDArray[np.int64] | None = None
+    generations: NDArray[np.int64]
     shares: NDArray[np.float64] | None = None
 
 
@@ -162,19 +161,14 @@ class Table:
         else:
             slots, shares = self._by_weight(self._weights, count)  # [B] both
         rows = self.rows(slots)
-        generations = self.generations[slots] if self._alpha else None  # [B]
         if self._most:
-            gone = self._free_spent(slots)  # [B]
-            if generations is not None:
-                generations = np.where(gone, 0, generations)
-        return Drawn(rows, slots, generations, shares)
+            self._free_spent(slots)
+        return Drawn(rows, slots, self.generations[slots], shares)
 
     def update_priorities(self, drawn: Drawn, priorities: NDArray[np.float64]) -> int:
         """Give drawn rows priorities [B]. Those that are no numbers are ignored, as are those of
         rows that have left. Of the latter, this returns how many left since they were drawn, and
         not by being drawn."""
-        if drawn.generations is None:
-            return 0
         stayed = drawn.generations > 0  # [B]
         here = stayed & (self.generations[drawn.slots] == drawn.generations)  # [B]
         usable = here & np.isfinite(priorities)  # [B]
@@ -358,17 +352,15 @@ class Table:
         self.generations[slots] = 0
         self.size -= len(slots)
 
-    def _free_spent(self, slots: Slots) -> NDArray[np.bool_]:
-        """Free the slots [B] whose rows were drawn as often as they may -> which those are [B]."""
-        gone: NDArray[np.bool_] = self.times[slots] >= self._most  # [B]
-        free = np.unique(slots[gone])  # [n]
+    def _free_spent(self, slots: Slots) -> None:
+        """Free those of the slots [B] whose rows were drawn as often as they may."""
+        free = np.unique(slots[self.times[slots] >= self._most])  # [n]
         self._leave(free)
         self._free = np.concatenate([self._free, free])
         if self._weights is not None:
             self._weights[free] = 0.0
         for order in self._orders.values():
             order[free] = np.inf
-        return gone
 
     def _note(self, slots: Slots) -> None:
         """Note draws of the rows in slots [B]."""
