@@ -13,7 +13,7 @@ from gymnasium import spaces
 from support import worlds
 
 import juggler
-from juggler.policies.observed import Observed
+from juggler.policies.policy import Observed
 from juggler.runtime.wire.structures import tree_map
 
 ACTS = """

@@ -14,7 +14,6 @@ from support.shared_encoder import SHARED, TWO, VECTOR, Headed, make_multi
 from support.states import copied
 from torch import nn
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.sampler import Sampler
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
@@ -22,6 +21,7 @@ from juggler.learner.core.learner_core import Sample
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.acting import strip_to_acting
 from juggler.runtime.modules.multi_rl_module import MultiRLModule
@@ -213,7 +213,7 @@ def test_two_agents_with_one_encoder_learn_in_one_run() -> None:
     policies, samplers = {}, {}
     for module_id in ("left", "right"):
         strip_to_acting(modules[module_id])
-        policies[module_id] = BehaviourPolicy(modules[module_id], rows=8, steps=16, seed=1)
+        policies[module_id] = Actor(modules[module_id], rows=8, steps=16, seed=1)
         env = SyncVectorEnv([lambda opposite=module_id == "right": Guess(opposite)] * 8)
         samplers[module_id] = Sampler(env, policies[module_id], steps=16, seed=1)
     rewards: list[dict[str, float]] = []

@@ -1,0 +1,1 @@
+"""What acts: a module, what it remembers, and the connectors around it."""
