@@ -445,9 +445,9 @@ class Actor:
     def log_probabilities(self, inputs: Any, actions: Any) -> NDArray[np.float32]:
         """Return those [N, T] of actions [N, T, ...], chosen with inputs [N, T, D]."""
         assert self._distribution is not None, "the module returns no inputs of a distribution"
-        with torch.inference_mode():
-            chosen = tree_map(torch.as_tensor, actions)  # [N, T, ...]
-            logp = self._distribution(torch.as_tensor(inputs)).log_prob(chosen)  # [N, T]
+        with torch.no_grad():
+            chosen = tree_map(_tensor, actions)  # [N, T, ...]
+            logp = self._distribution(_tensor(inputs)).log_prob(chosen)  # [N, T]
             array: NDArray[np.float32] = logp.float().contiguous().cpu().numpy()
         return array
 
@@ -455,7 +455,7 @@ class Actor:
         """Explain why the log-probability of inputs [D] is not finite; "" if unknown."""
         if self._distribution is None:
             return ""
-        return self._distribution.why_not_finite(torch.as_tensor(inputs).cpu())
+        return self._distribution.why_not_finite(_tensor(inputs).cpu())
 
 
 class TensorModule:
@@ -607,6 +607,10 @@ def noise_seed(seed: int) -> int:
 def _own(leaf: Any) -> Any:
     """Return an array or a tensor [...] with memory of its own."""
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf.clone()
+
+
+def _tensor(leaf: Any) -> Tensor:
+    return leaf if isinstance(leaf, Tensor) else torch.from_numpy(leaf)
 
 
 def _rows_of(tree: Any) -> int:
