@@ -12,8 +12,8 @@ from gymnasium import Space
 from numpy.typing import NDArray
 
 from juggler.gateway.answers import to_message
+from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.v1 import simulator_pb2 as pb

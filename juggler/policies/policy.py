@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from juggler.envrunner.environments.action_masks import read_masks
 from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
+from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.leaves import OBSERVATION, holds_masks
 from juggler.runtime.connectors.module_to_env import ModuleToEnv

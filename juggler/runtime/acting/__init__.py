@@ -1,1 +1,1 @@
-"""What acts: a module, what it remembers, and the connectors around it."""
+"""The Actor: contexts, recurrent states, module, draw and action connectors."""
