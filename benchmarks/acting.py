@@ -19,9 +19,9 @@ import gymnasium
 import numpy as np
 import torch
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.process import numpy_in_one_thread
 from juggler.envrunner.sampler import Sampler
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.modules.acting import strip_to_acting
 from juggler.runtime.modules.models import ActorCritic
 
@@ -66,18 +66,23 @@ def policies(rows: int) -> dict[str, Any]:
     torch.manual_seed(0)
     module = ActorCritic(env.observation_space, env.action_space, {})
     strip_to_acting(module)
-    in_numpy, in_torch = (BehaviourPolicy(module, rows, STEPS, 0) for _ in range(2))
-    in_torch._module._passes = dict.fromkeys(in_torch._module._passes)
+    in_numpy, in_torch = (Actor(module, rows, STEPS, 0) for _ in range(2))
+    in_torch._on_host._passes = dict.fromkeys(in_torch._on_host._passes)
     return {"torch": in_torch, "numpy": in_numpy, "by_hand": ByHand(module, rows)}
 
 
 def fragment(policy: Any, observations: Any) -> float:
     """µs an act."""
     begin = time.thread_time()
-    policy.begin()
-    for step in range(STEPS):
-        policy.act(observations[:, step], step)
-    policy.finish()
+    if isinstance(policy, ByHand):
+        policy.begin()
+        for step in range(STEPS):
+            policy.act(observations[:, step], step)
+        policy.finish()
+    else:
+        acted = [policy.act(observations[:, step]) for step in range(STEPS)]
+        inputs, chosen = (np.stack(each, 1) for each in list(zip(*acted, strict=True))[:0:-1])
+        policy.log_probabilities(inputs, chosen)
     return 1e6 * (time.thread_time() - begin) / STEPS
 
 

@@ -13,9 +13,9 @@ import statistics
 from commands import pairs, steady_rate, table, train
 
 from juggler.driver.given_config import load_config
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.sampler import Sampler
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import DEFAULT_MODULE
@@ -46,8 +46,8 @@ def bytes_per_step(stacked: bool) -> float:
         None, env_to_module.module_observation_space, spaces[1], config.module.model
     )
     steps = config.env_runner.fragment_steps
-    policy = BehaviourPolicy(module, env.num_envs, steps, 0, module_to_env)
-    sampler = Sampler(env, policy, steps, 0, env_to_module)
+    policy = Actor(module, env.num_envs, steps, 0, module_to_env, env_to_module)
+    sampler = Sampler(env, policy, steps, 0)
     sent = live = 0
     for update in range(FRAGMENTS):
         batch = sampler.sample((1, update)).batch

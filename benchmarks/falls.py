@@ -31,10 +31,10 @@ from juggler.driver.agents_found import FoundGroup
 from juggler.driver.config import RunConfig
 from juggler.driver.defaults import settled
 from juggler.driver.given_config import load_config
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.sampler import Sampler
 from juggler.learner.algorithms.registry import build_learner
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.mergeable_state import State, merge
 from juggler.runtime.modules.acting import strip_to_acting
@@ -61,8 +61,8 @@ def fall(base: RunConfig, changes: dict[str, Any], seed: int) -> tuple[int | Non
     learner = build_learner(config.learner, None, *kept, {}, connectors=pieces, seed=seed)
     module = build_module(None, *kept, {})
     strip_to_acting(module)
-    policy = BehaviourPolicy(module, rows, steps, seed, module_to_env)
-    sampler = Sampler(env, policy, steps, seed, connectors)
+    policy = Actor(module, rows, steps, seed, module_to_env, connectors)
+    sampler = Sampler(env, policy, steps, seed)
     learned: State = {}  # by connectors
     weights = deque([learner.get_weights()], maxlen=LAG + 1)
     returns: deque[float] = deque(maxlen=100)

@@ -26,12 +26,12 @@ from commands import machine, table
 from gymnasium import spaces
 
 from juggler.client.spaces import Values
-from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.envrunner.process import numpy_in_one_thread
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.transport import make_transport
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.modules.building import build_module
@@ -60,7 +60,7 @@ class Waste:
             ConnectorsConfig.parse({}), observation_space, action_space
         )
         module = build_module(ModuleConfig().module, observation_space, action_space, {})
-        policy = GatheredPolicy(module, connectors, to_env, 0)
+        policy = Actor(module, 1, 0, 0, to_env, connectors)
         self.player = Player(observation_space, action_space, policy, connectors, STEPS, row_age=3)
         return self.player
 

@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from commands import machine, table
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.cartpoles import CartPoles
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.vector import make_vector_env
@@ -36,9 +35,9 @@ from juggler.envrunner.multi_agent.pettingzoo_games import find_game, native
 from juggler.envrunner.multi_agent.sampler import MultiAgentSampler
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.multi_agent.vector_turns import VectorTurns
-from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.envrunner.rounds import Recorded
 from juggler.envrunner.sampler import Sampler
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.version import Version
@@ -97,8 +96,8 @@ def single_agents(clock: Clock, balances: bool = False) -> Play:
     env = make_vector_env(config)
     spaces = env.single_observation_space, env.single_action_space
     connectors, to_env = build_runner_pipelines(ConnectorsConfig.parse({}), *spaces)
-    policy = BehaviourPolicy(module_for(spaces, balances), 64, STEPS, 0, to_env)
-    sampler = Sampler(clock.watch(env), policy, STEPS, 0, connectors)
+    policy = Actor(module_for(spaces, balances), 64, STEPS, 0, to_env, connectors)
+    sampler = Sampler(clock.watch(env), policy, STEPS, 0)
 
     def play() -> tuple[int, int]:
         batch = sampler.sample((0, 0)).batch
@@ -116,7 +115,7 @@ def several_agents(envs: MultiAgentEnvs, modules: int, balances: bool = False) -
     for name, role in cast(envs, played_by, names).items():
         spaces = role.spaces.observation_space, role.spaces.action_space
         connectors, to_env = build_runner_pipelines(ConnectorsConfig.parse({}), *spaces)
-        policy = GatheredPolicy(module_for(spaces, balances), connectors, to_env, 0)
+        policy = Actor(module_for(spaces, balances), 1, 0, 0, to_env, connectors)
         players[name] = ModuleSlots(
             role, envs.num_envs, envs.agents, policy, connectors, STEPS, ROW_AGE
         )

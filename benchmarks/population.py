@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from juggler import ActorCritic
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.sampler import Sampler
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.population import Population
 from juggler.learner.learner import Learner
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.actors.memory import keep_freed_memory
 from juggler.runtime.modules.acting import strip_to_acting
 
@@ -50,7 +50,7 @@ def main() -> None:
 
     module = make_module()
     strip_to_acting(module)
-    policy = BehaviourPolicy(module, given.envs, given.steps, seed=0)
+    policy = Actor(module, given.envs, given.steps, seed=0)
     sampler = Sampler(env, policy, given.steps, seed=0)
     together = Learner(Population(make_core(1e-3), hyperparameters={"lr": RATES}))
     alone = [Learner(make_core(lr), seed=seed) for seed, lr in enumerate(RATES)]

@@ -18,9 +18,9 @@ import gymnasium
 import torch
 
 from juggler import (
+    Actor,
     ActorCritic,
     ActorCriticConfig,
-    BehaviourPolicy,
     Columns,
     Learner,
     LearnerCore,
@@ -151,7 +151,7 @@ def main() -> None:
     learner = MomentumLearner(make_module, ActorCriticConfig(reward_scale=0.1))
     module = make_module()
     strip_to_acting(module)
-    policy = BehaviourPolicy(module, rows=16, steps=32, seed=0)
+    policy = Actor(module, rows=16, steps=32, seed=0)
     sampler = Sampler(env, policy, steps=32, seed=0)
     returns: list[float] = []
     for update in range(400):

@@ -26,10 +26,10 @@ from gymnasium.vector import SyncVectorEnv
 from torch import Tensor
 
 from juggler import (
+    Actor,
     ActorCritic,
     AroundCore,
     AroundState,
-    BehaviourPolicy,
     Columns,
     Impala,
     ImpalaConfig,
@@ -113,7 +113,7 @@ def train(core: LearnerCore[Any], updates: int) -> list[float]:
     learner = Learner(core, seed=0)
     module = make_module()
     strip_to_acting(module)
-    policy = BehaviourPolicy(module, rows=16, steps=24, seed=0)
+    policy = Actor(module, rows=16, steps=24, seed=0)
     sampler = Sampler(SyncVectorEnv([DeepSea] * 16), policy, steps=24, seed=0)
     returns = []
     for update in range(updates):

@@ -16,8 +16,8 @@ import gymnasium
 import numpy as np
 
 from juggler import (
+    Actor,
     ActorCritic,
-    BehaviourPolicy,
     Impala,
     ImpalaConfig,
     Learner,
@@ -49,7 +49,7 @@ class Player:
         module = make_module()
         strip_to_acting(module)
         env = gymnasium.make_vec("CartPole-v1", num_envs=ENVS, vectorization_mode="sync")
-        self.policy = BehaviourPolicy(module, ENVS, STEPS, seed)
+        self.policy = Actor(module, ENVS, STEPS, seed)
         self.sampler = Sampler(env, self.policy, STEPS, seed)
 
 

@@ -21,7 +21,7 @@ import torch
 from gymnasium.vector import SyncVectorEnv
 
 from juggler import (
-    BehaviourPolicy,
+    Actor,
     Impala,
     ImpalaConfig,
     Learner,
@@ -130,7 +130,7 @@ def main() -> None:
     policies, samplers = {}, {}
     for module_id, module in make_modules().items():
         strip_to_acting(module)
-        policy = BehaviourPolicy(module, rows=32, steps=16, seed=0)
+        policy = Actor(module, rows=32, steps=16, seed=0)
         env = SyncVectorEnv([partial(Signals, contrary=module_id == "other")] * 32)
         policies[module_id] = policy
         samplers[module_id] = Sampler(env, policy, steps=16, seed=0)

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from juggler.driver.started import start as start
     from juggler.driver.training import resume as resume
     from juggler.driver.training import train as train
-    from juggler.envrunner.behaviour_policy import BehaviourPolicy as BehaviourPolicy
     from juggler.envrunner.cartpoles import CartPoles as CartPoles
     from juggler.envrunner.multi_agent.matrix_game import MatrixGame as MatrixGame
     from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv as MultiAgentVectorEnv
@@ -134,6 +133,7 @@ if TYPE_CHECKING:
     from juggler.learner.shared_parts import SharedParts as SharedParts
     from juggler.policies.loading import load_policy as load_policy
     from juggler.policies.policy import Policy as Policy
+    from juggler.runtime.acting.actor import Actor as Actor
     from juggler.runtime.checkpoints.checkpoint import CheckpointError as CheckpointError
     from juggler.runtime.checkpoints.weights import read_weights as read_weights
     from juggler.runtime.connectors.connector import ActionConnector as ActionConnector
@@ -185,6 +185,7 @@ _PUBLIC = {
     "ALONE": "juggler.learner.core.learner_core",
     "ActionConnector": "juggler.runtime.connectors.connector",
     "ActionDistribution": "juggler.runtime.modules.distributions",
+    "Actor": "juggler.runtime.acting.actor",
     "ActorCritic": "juggler.runtime.modules.models",
     "ActorCriticConfig": "juggler.learner.algorithms.actor_critic.config",
     "ActorCriticCore": "juggler.learner.algorithms.actor_critic.core",
@@ -198,7 +199,6 @@ _PUBLIC = {
     "Aux": "juggler.learner.core.learner_core",
     "Bc": "juggler.learner.algorithms.bc.core",
     "BcConfig": "juggler.learner.algorithms.bc.config",
-    "BehaviourPolicy": "juggler.envrunner.behaviour_policy",
     "Callback": "juggler.driver.callbacks",
     "CartPoles": "juggler.envrunner.cartpoles",
     "Catalog": "juggler.runtime.modules.catalog",

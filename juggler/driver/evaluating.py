@@ -96,11 +96,11 @@ def evaluate(
         ValueError: the environment cannot be recorded, or a package for videos is missing.
     """
     # Imported here because they import torch, which the driver does without.
-    from juggler.envrunner.behaviour_policy import BehaviourPolicy
     from juggler.envrunner.environments.vector import make_vector_env
     from juggler.envrunner.environments.video import record_videos, shares_of
     from juggler.envrunner.evaluation import evaluate as play
     from juggler.policies.loading import PolicyConfig, restore_parts
+    from juggler.runtime.acting.actor import Actor
 
     watch = warns_of_endless(watch)
     if episodes < 1:
@@ -157,11 +157,9 @@ def evaluate(
         built, env_to_module, module_to_env = parts(
             DEFAULT_MODULE, environments.single_observation_space, environments.single_action_space
         )
-        policy = BehaviourPolicy(built, environments.num_envs, 1, seed, module_to_env)
+        policy = Actor(built, environments.num_envs, 1, seed, module_to_env, env_to_module)
         with recording(config, where, environments) if recording else nullcontext() as recorder:
-            played = play(
-                environments, policy, episodes, seed, env_to_module, watch, recorder=recorder
-            )
+            played = play(environments, policy, episodes, seed, watch, recorder=recorder)
     finally:
         environments.close()
     return Evaluated(where, played.returns, played.lengths, films)
@@ -207,7 +205,7 @@ def _play_together(
     from juggler.envrunner.multi_agent.making import make_multi_agent_envs
     from juggler.envrunner.multi_agent.module_slots import ModuleSlots
     from juggler.envrunner.multi_agent.whole_episodes import play_whole_episodes
-    from juggler.envrunner.paced.gathered_policy import GatheredPolicy
+    from juggler.runtime.acting.actor import Actor
 
     envs = make_multi_agent_envs(config.env_runner, factory)
 
@@ -222,7 +220,7 @@ def _play_together(
                 if module_id in frozen
                 else parts(module_id, *spaces)
             )
-            policy = GatheredPolicy(built, connectors, module_to_env, seed)
+            policy = Actor(built, 1, 0, seed, module_to_env, connectors)
             modules.append(ModuleSlots(role, envs.num_envs, envs.agents, policy, connectors, 1, 0))
         modules += [
             ModuleSlots.at_random(role, envs.num_envs, envs.agents, 1, seed)

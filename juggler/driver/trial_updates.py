@@ -12,17 +12,16 @@ from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
 from juggler.driver.config import RunConfig
-from juggler.envrunner.datasets.recorded_policy import policy_in
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.finiteness import NonFinite
 from juggler.envrunner.multi_agent.casting import cast
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 from juggler.envrunner.multi_agent.sampler import MultiAgentSampler
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
-from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.envrunner.sampler import Sampler
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.learner import Learner
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -138,8 +137,9 @@ def rounds_of_batches(
 
 def sampler(built: Built, env: VectorEnvironment, steps: int) -> Sampler:
     """What an EnvRunner samples fragments of so many steps with, where there is one agent."""
-    policy = policy_in(env, built.acting(), steps, 0, built.module_to_env)
-    return Sampler(env, policy, steps, 0, built.env_to_module)
+    shape = env.num_envs, steps
+    policy = Actor(built.acting(), *shape, 0, built.module_to_env, built.env_to_module)
+    return Sampler(env, policy, steps, 0)
 
 
 def acting_slots(
@@ -153,7 +153,7 @@ def acting_slots(
             role,
             envs.num_envs,
             envs.agents,
-            GatheredPolicy(each.acting(), each.env_to_module, each.module_to_env, 0),
+            Actor(each.acting(), 1, 0, 0, each.module_to_env, each.env_to_module),
             each.env_to_module,
             steps,
             0,

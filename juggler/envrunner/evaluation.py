@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from juggler.envrunner.agent_returns import AgentReturns
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.datasets.episode_recorder import EpisodeRecorder
 from juggler.envrunner.environments.autoreset import autoreset_mode
 from juggler.envrunner.environments.legal_actions import LegalActions
 from juggler.envrunner.environments.observed_choices import ObservedChoices
 from juggler.envrunner.environments.vector import reset_environments
 from juggler.envrunner.finiteness import check_return
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS
 from juggler.runtime.checkpoints.frozen import WEIGHTS
-from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
+from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.mergeable_state import check
 from juggler.runtime.modules.columns import ACTION_MASK
-from juggler.runtime.wire.structures import to_tree, tree_map
+from juggler.runtime.wire.structures import to_tree
 from juggler.runtime.wire.trees import Tree
 
 
@@ -59,20 +59,9 @@ class PlayedEpisodes(NamedTuple):
     agent_returns: AgentReturns
 
 
-class TakesWeights(Protocol):
-    """A policy that can be given weights."""
-
-    @property
-    def names(self) -> Collection[str]:
-        """Names of the parameters and buffers that `load` takes."""
-
-    def load(self, weights: Tree) -> None:
-        """Load weights: arrays by the names of parameters and buffers."""
-
-
 def load_trees(
     trees: Mapping[str, Tree],
-    into: Mapping[str, tuple[TakesWeights, EnvToModule]],
+    into: Mapping[str, tuple[Actor, EnvToModule]],
     *,
     may_lack: bool = False,
 ) -> None:
@@ -95,7 +84,7 @@ def load_trees(
         load_tree(module_id, tree, policy, connectors)
 
 
-def load_tree(module_id: str, tree: Any, policy: TakesWeights, connectors: EnvToModule) -> None:
+def load_tree(module_id: str, tree: Any, policy: Actor, connectors: EnvToModule) -> None:
     """Load what a checkpoint has of a module into its policy and its connectors.
 
     Raises:
@@ -114,10 +103,9 @@ def load_tree(module_id: str, tree: Any, policy: TakesWeights, connectors: EnvTo
 
 def evaluate(
     env: VectorEnv[Any, Any, Any],
-    policy: BehaviourPolicy,
+    policy: Actor,
     episodes: int,
     seed: int,
-    connectors: EnvToModule | None = None,
     watch: Callable[[int, int], None] | None = None,
     *,
     most_steps: int = 0,
@@ -131,10 +119,9 @@ def evaluate(
 
     Args:
         env: with any autoreset mode. A sampler that uses it must be reset afterwards.
-        policy: has as many rows as `env`.
+        policy: has as many rows as `env`; its connectors learn nothing here.
         episodes: at least 1.
         seed: of the environments.
-        connectors: between the environments and the policy; they learn nothing here.
         watch: called after each step with the number of finished episodes and of steps so far.
         most_steps: limit of an episode's steps; an episode that reaches it counts as it is, and the
             steps after it count as another. 0: no limit.
@@ -145,8 +132,7 @@ def evaluate(
         EnvironmentFailed: an environment failed, or a return was not finite in float32.
     """
     count, space = env.num_envs, env.single_observation_space
-    connectors = connectors or EnvToModule({}, {}, space)
-    contexts = Contexts(connectors.contexts)
+    connectors = policy.connectors or EnvToModule({}, {}, space)
     owed = np.full(count, episodes // count)  # [N] episodes left to play
     owed[: episodes % count] += 1
     mode = autoreset_mode(env)
@@ -164,11 +150,7 @@ def evaluate(
         choices.require(tree, place)
         if legal is not None:
             legal.require(tree[ACTION_MASK], step, over=~live)
-        if connectors.contexts:
-            # Contexts read it after the step, which overwrites the environments' memory.
-            tree = tree_map(np.copy, tree)  # [N, ...]
-        seen = contexts.see(tree, first)  # [N, ...]
-        actions = policy.act_deterministically(seen, first)
+        actions = policy.act(tree, first=first, explore=False, keep=False).sent
         if recorder is not None:
             recorder.sees(observations)
         observations, rewards, terminated, truncated, infos = env.step(actions)
@@ -176,7 +158,7 @@ def evaluate(
             recorded = live & (owed > 0)  # [N]
             after = terminated, truncated, observations, infos
             recorder.step(actions, rewards, *after, recorded)
-        contexts.acted(policy.chosen, rewards)
+        policy.rewarded(rewards)
         done = (terminated | truncated) & live  # [N]
         returns[live] += rewards[live]
         lengths += live

@@ -3,7 +3,8 @@ trained, and before an evaluation that of a checkpoint."""
 
 from __future__ import annotations
 
-from juggler.envrunner.evaluation import TakesWeights, load_tree
+from juggler.envrunner.evaluation import load_tree
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.checkpoints.frozen import tree_digest
 from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.wire.frames import FrameReader
@@ -38,9 +39,7 @@ class FrozenWeights:
         self._trees.clear()
         return trees
 
-    def load(
-        self, module_id: str, digest: str, policy: TakesWeights, connectors: EnvToModule
-    ) -> None:
+    def load(self, module_id: str, digest: str, policy: Actor, connectors: EnvToModule) -> None:
         """Give a module what it is to play with.
 
         Args:

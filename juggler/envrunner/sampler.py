@@ -8,25 +8,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
+from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
+from juggler.envrunner.environments.accepted_vector import on_host
 from juggler.envrunner.environments.autoreset import autoreset_mode, final_observation
 from juggler.envrunner.environments.legal_actions import LegalActions
 from juggler.envrunner.environments.observed_choices import ObservedChoices
-from juggler.envrunner.environments.seeding import noise_seed
 from juggler.envrunner.environments.vector import reset_environments
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFinite, check_finite
 from juggler.envrunner.info_numbers import InfoNumbers, InfoWatch
 from juggler.envrunner.running_episodes import RunningEpisodes
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.connector import NotFinite
-from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
+from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.leaves import holds_masks
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.modules.columns import ACTION_MASK, CONNECTOR_STATES
+from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import to_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
@@ -63,23 +65,22 @@ class Sampler:
 
     Args:
         env: N environments, with any autoreset mode.
-        policy: acts for N rows and T steps.
+        policy: acts for N rows and T steps, behind its connectors; in a data set, the actions are
+            those recorded there.
         steps: T.
         seed: of the environments and of the policy's noise.
-        connectors: between the environments and the policy; none: the policy sees the observations
-            as they are.
 
     Raises:
         EnvironmentFailed: here, in `reset` or in `sample`.
+        NotImplementedError: a connector cannot map a data set's actions back.
     """
 
     def __init__(
         self,
         env: VectorEnv[Any, Any, Any],
-        policy: BehaviourPolicy,
+        policy: Actor,
         steps: int,
         seed: int,
-        connectors: EnvToModule | None = None,
     ) -> None:
         self._env, self._policy = env, policy
         self._rows, self._steps = env.num_envs, steps
@@ -87,9 +88,14 @@ class Sampler:
         self._running = RunningEpisodes(self._rows)
         self._infos = InfoWatch(self._rows, steps, self._autoreset)
         self._space = env.single_observation_space
-        self._connectors = connectors or EnvToModule({}, {}, self._space)
-        self._contexts = Contexts(self._connectors.contexts) if self._connectors.contexts else None
-        self._row_contexts: dict[str, Tree] = {}  # [N, ...] by name
+        self._connectors = policy.connectors or EnvToModule({}, {}, self._space)
+        self._recorded = env if isinstance(env, RecordedEnvs) else None
+        if self._recorded is not None:
+            # Raises if a connector cannot map actions back.
+            policy.module_to_env.undo(zeros(env.single_action_space, (self._rows,)))  # [N, ...]
+        self._states: dict[str, Any] = {}  # [N, ...] at the start of each row
+        self._chosen: list[Any] = []  # T x [N, ...]
+        self._inputs: list[Any] = []  # T x [N, D], of the actions' distribution
         kept = self._connectors.observation_space
         self._plain = not self._connectors.rewrites and isinstance(zeros(kept), np.ndarray)
         self._legal = LegalActions.of(kept, env.single_action_space, "a fragment")
@@ -99,12 +105,11 @@ class Sampler:
 
     def reset(self, seed: int) -> None:
         """Start as a new sampler with this seed would; running episodes are dropped."""
-        self._policy.seed(noise_seed(seed))
+        self._policy.seed(seed)
+        self._policy.forget()
         self._running.restart()
         self._infos.restart()
         self._connectors.forget()
-        if self._contexts is not None:
-            self._contexts.restart()
         self._resetting = np.zeros(self._rows, np.bool_)  # [N] the next step only resets
         self._first = np.ones(self._rows, np.bool_)  # [N] the next step is an episode's first
         self._step = 0  # of the fragment
@@ -142,10 +147,9 @@ class Sampler:
         after = (steps + 1).tolist()  # [K]
         self._choices.require(final_observations, lambda k, *_: (int(rows[k]), after[k]))
         finishing = time.perf_counter()
-        actions, action_logp, states = self._policy.finish()
+        actions, action_logp = self._actions()
+        states = self._states_of_rows(actions)
         seconds["inference"] += time.perf_counter() - finishing
-        if self._contexts is not None:
-            states = {**states, CONNECTOR_STATES: self._contexts_of_rows(self._contexts, actions)}
         done = self._terminated | self._truncated  # [N, T]
         segments = self._running.advance(self._rewards, done, live)
         infos = self._infos.advance(live, done)
@@ -177,7 +181,8 @@ class Sampler:
             delta = self._delta(batch)
         except NonFinite as error:
             if error.column == "action_logp":
-                error.why = self._policy.why_not_finite(error.environment, error.step)
+                inputs = self._inputs[error.step][error.environment]
+                error.why = self._policy.why_not_finite(inputs)
             raise
         seconds["connectors"] = time.perf_counter() - started - sum(seconds.values())
         returns, lengths = segments.episode_returns, segments.episode_lengths
@@ -205,12 +210,11 @@ class Sampler:
         finals: list[tuple[int, int, Any]] = []
         next_step = self._autoreset is AutoresetMode.NEXT_STEP
         clock, policy, env, legal = time.perf_counter, self._policy, self._env, self._legal
-        connectors, contexts = self._connectors, self._contexts
+        connectors, recorded = self._connectors, self._recorded
         over = self._resetting  # [N] the observation is the last of an episode
-        first = self._first if policy.remembers or contexts is not None else None  # [N]
-        environment, before = 0.0, clock()
-        policy.begin()
-        inference = clock() - before
+        first = self._first if policy.remembers else None  # [N]
+        environment = inference = 0.0
+        self._chosen, self._inputs = [], []
         for t in range(self._steps):
             self._step = t
             if self._plain:
@@ -221,15 +225,21 @@ class Sampler:
                 write_tree(self._seen[t], self._choices.through(connectors.watch, plain, place))
             if legal is not None:
                 legal.require(self._seen[t][ACTION_MASK], t, over if next_step else None)
-            seen = self._seen[t]  # [N, ...]
-            if contexts is not None and first is not None:
-                seen = contexts.see(seen, first)  # [N, ...]
-                if t == 0:
-                    self._row_contexts = contexts.states()
             before = clock()
-            actions = policy.act(seen, t, first)  # [N, ...]
+            if recorded is None:
+                acted = policy.act(self._seen[t], first=first, keep=t == 0)
+                sent, chosen, inputs = acted  # [N, ...]
+            else:
+                given = policy.module_to_env.undo(recorded.actions)  # [N, ...]
+                acted = policy.act(self._seen[t], first=first, given=given, keep=t == 0)
+                sent, chosen, inputs = recorded.actions, given, None  # [N, ...]
+            if t == 0:
+                self._states = policy.states_before()
+            self._chosen.append(chosen)
+            if inputs is not None:
+                self._inputs.append(inputs)
             between = clock()
-            observation, rewards, terminated, truncated, infos = env.step(actions)
+            observation, rewards, terminated, truncated, infos = env.step(sent)
             environment += clock() - between
             inference += between - before
             self._rewards[:, t] = rewards
@@ -237,8 +247,8 @@ class Sampler:
             self._truncated[:, t] = truncated
             if infos:
                 self._infos.see(infos, t, terminated | truncated)
-            if contexts is not None:
-                contexts.acted(policy.chosen, rewards)
+            if first is not None:
+                policy.rewarded(rewards)
             if first is not None or legal is not None:
                 done = terminated | truncated  # [N]
                 # Under NEXT_STEP, an episode starts after the step that only resets.
@@ -264,14 +274,21 @@ class Sampler:
         seconds.update(environment=environment, inference=inference)
         return finals
 
-    def _contexts_of_rows(self, contexts: Contexts, actions: Tree) -> dict[str, Tree]:
-        """The contexts [N, ...] at the start of the fragment's rows, by name.
+    def _actions(self) -> tuple[Tree, NDArray[np.float32]]:
+        """Return the chosen actions [N, T, ...] and their log-probabilities [N, T], or zeros."""
+        actions = tree_map(_over_steps, *self._chosen)  # [N, T, ...]
+        logp = np.zeros((self._rows, self._steps), np.float32)
+        if self._inputs:
+            logp = self._policy.log_probabilities(_over_steps(*self._inputs), actions)
+        return on_host(actions), logp
+
+    def _states_of_rows(self, actions: Tree) -> dict[str, Tree]:
+        """Return the states [N, ...] at the start of the fragment's rows.
 
         Args:
-            contexts: went through the fragment step by step.
             actions: that were chosen [N, T, ...].
         """
-        return self._row_contexts
+        return self._states
 
     def _delta(self, batch: EpisodeBatch) -> State:
         """Take what the connectors have learned from a fragment."""
@@ -335,6 +352,11 @@ def refuse_late_mask(infos: Mapping[str, Any]) -> None:
     if ACTION_MASK in infos:
         reason = "it gives an action mask in its info, but gave none at its first reset"
         raise EnvironmentFailed("one of the environments", "step", reason)
+
+
+def _over_steps(*leaves: Any) -> Any:
+    """Stack T arrays or tensors [N, ...] to [N, T, ...]."""
+    return np.stack(leaves, 1) if isinstance(leaves[0], np.ndarray) else torch.stack(leaves, 1)
 
 
 def _by_step(columns: Any, steps: int) -> Any:

@@ -7,18 +7,16 @@ from typing import Any
 
 from gymnasium.vector import VectorEnv
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy, require_log_probabilities
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
-from juggler.envrunner.datasets.recorded_policy import policy_in
 from juggler.envrunner.environments.accepted_vector import tensors_on
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.evaluation import Goal, PlayedEpisodes, evaluate, load_trees
-from juggler.envrunner.on_device.device_policy import DevicePolicy
 from juggler.envrunner.on_device.device_sampler import DeviceSampler, why_on_host
 from juggler.envrunner.rounds import PlayedRound, Recorded
 from juggler.envrunner.sampler import NonFinite, Sampler
 from juggler.envrunner.setup import EnvRunnerSetup
 from juggler.envrunner.stage import ActingParts, NoLeague, OwnCode
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
@@ -59,17 +57,12 @@ class SingleAgentStage(NoLeague):
             text = f"each step of the environments is copied from {device} to the host: {why}"
             self._notes = [training_pb2.Note(text=text, warning=False)]
             device = None
-        self._policy: BehaviourPolicy
-        make_sampler: type[Sampler] = Sampler
-        if device is None:
-            self._policy = policy_in(env, module, self._steps, seed, module_to_env)
-        else:
-            shape = env.num_envs, self._steps
-            self._policy = DevicePolicy(module, *shape, seed, module_to_env, device)
-            make_sampler = DeviceSampler
-        require_log_probabilities(module, self._policy.knows_log_probabilities)
+        shape = env.num_envs, self._steps
+        self._policy = Actor(module, *shape, seed, module_to_env, connectors, device=device)
+        self._policy.require_log_probabilities()
         seed_process(seed)  # as it is done where everything begins anew
-        self._sampler = make_sampler(env, self._policy, self._steps, seed, connectors)
+        make_sampler = Sampler if device is None else DeviceSampler
+        self._sampler = make_sampler(env, self._policy, self._steps, seed)
 
     def ready(self) -> list[training_pb2.Ready.Module]:
         return [self._parts.ready(self._module_id, self._env.num_envs, self._steps)]
@@ -120,7 +113,6 @@ class SingleAgentStage(NoLeague):
             self._policy,
             episodes,
             seed,
-            self._parts.connectors,
             watch,
             most_steps=most_steps,
             goal=goal,

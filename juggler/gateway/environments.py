@@ -9,12 +9,12 @@ import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
-from juggler.envrunner.paced.gathered_policy import GatheredPolicy
-from juggler.envrunner.paced.places import take
 from juggler.envrunner.paced.slots import PacedSlots
 from juggler.gateway.shared_episodes import keep_newest
 from juggler.gateway.step_batches import Steps
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.structures import take
 from juggler.runtime.wire.trees import Tree
 
 #: A row whose simulator takes longer for a step is handed in short, so that no batch waits for it.
@@ -32,7 +32,7 @@ class Environments(PacedSlots):
     """
 
     def __init__(
-        self, observation_space: Space[Any], policy: GatheredPolicy, steps: int, row_age: int
+        self, observation_space: Space[Any], policy: Actor, steps: int, row_age: int
     ) -> None:
         # With several modules, a round leaves rows for the next round, even in synchronous runs.
         super().__init__(observation_space, policy, steps, max(1, row_age))

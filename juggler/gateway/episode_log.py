@@ -8,10 +8,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from juggler.envrunner.datasets.episode_recorder import EpisodesUnderWay, row_of
-from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.gateway.recordings import Recording
 from juggler.gateway.row_layout import Layout
 from juggler.gateway.step_batches import Steps
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.datasets.dataset import RecordedEpisode
 from juggler.runtime.wire.structures import to_tree
 from juggler.runtime.wire.trees import Tree
@@ -30,7 +30,7 @@ class EpisodeLog:
     def __init__(
         self,
         layout: Layout,
-        policy: GatheredPolicy,
+        policy: Actor,
         action_space: Any,
         take: Callable[[RecordedEpisode], None],
     ) -> None:

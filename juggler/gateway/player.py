@@ -12,8 +12,6 @@ import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
-from juggler.envrunner.paced.gathered_policy import GatheredPolicy
-from juggler.envrunner.paced.places import put, take
 from juggler.gateway.environments import Environments
 from juggler.gateway.episode_log import EpisodeLog
 from juggler.gateway.publisher import Publisher
@@ -22,13 +20,14 @@ from juggler.gateway.recordings import Reader, Recording
 from juggler.gateway.row_layout import Layout, ValueChecks
 from juggler.gateway.sessions import SessionError
 from juggler.gateway.step_batches import Steps
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.leaves import at, holds_masks
 from juggler.runtime.connectors.mergeable_state import State, merge
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.columns import ACTION_MASK
-from juggler.runtime.wire.structures import to_tree, tree_map, zeros
+from juggler.runtime.wire.structures import put, take, to_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Tree, flatten
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -77,7 +76,7 @@ class Player:
         self,
         observation_space: Space[Any],
         action_space: Space[Any],
-        policy: GatheredPolicy,
+        policy: Actor,
         connectors: EnvToModule,
         steps: int,
         row_age: int,
@@ -95,7 +94,7 @@ class Player:
         self._checks = ValueChecks(observation_space, action_space)
         self.environments = Environments(connectors.observation_space, policy, steps, row_age)
         self.recorder = Recorder(self.environments, policy, row_age, self._see)
-        self.reader = Reader(observation_space, policy.action_space)
+        self.reader = Reader(observation_space, policy.module_to_env.action_space)
         self.publisher = Publisher(policy, observation_space, action_space)
         self.episode_log: EpisodeLog | None = None
         self._delta: State = {}

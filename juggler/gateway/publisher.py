@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any
 
 from gymnasium import Space
+from numpy.typing import NDArray
 
-from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.gateway.answers import to_message
-from juggler.runtime.connectors.acting_graph import ActingGraph, to_onnx
+from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
+from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _CHUNK = 1 << 20
@@ -35,7 +38,7 @@ class Publisher:
     """
 
     def __init__(
-        self, policy: GatheredPolicy, observation_space: Space[Any], action_space: Space[Any]
+        self, policy: Actor, observation_space: Space[Any], action_space: Space[Any]
     ) -> None:
         self.failure = ""
         self._policy = policy
@@ -56,12 +59,29 @@ class Publisher:
             return
         self._begun = True
         try:
-            graph = self._policy.graph(*self._spaces)
+            graph = self._graph()
         except Exception as error:  # of user modules and connectors
             self.failure = _said(error)
             return
         arguments = graph, done
         threading.Thread(target=self._export, args=arguments, name="export", daemon=True).start()
+
+    def _graph(self) -> ActingGraph:
+        """Return a copy of the policy, with the spaces of simulators."""
+        policy = self._policy
+        assert policy.connectors is not None
+        assert isinstance(policy.module, RLModule)
+        module = deepcopy(policy.module)
+        return ActingGraph(
+            module, policy.connectors, policy.module_to_env, *self._spaces, explores=True
+        )
+
+    def _constants(self) -> dict[str, NDArray[Any]]:
+        """Return the values of the graph that change during a run, by their names there."""
+        policy = self._policy
+        assert policy.connectors is not None
+        weights = {f"{_MODULE}{name}": array for name, array in policy.weights().items()}
+        return {**weights, **policy.connectors.numbers()}
 
     def gave(self, version: Version) -> bool:
         """Whether these weights were handed out."""
@@ -98,7 +118,7 @@ class Publisher:
         try:
             model = to_onnx(graph, optimize=False).model_proto
             mine = {tensor.name: tensor for tensor in model.graph.initializer}
-            ours = self._policy.constants().keys()
+            ours = self._constants().keys()
             # Weights that only learners use are not in the model.
             odd = [name for name in mine if name.startswith(_MODULE) and name not in ours]
             odd += [name for name in ours - mine.keys() if not name.startswith(_MODULE)]
@@ -117,7 +137,7 @@ class Publisher:
         """The whole model."""
         from onnx import numpy_helper  # installed, as the export used it
 
-        model, constants = type(self._without_weights)(), self._policy.constants()
+        model, constants = type(self._without_weights)(), self._constants()
         model.CopyFrom(self._without_weights)
         for name in self._names:
             model.graph.initializer.append(numpy_helper.from_array(constants[name], name))

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.envrunner.paced.gathered_policy import GatheredPolicy
-from juggler.envrunner.paced.places import put, take
 from juggler.gateway.environments import STALL_SECONDS, Environments
 from juggler.gateway.recordings import Recording, steps_of
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.structures import put, take
 from juggler.runtime.wire.trees import Tree
 
 
@@ -47,7 +47,7 @@ class Recorder:
     def __init__(
         self,
         environments: Environments,
-        policy: GatheredPolicy,
+        policy: Actor,
         row_age: int,
         see: Callable[[Tree, Callable[[], NDArray[np.bool_]]], Tree],
     ) -> None:

@@ -10,13 +10,12 @@ import numpy as np
 from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
-from juggler.envrunner.paced.places import take
 from juggler.gateway.row_layout import Layout, ValueChecks, check_rewards, read_infos
 from juggler.gateway.sessions import Code, Session, SessionError
 from juggler.runtime.connectors.leaves import acted_dtype, at, holds_masks
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.columns import ACTION_MASK
-from juggler.runtime.wire.structures import space_leaves, tree_map
+from juggler.runtime.wire.structures import space_leaves, take, tree_map
 from juggler.runtime.wire.trees import Path, Tree, flatten, path_name, unflatten
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 

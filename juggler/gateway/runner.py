@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextlib import ExitStack
+from types import FrameType
 from typing import Any
 
 from gymnasium import Space
@@ -16,7 +17,6 @@ from juggler.envrunner.environments.seeding import module_seeds, seed_process
 from juggler.envrunner.finiteness import NonFinite
 from juggler.envrunner.info_numbers import to_messages
 from juggler.envrunner.learner_streams import LearnerStreams
-from juggler.envrunner.paced.gathered_policy import policy_in
 from juggler.envrunner.process import index_of, prepare_process, report_slow_streams, step_back
 from juggler.envrunner.program import EnvRunnerProgram, GatewayAddress
 from juggler.envrunner.rounds import RequestedRound
@@ -28,6 +28,7 @@ from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
 from juggler.gateway.served_module import ServedModule
 from juggler.gateway.session_manager import GatewaySettings
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.actors import calls
 from juggler.runtime.actors.attachment import Attachment, Command, Detached
 from juggler.runtime.actors.credentials import read_token
@@ -341,3 +342,12 @@ def _why_not_logged(told: ActingSetup) -> str:
         "from nothing that another policy did: train with impala or appo, whose V-trace makes up "
         "for the difference, or act with this run's policy"
     )
+
+
+def policy_in(frame: FrameType | None) -> str:
+    """Return what a thread of a gateway does, for people, from its innermost frame."""
+    while frame is not None:
+        if frame.f_code is Actor.act.__code__:
+            return f"inference by {type(frame.f_locals['self'].module).__name__}"
+        frame = frame.f_back
+    return "the gateway"

@@ -11,13 +11,13 @@ from juggler.envrunner.datasets.sampled_episodes import SampledEpisodes
 from juggler.envrunner.deliveries import receipt_for
 from juggler.envrunner.finiteness import NonFinite, check_finite
 from juggler.envrunner.learner_streams import FIRST_WEIGHTS_SECONDS, LearnerStreams
-from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.envrunner.paced.rows import oldest_version
 from juggler.envrunner.setup import ActingSetup
 from juggler.envrunner.stage import ActingParts, OwnCode
 from juggler.gateway.episode_log import EpisodeLog
 from juggler.gateway.episode_writer import EpisodeWriter
 from juggler.gateway.player import Player
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.mergeable_state import from_bytes, to_bytes
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
@@ -68,7 +68,7 @@ class ServedModule:
         """
         parts = ActingParts.build(self._setup, observation_space, action_space, own_code)
         self._parts = parts
-        policy = GatheredPolicy(parts.module, parts.connectors, parts.module_to_env, self._seed)
+        policy = Actor(parts.module, 1, 0, self._seed, parts.module_to_env, parts.connectors)
         self.player = Player(
             observation_space,
             action_space,

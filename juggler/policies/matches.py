@@ -12,11 +12,10 @@ from gymnasium import Space
 from numpy.typing import NDArray
 
 from juggler.envrunner.multi_agent.turns import GroupTurn, MultiAgentEnvs
-from juggler.envrunner.paced.places import put, take
-from juggler.envrunner.paced.random_policy import RandomActions
 from juggler.policies.policy import Policy, PolicyState
 from juggler.policies.wilson import outcome, wilson
-from juggler.runtime.wire.structures import from_tree, to_tree, tree_map, zeros
+from juggler.runtime.acting.actor import RandomActions
+from juggler.runtime.wire.structures import from_tree, put, take, to_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,17 +10,25 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
-from juggler.policies.observed import Observed
-from juggler.runtime.connectors.acting_graph import ActingGraph, to_onnx
-from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
+from juggler.envrunner.environments.action_masks import read_masks
+from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
+from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
+from juggler.runtime.acting.actor import Actor
+from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.connectors.leaves import OBSERVATION, holds_masks
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
-from juggler.runtime.modules.array_module import ArrayModule
-from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTIONS, OBSERVATIONS
+from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTION_MASK, ACTIONS, OBSERVATIONS
 from juggler.runtime.modules.distributions.categorical import Categorical
 from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.wire.choices import choices_of
 from juggler.runtime.wire.structures import from_tree, to_tree, tree_map
+from juggler.runtime.wire.trees import Path as TreePath
+from juggler.runtime.wire.trees import path_name
+
+Space = gymnasium.Space[Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,9 +36,7 @@ class PolicyState:
     """What a policy knows of running episodes. It is never changed."""
 
     rows: int | None  # N for a batch; None for a single episode
-    module: Any  # [N, ...] arrays; {}: the module has no state
-    contexts: Contexts  # of the last step
-    chosen: Any  # [N, ...] arrays: what the module chose at the last step
+    memory: Mapping[str, Any]  # trees [N, ...] by name, as in `Memory`
 
 
 class Policy:
@@ -72,17 +78,16 @@ class Policy:
         seed: int = 0,
     ) -> None:
         self.module = module.eval()
-        self._acting = ArrayModule(module, shared=True)
         self.env_to_module, self.module_to_env = env_to_module, module_to_env
         self.observation_space, self.action_space = observation_space, action_space
         self.contexts = {
             name: each for name, each in env_to_module.contexts.items() if each.for_acting
         }
         self.uses_rewards = any(each.uses_rewards for each in self.contexts.values())
-        self.remembers = bool(self.contexts or module.get_initial_state())
+        seen = EnvToModule({}, self.contexts, env_to_module.observation_space)
+        self._actor = Actor(module, 1, 1, seed, module_to_env, seen, shared=True)
+        self.remembers = self._actor.remembers
         self._observed = Observed(observation_space, action_space)
-        self._generator = torch.Generator()
-        self.seed(seed)
 
     def __repr__(self) -> str:
         module = type(self.module).__name__
@@ -90,7 +95,7 @@ class Policy:
 
     def seed(self, seed: int) -> None:
         """Reset the noise of exploration."""
-        self._generator.manual_seed(seed)
+        self._actor.seed(seed)
 
     def act(
         self,
@@ -124,13 +129,13 @@ class Policy:
             ValueError: an argument is invalid; says what is expected.
         """
         observations, batch = self._observed(observation, mask)  # [N, ...]
-        rows = 1 if batch is None else batch
         begins = self._begins(state, batch, first)  # [N]
-        contexts = self._advanced(state, rows, reward, begins)
-        seen = contexts.see(self.env_to_module(observations), begins)  # [N, ...]
-        chosen, memory = self._chosen(seen, state, rows, begins, explore)  # [N, ...]
-        sent = self.module_to_env(tree_map(np.copy, chosen))
-        after = PolicyState(batch, memory, contexts, chosen) if self.remembers else None
+        actor = self._actor.with_memory({} if state is None else state.memory)
+        if state is not None:
+            actor.rewarded(self._rewards(reward, begins))
+        seen = self.env_to_module(observations)  # [N, ...]
+        sent = actor.act(seen, first=begins, explore=explore, keep=False).sent  # [N, ...]
+        after = PolicyState(batch, actor.memory.trees) if self.remembers else None
         return (sent if batch is not None else self._only(sent)), after
 
     def probabilities(self, observation: Any, *, mask: Any = None) -> NDArray[np.float32]:
@@ -217,61 +222,207 @@ class Policy:
             )
         return begins | (state is None)
 
-    def _advanced(
-        self,
-        state: PolicyState | None,
-        rows: int,
-        reward: ArrayLike | None,
-        begins: NDArray[np.bool_],
-    ) -> Contexts:
-        """The contexts of connectors before this step."""
-        if state is None:
-            return Contexts(self.contexts)
-        rewards = np.zeros(rows)  # [N]
+    def _rewards(self, reward: ArrayLike | None, begins: NDArray[np.bool_]) -> NDArray[Any]:
+        """The rewards [N] of the last step."""
+        rows = len(begins)
         if reward is not None:
             rewards = np.asarray(reward, np.float64).reshape(-1)  # [N]
             if rewards.shape != (rows,):
                 raise ValueError(f"reward has {rewards.size} numbers: expected {rows}")
-        elif self.uses_rewards and not begins.all():
+            return rewards
+        if self.uses_rewards and not begins.all():
             users = [name for name, each in self.contexts.items() if each.uses_rewards]
             raise ValueError(
                 f"connector {users[0]!r} shows the policy its last reward: pass reward="
             )
-        contexts = state.contexts.copy()
-        contexts.acted(state.chosen, rewards)
-        return contexts
-
-    def _chosen(
-        self,
-        seen: Any,
-        state: PolicyState | None,
-        rows: int,
-        begins: NDArray[np.bool_],
-        explore: bool,
-    ) -> tuple[Any, Any]:
-        """The module's choice [N, ...], and its state after it."""
-        acting = self._acting
-        memory = acting.initial_states(rows)  # [N, ...]
-        if memory and state is not None:
-            memory = acting.restarted(state.module, begins)  # [N, ...]
-        if not explore:
-            chosen, _, after = acting.infer(seen, memory)
-            return chosen, after
-        noise = None
-        if acting.draws and acting.distribution is not None:
-            noise = acting.distribution.draw_noise((rows,), self._generator).numpy()  # [N, M]
-        chosen, _, after = acting.explore(seen, memory, noise)
-        return chosen, after
+        return np.zeros(rows)
 
     def _only(self, actions: Any) -> Any:
         """The only action of a batch of one."""
         tree = to_tree(self.action_space, actions)
-        return from_tree(self.action_space, tree_map(_first, tree))
-
-
-def _first(array: Sequence[Any]) -> Any:
-    return array[0]
+        return from_tree(self.action_space, tree_map(lambda array: array[0], tree))
 
 
 def _sized(rows: int | None) -> str:
     return "a single episode" if rows is None else f"a batch of {rows}"
+
+
+class Observed:
+    """Reads observations of a space, single ones or a batch.
+
+    The number of dimensions tells them apart: an observation has those of its space, and every part
+    of a batch has one more in front.
+
+    Args:
+        space: space of one observation.
+        action_space: space of one action of the environment.
+
+    Raises:
+        ValueError: the space has action masks that do not fit the actions.
+    """
+
+    def __init__(self, space: Space, action_space: Space) -> None:
+        self._space, self._action_space = space, action_space
+        self._legal = LegalActions.of(space, action_space, "")
+
+    def __call__(self, observation: Any, mask: Any) -> tuple[Any, int | None]:
+        """Read an observation or a batch.
+
+        Args:
+            observation: a value of the space, or a batch as vectors of environments give it.
+            mask: infos["action_mask"], if the observation does not contain it; or None.
+
+        Returns:
+            A tree of newly allocated arrays [N, ...] in the dtypes of the space; and N, or None for
+                a single observation, whose tree is a batch of one.
+
+        Raises:
+            ValueError: the observation is not in the space; says what is expected.
+        """
+        if mask is not None:
+            observation = self._with_mask(observation, mask)
+        found: dict[TreePath, tuple[int, ...]] = {}  # the leading dimension of each leaf, if any
+        tree = _read(self._space, observation, (), found)
+        leading = set(found.values())
+        if len(leading) > 1:
+            raise ValueError(
+                "the parts of an observation belong to batches of different sizes: "
+                + ", ".join(f"{path_name(path)} {list(n) or 'none'}" for path, n in found.items())
+            )
+        (shape,) = leading
+        batch = tree if shape else tree_map(lambda array: array[None], tree)  # [N, ...]
+        if self._legal is not None:
+            _require_zeros_and_ones(batch[ACTION_MASK], shape)
+            self._require_legal(batch[ACTION_MASK])
+        return batch, shape[0] if shape else None
+
+    def _with_mask(self, observation: Any, mask: Any) -> dict[str, Any]:
+        """The observation as a run keeps it whose environment gives masks in its infos."""
+        if not isinstance(self._space, spaces.Dict) or not holds_masks(self._space):
+            raise ValueError("mask: this policy's environment gave no action masks; leave it out")
+        # An observation that is not a Dict comes under a key of its own.
+        keys = self._space.spaces.keys() - {ACTION_MASK}
+        by_key = isinstance(observation, Mapping) and (
+            keys != {OBSERVATION} or OBSERVATION in observation
+        )
+        children = dict(observation) if by_key else {OBSERVATION: observation}
+        plain = spaces.Dict({key: self._space[key] for key in keys})
+        found: dict[TreePath, tuple[int, ...]] = {}
+        _read(plain, children, (), found)
+        shape = next(iter(found.values()))
+        given, rows = (mask, shape[0]) if shape else ([mask], 1)
+        _require_rows(given, rows)
+        try:
+            masks = read_masks(self._action_space, given, np.arange(rows))  # [N, n]
+        except (IndexError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"mask: expected what the environment says in info['action_mask'], not {mask!r}"
+            ) from error
+        _require_zeros_and_ones(masks, shape)  # before they are cast to the dtype of the space
+        legal = tree_map(lambda mask: (mask if shape else mask[0]) != 0, masks)  # [N, n] or [n]
+        return {**children, ACTION_MASK: legal}
+
+    def _require_legal(self, masks: Any) -> None:
+        assert self._legal is not None
+        for path, legal in self._legal.has_legal_action(masks):
+            if not legal.all():
+                which = f" for {path_name(path)}" if path else ""
+                row = f" in row {int(legal.argmin())}" if len(legal) > 1 else ""
+                raise ValueError(
+                    f"the action mask has no legal action{which}{row}: where an episode is over, "
+                    "ask for none, or give a mask of ones"
+                )
+
+
+def _require_rows(given: Any, rows: int, where: str = "") -> None:
+    """
+    Args:
+        given: masks that should have this many rows: a sequence of them, or by key.
+    """
+    if isinstance(given, Mapping):
+        for key, masks in given.items():
+            _require_rows(masks, rows, f" at {key}")
+    elif isinstance(given, Sized) and len(given) != rows:
+        raise ValueError(f"mask: there are {len(given)} masks{where} for {rows} observations")
+
+
+def _require_zeros_and_ones(masks: Any, batch: tuple[int, ...]) -> None:
+    """
+    Args:
+        masks: [N, ...]
+        batch: (N,), or () for those of a single observation.
+    """
+    if found := find_non_binary(masks):
+        (row, *_), what = found
+        raise ValueError(f"{what}, in row {row}" if batch else what)
+
+
+def _read(space: Space, value: Any, path: TreePath, found: dict[TreePath, tuple[int, ...]]) -> Any:
+    """A value as a tree of arrays; the leading dimension of each leaf goes into `found`."""
+    where = f" at {path_name(path)}" if path else ""
+    if not path and not isinstance(space, spaces.Tuple) and _is_of_reset(value):
+        raise ValueError(
+            "the observation is a pair with a dict, such as the (observation, info) of reset: pass "
+            "the observation alone"
+        )
+    if isinstance(space, spaces.Dict):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"the observation{where} must be a Dict, as {space}, not {value!r}")
+        if value.keys() != space.spaces.keys():
+            hint = ""
+            if ACTION_MASK in space.spaces and ACTION_MASK not in value:
+                hint = ": where the environment gives masks in its infos, pass mask="
+            raise ValueError(
+                f"the observation{where} has the keys {sorted(map(str, value))}, not "
+                f"{sorted(space.spaces)}{hint}"
+            )
+        return {
+            key: _read(child, value[key], (*path, key), found)
+            for key, child in space.spaces.items()
+        }
+    if isinstance(space, spaces.Tuple):
+        if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
+            raise ValueError(
+                f"the observation{where} must be a tuple of {len(space.spaces)} parts, as {space}, "
+                f"not {value!r}"
+            )
+        return {
+            str(i): _read(child, value[i], (*path, str(i)), found)
+            for i, child in enumerate(space.spaces)
+        }
+    array = _leaf(space, value, path)
+    found[path] = array.shape[: array.ndim - len(space.shape or ())]
+    return array
+
+
+def _is_of_reset(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)
+
+
+def _leaf(space: Space, value: Any, path: TreePath) -> NDArray[Any]:
+    where = f" at {path_name(path)}" if path else ""
+    dtype, shape = np.dtype(space.dtype), tuple(space.shape or ())
+    if isinstance(value, Mapping):
+        raise ValueError(
+            f"the observation{where} is a map with the keys {sorted(map(str, value))}: expected an "
+            f"array, as {space}"
+        )
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"the observation{where} is not an array: {error}") from error
+    extra = array.ndim - len(shape)
+    if extra not in (0, 1) or array.shape[extra:] != shape or 0 in array.shape[:extra]:
+        raise ValueError(
+            f"the observation{where} has shape {list(array.shape)}: expected {list(shape)}, or "
+            f"{['N', *shape]} for a batch".replace("'N'", "N")
+        )
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise ValueError(f"the observation{where} is {array.dtype}: expected {dtype}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError(f"the observation{where} has numbers that are not finite")
+    for choice in choices_of([(path, space)]) if path[:1] != (ACTION_MASK,) else ():
+        if (found := choice.outside(array)) is not None:
+            raise ValueError(f"the observation{choice.told(array[found])}")
+    # A copy, because environments may write the next observation into the same memory.
+    return array.astype(dtype)

@@ -7,12 +7,12 @@ from typing import Any
 
 import gymnasium
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.sampler import Sampler
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.data.collate import collate
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.modules.columns import ACTION_MASK
@@ -33,8 +33,8 @@ def sample_for(module: RLModule, rows: int = 4, steps: int = 8, seed: int = 0) -
     config = EnvRunnerConfig(envs_per_runner=rows, fragment_steps=steps, vectorize="sync")
     env = make_vector_env(config, partial(AnythingEnv, observations, actions))
     env_to_module, module_to_env = build_runner_pipelines(ConnectorsConfig(), observations, actions)
-    policy = BehaviourPolicy(module, rows, steps, seed, module_to_env)
-    return collate([Sampler(env, policy, steps, seed, env_to_module).sample((0, 0)).batch])
+    policy = Actor(module, rows, steps, seed, module_to_env, env_to_module)
+    return collate([Sampler(env, policy, steps, seed).sample((0, 0)).batch])
 
 
 class AnythingEnv(gymnasium.Env[Any, Any]):

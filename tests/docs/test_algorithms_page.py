@@ -15,13 +15,13 @@ from gymnasium import spaces
 from support.algorithms import NUMBER, acts_in_choices, keeps_steps, needs_memory
 
 from juggler.driver.config import RunConfig
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.sampler import Sampler
 from juggler.learner.algorithms.registry import ALGORITHMS, find_algorithm
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.learner import Learner
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -90,8 +90,8 @@ class Runner:
         )
         module = make()
         strip_to_acting(module)
-        self.policy = BehaviourPolicy(module, ROWS, STEPS, seed, module_to_env)
-        self._sampler = Sampler(env, self.policy, STEPS, seed, connectors)
+        self.policy = Actor(module, ROWS, STEPS, seed, module_to_env, connectors)
+        self._sampler = Sampler(env, self.policy, STEPS, seed)
 
     def sample(self) -> EpisodeBatch:
         return self._sampler.sample((0, 0)).batch

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.sampler import Fragment, Sampler
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.modules.building import build_module
@@ -39,8 +39,8 @@ def sampler_of(config: dict[str, Any], seed: int) -> Sampler:
     model = {"recurrent": "lstm", "recurrent_size": 4}
     spaces = env_to_module.module_observation_space, module_to_env.action_space
     module = build_module(None, *spaces, model)
-    policy = BehaviourPolicy(module, env.num_envs, STEPS, seed, module_to_env)
-    return Sampler(env, policy, STEPS, seed, env_to_module)
+    policy = Actor(module, env.num_envs, STEPS, seed, module_to_env, env_to_module)
+    return Sampler(env, policy, STEPS, seed)
 
 
 def arrays_of(fragment: Fragment) -> dict[str, Any]:

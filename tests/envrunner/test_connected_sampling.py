@@ -13,10 +13,10 @@ from support.scripted_environments import Scripted
 from support.scripted_modules import LinearPolicy
 from support.vectors import MODES, vector_of, vector_of_functions
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.sampler import NonFinite, Sampler
 from juggler.learner.data.collate import collate
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.building import build_learner_pipeline, build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.env_to_module import EnvToModule
@@ -60,7 +60,7 @@ class Idle(RLModule):
 
 def connected(
     env: VectorEnv[Any, Any, Any], module: Any = None, **pieces: Any
-) -> tuple[Sampler, EnvToModule, BehaviourPolicy]:
+) -> tuple[Sampler, EnvToModule, Actor]:
     """A sampler with connectors, and a module of that class or the default one."""
     config = ConnectorsConfig(**pieces)
     spaces_ = env.single_observation_space, env.single_action_space
@@ -68,8 +68,8 @@ def connected(
     torch.manual_seed(0)
     seen, acted = env_to_module.module_observation_space, module_to_env.action_space
     built = build_module(module, seen, acted, {})
-    policy = BehaviourPolicy(built, env.num_envs, STEPS, 0, module_to_env)
-    return Sampler(env, policy, STEPS, 7, env_to_module), env_to_module, policy
+    policy = Actor(built, env.num_envs, STEPS, 0, module_to_env, env_to_module)
+    return Sampler(env, policy, STEPS, 7), env_to_module, policy
 
 
 @pytest.mark.parametrize("model", [{}, {"recurrent": "lstm", "recurrent_size": 4}])
@@ -92,8 +92,8 @@ def test_a_learner_computes_the_log_probabilities_that_a_runner_acted_with(
     learner = build_learner_pipeline(config, env_to_module.observation_space, spaces_[1])
     torch.manual_seed(0)
     module = build_module(None, learner.observation_space, spaces_[1], model)
-    policy = BehaviourPolicy(module, ROWS, STEPS, 0, module_to_env)
-    sampler = Sampler(env, policy, STEPS, 7, env_to_module)
+    policy = Actor(module, ROWS, STEPS, 0, module_to_env, env_to_module)
+    sampler = Sampler(env, policy, STEPS, 7)
     distribution = module.action_distribution()
     for _ in range(6):
         batch = sampler.sample((0, 0)).batch
@@ -167,12 +167,18 @@ def test_an_evaluation_shows_the_policy_what_sampling_does_and_learns_nothing() 
     sampler, connectors, policy = connected(env, env_to_module=pieces)
     connectors.set_state(sampler.sample((0, 0)).connector_delta)
     seen: list[np.ndarray] = []
-    act = policy.act_deterministically
-    policy.act_deterministically = lambda observations, first: (
-        seen.append((observations.copy(), first.copy())),
-        act(observations, first),
+    infer = policy._on_host.infer
+    firsts: list[np.ndarray] = []
+    act = policy.act
+    policy.act = lambda *given, first, **kept: (
+        firsts.append(first.copy()),
+        act(*given, first=first, **kept),
     )[1]
-    evaluate(env, policy, 6, 3, connectors)
+    policy._on_host.infer = lambda observations, states: (
+        seen.append((observations.copy(), firsts[-1])),
+        infer(observations, states),
+    )[1]
+    evaluate(env, policy, 6, 3)
     env.close()
     assert connectors.take_delta(np.zeros((ROWS, 0), np.bool_))["mean_std_filter"]["count"] == 0
     last = np.zeros((ROWS, 3), np.float32)

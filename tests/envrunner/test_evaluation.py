@@ -10,9 +10,9 @@ from support.scripted_environments import NotFinite, Scripted
 from support.scripted_modules import LinearPolicy, Summing
 from support.vectors import KINDS, MODES, seeds_of
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.evaluation import Goal, evaluate, load_trees
 from juggler.envrunner.failures import EnvironmentFailed
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS
 from juggler.runtime.checkpoints.frozen import WEIGHTS
 from juggler.runtime.connectors.env_to_module import EnvToModule
@@ -29,10 +29,10 @@ def vector_of(kind: str, mode: AutoresetMode) -> VectorEnv:
     return vectors.vector_of(kind, mode, SCRIPTS)
 
 
-def policy_of(rows: int, kind=LinearPolicy) -> BehaviourPolicy:
+def policy_of(rows: int, kind=LinearPolicy) -> Actor:
     env = Scripted()
     module = kind(env.observation_space, env.action_space)
-    return BehaviourPolicy(module, rows, 1, 0)
+    return Actor(module, rows, 1, 0)
 
 
 def reference(script, seed: int, episodes: int, kind=LinearPolicy) -> list[tuple[float, int]]:
@@ -44,7 +44,7 @@ def reference(script, seed: int, episodes: int, kind=LinearPolicy) -> list[tuple
         total, steps, over = 0.0, 0, False
         while not over:
             first = np.array([steps == 0]) if policy.remembers else None
-            action = policy.act_deterministically(observation[None], first)[0]
+            action = policy.act(observation[None], first=first, explore=False).sent[0]
             observation, reward, terminated, truncated, _ = env.step(action)
             total, steps, over = total + reward, steps + 1, terminated or truncated
         played.append((total, steps))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.environments.vector import EnvironmentsInTurn
 from juggler.envrunner.info_numbers import (
     MOST_NAMES,
@@ -19,6 +18,7 @@ from juggler.envrunner.info_numbers import (
     to_messages,
 )
 from juggler.envrunner.sampler import Sampler
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.modules.building import build_module
 
 LENGTHS = (3, 1, 5, 2)
@@ -71,7 +71,7 @@ def test_each_episode_tells_its_mean_its_least_and_its_most(
     )
     spaces = env.single_observation_space, env.single_action_space
     module = build_module(None, *spaces, {})
-    sampler = Sampler(env, BehaviourPolicy(module, 2, fragment, 0), fragment, seed=0)
+    sampler = Sampler(env, Actor(module, 2, fragment, 0), fragment, seed=0)
     steps, successes, lengths = [], [], []
     for _ in range(100 // fragment):
         sampled = sampler.sample((1, 0))

@@ -14,14 +14,13 @@ from support.paced_sampling import Collected, Scaled, sampler_of
 from support.scripted_agents import FOUR, ScriptedAgents, at_random
 from support.vectors import MODES
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.environments.vector import EnvironmentsInTurn
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.sampler import Sampler
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.modules.models import ActorCritic
 
 FLATTEN = {"env_to_module": ["flatten"]}
@@ -55,15 +54,13 @@ class Late(gymnasium.Env[Any, Any]):
         return shown, 1.0, False, self.step_of_episode == 6, {}
 
 
-def parts(
-    kind: str, at: int, connectors: dict[str, Any], mode: AutoresetMode
-) -> tuple[Any, BehaviourPolicy, EnvToModule]:
+def parts(kind: str, at: int, connectors: dict[str, Any], mode: AutoresetMode) -> tuple[Any, Actor]:
     space, wrong, _ = WRONG[kind]
     functions = [lambda: Late(space), lambda: Late(space, wrong, at)]
     env = EnvironmentsInTurn(functions, mode, "Late")
     to_module, to_env = build_runner_pipelines(ConnectorsConfig.parse(connectors), space, ACTIONS)
     module = ActorCritic(to_module.module_observation_space, ACTIONS, {})
-    return env, BehaviourPolicy(module, 2, STEPS, 0, to_env), to_module
+    return env, Actor(module, 2, STEPS, 0, to_env, to_module)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -73,8 +70,8 @@ def parts(
 def test_a_late_value_is_an_error_of_the_environment_with_its_step(
     kind: str, at: int, connectors: dict[str, Any], mode: AutoresetMode
 ) -> None:
-    env, policy, to_module = parts(kind, at, connectors, mode)
-    sampler = Sampler(env, policy, STEPS, 0, to_module)
+    env, policy = parts(kind, at, connectors, mode)
+    sampler = Sampler(env, policy, STEPS, 0)
     if at > STEPS:
         sampler.sample((0, 0))
     with pytest.raises(EnvironmentFailed, match=r"environment 1 failed in step") as caught:
@@ -101,7 +98,7 @@ def test_what_fails_in_a_fragment_is_not_blamed_on_steps_that_it_does_not_have(
     env = EnvironmentsInTurn([lambda: Breaks(space)], AutoresetMode.SAME_STEP, "Breaks")
     to_module, to_env = build_runner_pipelines(ConnectorsConfig.parse({}), space, ACTIONS)
     module = ActorCritic(to_module.module_observation_space, ACTIONS, {})
-    policy = BehaviourPolicy(module, 1, STEPS, 0, to_env)
+    policy = Actor(module, 1, STEPS, 0, to_env, to_module)
     if fails == "module":
         act = policy.act
 
@@ -112,15 +109,15 @@ def test_what_fails_in_a_fragment_is_not_blamed_on_steps_that_it_does_not_have(
 
         monkeypatch.setattr(policy, "act", fail)
     with pytest.raises((EnvironmentFailed, ValueError), match="its own mistake"):
-        Sampler(env, policy, STEPS, 0, to_module).sample((0, 0))
+        Sampler(env, policy, STEPS, 0).sample((0, 0))
 
 
 @pytest.mark.parametrize("connectors", [{}, FLATTEN], ids=["plain", "flatten"])
 @pytest.mark.parametrize("kind", WRONG)
 def test_evaluations_find_it_too(kind: str, connectors: dict[str, Any]) -> None:
-    env, policy, to_module = parts(kind, 2, connectors, AutoresetMode.SAME_STEP)
+    env, policy = parts(kind, 2, connectors, AutoresetMode.SAME_STEP)
     with pytest.raises(EnvironmentFailed, match=r"environment 1 .* before step 2 of an evaluation"):
-        evaluate(env, policy, 2, 0, to_module)
+        evaluate(env, policy, 2, 0)
 
 
 class Choosing(ScriptedAgents):

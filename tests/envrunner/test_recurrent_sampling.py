@@ -10,8 +10,8 @@ from support.scripted_environments import Scripted
 from support.scripted_modules import LinearPolicy, Summing
 from support.vectors import KINDS, MODES, vector_of
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.sampler import Sampler
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 STEPS = 4
@@ -24,7 +24,7 @@ SCRIPTS = [
 
 def sampler_of(env, seed: int = 5) -> tuple[Summing, Sampler]:
     module = Summing(env.single_observation_space, env.single_action_space)
-    return module, Sampler(env, BehaviourPolicy(module, env.num_envs, STEPS, 0), STEPS, seed)
+    return module, Sampler(env, Actor(module, env.num_envs, STEPS, 0), STEPS, seed)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -94,7 +94,7 @@ def test_states_at_the_start_of_rows_outlive_a_module_that_writes_into_its_own()
     def states(kind) -> list[np.ndarray]:
         env = vector_of("in turn", AutoresetMode.SAME_STEP, SCRIPTS)
         module = kind(env.single_observation_space, env.single_action_space)
-        sampler = Sampler(env, BehaviourPolicy(module, 3, STEPS, 0), STEPS, 5)
+        sampler = Sampler(env, Actor(module, 3, STEPS, 0), STEPS, 5)
         batches = [sampler.sample((0, 0)).batch for _ in range(4)]
         return [batch.states["module"]["sum"]["of"] for batch in batches]
 
@@ -115,7 +115,7 @@ def test_an_initial_state_that_is_learned_comes_with_the_weights() -> None:
 
     env = vector_of("in turn", AutoresetMode.SAME_STEP, [((2, "terminated"),), ((9, "truncated"),)])
     module = Learned(env.single_observation_space, env.single_action_space)
-    policy = BehaviourPolicy(module, 2, STEPS, 0)
+    policy = Actor(module, 2, STEPS, 0)
     sampler = Sampler(env, policy, STEPS, 5)
     assert not sampler.sample((0, 0)).batch.states["module"]["h"].any()
     weights = {"initial": np.array([3, 4], np.float32), "weight": module.weight.numpy()}
@@ -127,7 +127,7 @@ def test_an_initial_state_that_is_learned_comes_with_the_weights() -> None:
 def test_who_plays_deterministically_carries_a_state_too() -> None:
     env = Scripted()
     module = Summing(env.observation_space, env.action_space)
-    policy = BehaviourPolicy(module, 2, 1, 0)
+    policy = Actor(module, 2, 1, 0)
     assert policy.remembers
     total = torch.zeros(2, 3)
     for step in range(4):
@@ -135,4 +135,5 @@ def test_who_plays_deterministically_carries_a_state_too() -> None:
         first = np.array([step == 0, step in (0, 2)])
         total = torch.where(torch.from_numpy(first)[:, None], 0.0, total) + seen
         expected = ((total + 0.5) @ module.weight).argmax(-1)
-        assert policy.act_deterministically(seen.numpy(), first).tolist() == expected.tolist()
+        sent = policy.act(seen.numpy(), first=first, explore=False).sent
+        assert sent.tolist() == expected.tolist()

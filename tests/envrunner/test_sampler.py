@@ -16,9 +16,9 @@ from support.scripted_environments import NativeAsTrees, NativeScripted, NotFini
 from support.scripted_modules import LinearPolicy
 from support.vectors import KINDS, MODES, seeds_of
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.sampler import NonFinite, Sampler
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.episodes.finiteness import MOST_REWARD
 
 STEPS = 4
@@ -36,7 +36,7 @@ def vector_of(kind: str, mode: AutoresetMode, scripts=SCRIPTS, box: bool = False
 
 def sampler_of(env: VectorEnv, steps: int = STEPS, seed: int = 5) -> Sampler:
     module = LinearPolicy(env.single_observation_space, env.single_action_space)
-    return Sampler(env, BehaviourPolicy(module, env.num_envs, steps, 0), steps, seed)
+    return Sampler(env, Actor(module, env.num_envs, steps, 0), steps, seed)
 
 
 @pytest.fixture(params=[(kind, mode) for kind in KINDS for mode in MODES])
@@ -121,7 +121,7 @@ def test_a_reset_repeats_the_noise_of_the_policy_too() -> None:
 def test_log_probabilities_are_those_of_the_recorded_actions_and_observations() -> None:
     env = vector_of("sync", AutoresetMode.SAME_STEP)
     module = LinearPolicy(env.single_observation_space, env.single_action_space)
-    sampler = Sampler(env, BehaviourPolicy(module, 3, STEPS, 0), STEPS, 0)
+    sampler = Sampler(env, Actor(module, 3, STEPS, 0), STEPS, 0)
     sampler.sample((0, 0))
     batch = sampler.sample((0, 0)).batch
     logits = module._forward({"observations": torch.from_numpy(batch.observations)})
@@ -187,7 +187,7 @@ def test_broken_weights_are_not_blamed_on_the_environment() -> None:
     env = vector_of("sync", AutoresetMode.SAME_STEP)
     module = LinearPolicy(env.single_observation_space, env.single_action_space)
     module.weight.fill_(torch.nan)
-    sampler = Sampler(env, BehaviourPolicy(module, 3, STEPS, 0), STEPS, 0)
+    sampler = Sampler(env, Actor(module, 3, STEPS, 0), STEPS, 0)
     with pytest.raises(NonFinite, match=r"weights are broken \(output 0 .* is nan\)") as caught:
         sampler.sample((0, 0))
     assert caught.value.column == "action_logp"

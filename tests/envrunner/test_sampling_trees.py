@@ -20,9 +20,9 @@ from support.scripted_environments import (
 from support.scripted_modules import LinearPolicy
 from support.vectors import KINDS, MODES, vector_of, vector_of_functions
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.sampler import NonFinite, Sampler
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.distributions import distribution_for
 from juggler.runtime.modules.rl_module import RLModule
@@ -67,8 +67,8 @@ def tree_vector_of(kind: str, mode: AutoresetMode, box: bool) -> VectorEnv[Any, 
     return vector_of_functions(kind, mode, made)
 
 
-def policy_of(module: RLModule, rows: int = 3) -> BehaviourPolicy:
-    return BehaviourPolicy(module, rows, STEPS, 0)
+def policy_of(module: RLModule, rows: int = 3) -> Actor:
+    return Actor(module, rows, STEPS, 0)
 
 
 @pytest.mark.parametrize("box", [False, True])

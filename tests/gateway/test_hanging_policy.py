@@ -11,7 +11,7 @@ from typing import Any
 
 from support.gateway_world import GatewayWorld, RawSimulator, TinyPolicy, eventually, steps_of
 
-from juggler.envrunner.paced.gathered_policy import policy_in
+from juggler.gateway.runner import policy_in
 from juggler.runtime.actors.attachment import Attachment, new_incarnation
 from juggler.runtime.actors.hub import Hub, HubSettings
 from juggler.runtime.actors.hub_events import Left

@@ -20,7 +20,7 @@ from juggler.envrunner import info_numbers
 from juggler.envrunner.info_numbers import MOST_EPISODES, MOST_NUMBERS, InfoNumber, InfoNumbers
 from juggler.gateway import publisher, runner
 from juggler.gateway.session_infos import SessionInfos
-from juggler.runtime.connectors.acting_graph import ActingGraph, to_onnx
+from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 from juggler.runtime.wire.v1.tensors_pb2 import DType

@@ -15,9 +15,9 @@ import torch
 from support import worlds
 
 import juggler
+from juggler.runtime.acting.acting_graph import _EXPORTING
 from juggler.runtime.actors.attachment import Detached
 from juggler.runtime.actors.worker import _LeavingInbox
-from juggler.runtime.connectors.acting_graph import _EXPORTING
 from juggler.runtime.installing import installing
 
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from support import worlds
 
 import juggler
-from juggler.policies.observed import Observed
+from juggler.policies.policy import Observed
 from juggler.runtime.wire.structures import tree_map
 
 WHAT_CAME_BEFORE = {"env_to_module": ["previous_actions_and_rewards"]}

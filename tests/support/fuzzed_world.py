@@ -13,13 +13,13 @@ import numpy as np
 from gymnasium import spaces
 
 from juggler.client.spaces import Values
-from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.gateway import environments, gateway_server, recorder, sessions, step_batches
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
 from juggler.gateway.publisher import Publisher
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.transport import make_transport
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.version import Version
@@ -226,7 +226,7 @@ class FuzzedGateway(Books):
         )
         module = self.module(connectors.module_observation_space, module_to_env.action_space)
         self.weights[Version(0, 0)] = module.weight.numpy().copy()
-        policy = GatheredPolicy(module, connectors, module_to_env, self.rng.randrange(99))
+        policy = Actor(module, 1, 0, self.rng.randrange(99), module_to_env, connectors)
         both = observation_space, action_space
         self.player = Player(*both, policy, connectors, self.steps, MOST_UPDATES)
         self.player.publisher = InstantPublisher(policy, *both)

@@ -17,12 +17,12 @@ from gymnasium import spaces
 from juggler.client import connect
 from juggler.client.connection import AnySession
 from juggler.client.spaces import Values
-from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.gateway import environments, recorder
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.player import Player
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.transport import make_transport
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
@@ -142,7 +142,7 @@ class GatewayWorld:
     def keep(self, version: Version) -> None:
         """The weights that there are have this version from now on."""
         assert self.player is not None
-        weights = self.player._policy._module.weights()
+        weights = self.player._policy.weights()
         self._new.append(({name: each.copy() for name, each in weights.items()}, version))
         self._server.wake()
         eventually(lambda: self.player is not None and self.player.version == version)
@@ -177,7 +177,7 @@ class GatewayWorld:
         )
         module = self._module(connectors.module_observation_space, module_to_env.action_space)
         self._inputs = module.action_distribution().inputs_size
-        policy = GatheredPolicy(module, connectors, module_to_env, 0)
+        policy = Actor(module, 1, 0, 0, module_to_env, connectors)
         self.player = Player(
             observation_space, action_space, policy, connectors, self.steps, self._row_age
         )

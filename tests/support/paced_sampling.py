@@ -14,9 +14,9 @@ from juggler.envrunner.multi_agent.line_up import LineUps
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 from juggler.envrunner.multi_agent.sampler import MultiAgentSampler
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
-from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.envrunner.rounds import Recorded
 from juggler.envrunner.setup import may_play
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -96,7 +96,7 @@ def sampler_of(
             ConnectorsConfig.parse(connectors or {}), spaces.observation_space, spaces.action_space
         )
         built = module(env_to_module.module_observation_space, module_to_env.action_space)
-        policy = GatheredPolicy(built, env_to_module, module_to_env, 0)
+        policy = Actor(built, 1, 0, 0, module_to_env, env_to_module)
         modules[module_id] = ModuleSlots(
             role,
             envs.num_envs,

@@ -15,7 +15,6 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.evaluation import evaluate
@@ -24,6 +23,7 @@ from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.data.batch_store import BatchStore, HeldBatch
 from juggler.learner.learner import Learner
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.mergeable_state import from_bytes, merge, to_bytes
@@ -221,8 +221,8 @@ class World:
             check_specs=True,
         )
         strip_to_acting(module)
-        self.policy = BehaviourPolicy(module, ROWS, STEPS, 0, module_to_env)
-        self.sampler = Sampler(self.env, self.policy, STEPS, 0, self.connectors)
+        self.policy = Actor(module, ROWS, STEPS, 0, module_to_env, self.connectors)
+        self.sampler = Sampler(self.env, self.policy, STEPS, 0)
         stored = self.connectors.observation_space, module_to_env.action_space
         self._new_learner = functools.partial(
             build_learner,
@@ -282,7 +282,7 @@ class World:
     def check(self) -> None:
         """Train, play, save and go on."""
         self.train()
-        returns, lengths, _ = evaluate(self.env, self.policy, 4, 3, self.connectors)
+        returns, lengths, _ = evaluate(self.env, self.policy, 4, 3)
         assert len(returns) == 4
         assert 1 <= min(lengths) <= max(lengths) <= 7
         other = self.again()

@@ -7,7 +7,8 @@ import random
 import numpy as np
 import torch
 
-_NOISE, _ENVIRONMENTS, _PROCESS, _MODULES, _LINE_UPS, _PLAYERS = 0, 1, 2, 3, 4, 5
+# The noise of actions has the key 0.
+_ENVIRONMENTS, _PROCESS, _MODULES, _LINE_UPS, _PLAYERS = 1, 2, 3, 4, 5
 
 
 def seed_process(seed: int) -> None:
@@ -17,12 +18,6 @@ def seed_process(seed: int) -> None:
     random.seed(for_python)
     np.random.seed(for_numpy)
     torch.manual_seed(for_torch)
-
-
-def noise_seed(seed: int) -> int:
-    """Return the seed of the noise that a policy samples actions with."""
-    sequence = np.random.SeedSequence(seed, spawn_key=(_NOISE,))
-    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def module_seeds(seed: int, count: int) -> list[int]:

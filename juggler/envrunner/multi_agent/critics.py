@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.multi_agent.group_observations import GroupObservations, Misfit, stacked
 from juggler.envrunner.multi_agent.turns import ALL_OBSERVATIONS, STATE, AgentGroup
-from juggler.envrunner.paced.places import put
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.columns import OBSERVED, OBSERVED_BY_CRITIC
 from juggler.runtime.modules.encoders import without_mask
-from juggler.runtime.wire.structures import space_leaves, zeros
+from juggler.runtime.wire.structures import put, space_leaves, zeros
 from juggler.runtime.wire.trees import Tree, flatten, unflatten
 
 _BY_POLICY, _BY_CRITIC = OBSERVED[0], OBSERVED_BY_CRITIC[0]

@@ -23,8 +23,7 @@ from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.failures import failures_of
 from juggler.envrunner.multi_agent.slot_books import Overdue, told_overdue
 from juggler.envrunner.multi_agent.turns import AgentGroup, GroupTurn, Turn
-from juggler.envrunner.paced.places import take
-from juggler.runtime.wire.structures import from_tree, to_tree, tree_map, zeros
+from juggler.runtime.wire.structures import from_tree, take, to_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
 #: The only agent of each environment.

@@ -27,8 +27,7 @@ from juggler.envrunner.multi_agent.turns import (
     GroupTurn,
     Turn,
 )
-from juggler.envrunner.paced.places import put
-from juggler.runtime.wire.structures import tree_map
+from juggler.runtime.wire.structures import put, tree_map
 from juggler.runtime.wire.trees import Tree
 
 

@@ -16,13 +16,11 @@ from juggler.envrunner.multi_agent.casting import Role
 from juggler.envrunner.multi_agent.critics import apart_from_critic, space_with_critic, with_critic
 from juggler.envrunner.multi_agent.line_up import LineUp
 from juggler.envrunner.multi_agent.turns import CriticObservations, GroupTurn
-from juggler.envrunner.paced.place_policy import PlacePolicy
-from juggler.envrunner.paced.places import put, take
-from juggler.envrunner.paced.random_policy import RandomPolicy
 from juggler.envrunner.paced.rows import oldest_version
 from juggler.envrunner.paced.slots import PacedSlots
 from juggler.envrunner.paced.step_log import StepLog
 from juggler.envrunner.rounds import Played, Recorded
+from juggler.runtime.acting.actor import Actor, RandomActions
 from juggler.runtime.connectors.connector import NotFinite
 from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.leaves import observed_leaves
@@ -30,7 +28,7 @@ from juggler.runtime.connectors.mergeable_state import State, merge
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.choices import OutsideSpace, choices_of, find_outside
-from juggler.runtime.wire.structures import from_tree, to_tree, zeros
+from juggler.runtime.wire.structures import from_tree, put, take, to_tree, zeros
 from juggler.runtime.wire.trees import Tree
 
 
@@ -71,7 +69,7 @@ class ModuleSlots:
         role: Role,
         num_envs: int,
         agents: tuple[str, ...],
-        policy: PlacePolicy,
+        policy: Actor,
         connectors: EnvToModule,
         steps: int,
         row_age: int,
@@ -114,7 +112,7 @@ class ModuleSlots:
     ) -> ModuleSlots:
         """Slots of the module "random", which draws legal actions and has no connectors."""
         spaces = role.spaces
-        policy = RandomPolicy(spaces.action_space, seed)
+        policy = Actor(RandomActions(spaces.action_space), seed=seed)
         nothing = EnvToModule({}, {}, spaces.observation_space)
         return cls(role, num_envs, agents, policy, nothing, steps, 0)
 
@@ -202,8 +200,8 @@ class ModuleSlots:
             self._check_masks(self._legal, seen[ACTION_MASK])
         first = turn.first[self.where]  # [B]
         if not first.all():
-            self.policy.rewarded(self.acting[~first], turn.rewards[self.where][~first])
-        return self.policy.act_deterministically(seen, self.acting, first)
+            self.policy.rewarded(turn.rewards[self.where][~first], self.acting[~first])
+        return self.policy.act(seen, self.acting, first, explore=False).sent
 
     def result(self) -> Recorded | NonFinite:
         """What was recorded until the end of this round: the batch of the oldest complete rows."""

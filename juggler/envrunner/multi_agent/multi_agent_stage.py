@@ -15,10 +15,10 @@ from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 from juggler.envrunner.multi_agent.sampler import MultiAgentSampler
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.multi_agent.whole_episodes import play_whole_episodes
-from juggler.envrunner.paced.gathered_policy import GatheredPolicy
 from juggler.envrunner.rounds import PlayedRound
 from juggler.envrunner.setup import RANDOM, ActingSetup, EnvRunnerSetup
 from juggler.envrunner.stage import ActingParts, OwnCode, refuse_league
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
@@ -54,7 +54,7 @@ class MultiAgentStage:
         self._own_code, self._frozen = own_code, frozen
         self._warned = False
         self._parts: dict[str, ActingParts] = {}  # of the modules that are trained
-        self._policies: dict[str, GatheredPolicy] = {}  # likewise
+        self._policies: dict[str, Actor] = {}  # likewise
         self._modules: dict[str, ModuleSlots] = {}  # all that act
         for module_id, role in cast(envs, setup.agents, setup.modules).items():
             self._modules[module_id] = self._built(role, setup.modules[module_id], seed)
@@ -80,7 +80,7 @@ class MultiAgentStage:
         parts = ActingParts.build(
             acting, spaces.observation_space, spaces.action_space, self._own_code
         )
-        policy = GatheredPolicy(parts.module, parts.connectors, parts.module_to_env, seed)
+        policy = Actor(parts.module, 1, 0, seed, parts.module_to_env, parts.connectors)
         if acting.digest:
             self._frozen.load(module_id, acting.digest, policy, parts.connectors)
         else:

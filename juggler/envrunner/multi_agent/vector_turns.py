@@ -29,9 +29,16 @@ from juggler.envrunner.multi_agent.turns import (
     Turn,
 )
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv, VectorStep
-from juggler.envrunner.paced.places import put, take
 from juggler.runtime.modules.encoders import without_mask
-from juggler.runtime.wire.structures import from_tree, space_leaves, to_tree, tree_map, zeros
+from juggler.runtime.wire.structures import (
+    from_tree,
+    put,
+    space_leaves,
+    take,
+    to_tree,
+    tree_map,
+    zeros,
+)
 from juggler.runtime.wire.trees import Tree, flatten, path_name, unflatten
 
 Bools = NDArray[np.bool_]

@@ -23,12 +23,13 @@ from juggler.envrunner.environments.accepted_vector import (
 )
 from juggler.envrunner.environments.autoreset import autoreset_mode, final_observation
 from juggler.envrunner.environments.observed_choices import ObservedChoices
-from juggler.envrunner.on_device.device_policy import DevicePolicy
 from juggler.envrunner.sampler import Sampler, refuse_late_mask, write_tree
+from juggler.runtime.acting.actor import Actor, Contexts
 from juggler.runtime.connectors.connector import ContextConnector
-from juggler.runtime.connectors.env_to_module import Contexts, EnvToModule
+from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.leaves import holds_masks
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
+from juggler.runtime.modules.columns import CONNECTOR_STATES
 from juggler.runtime.wire.structures import to_tree, tree_leaves, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
@@ -76,24 +77,28 @@ class DeviceSampler(Sampler):
 
     Args:
         env: N environments on a device, for which `why_on_host` has no reason.
-        policy: acts there.
+        policy: explores there; its connectors learn from a whole fragment on the host.
         steps: T.
         seed: of the environments and of the policy's noise.
-        connectors: between the environments and the policy; what they learn, they learn from a
-            whole fragment on the host.
     """
 
     _env: AcceptedVector
-    _policy: DevicePolicy
     _columns: _Columns | None = None
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], policy: Actor, steps: int, seed: int) -> None:
+        self._contexts = Contexts({} if policy.connectors is None else policy.connectors.contexts)
+        super().__init__(env, policy, steps, seed)
 
     def reset(self, seed: int) -> None:
         """See `Sampler`."""
         super().reset(seed)
-        self._policy.restart()
+        self._contexts.memory.trees.clear()
 
     def _step_through(self, seconds: dict[str, float]) -> list[tuple[int, int, Any]]:
-        device, policy, clock = self._policy.device, self._policy, time.perf_counter
+        policy, clock = self._policy, time.perf_counter
+        device = policy.device
+        assert device is not None
+        self._chosen, self._inputs = [], []
         observation, self._observation = self._observation, None
         if self._columns is None:
             self._columns = _Columns(self._rows, self._steps, device)
@@ -109,7 +114,6 @@ class DeviceSampler(Sampler):
         infos: list[dict[str, Any]] = []  # T
         firsts: list[Tensor] = []  # T x [N]
         before, environment = clock(), 0.0
-        policy.begin()
         numbers = _numbers(self._connectors, device)
         inference = clock() - before
         for t in range(self._steps):
@@ -117,9 +121,15 @@ class DeviceSampler(Sampler):
             if self._connectors.rewrites:
                 seen = self._kept_steps.keep(t, self._connectors.with_numbers(seen, numbers))
             before = clock()
-            actions = policy.act(seen, t, first)  # [N, ...]
+            with torch.no_grad():
+                sent, chosen, inputs = policy.act(seen, first=first, keep=t == 0)  # [N, ...]
+            if t == 0:
+                self._states = policy.states_before()
+            self._chosen.append(chosen)
+            if inputs is not None:
+                self._inputs.append(inputs)
             between = clock()
-            observation, *results, given = self._env.step(actions)
+            observation, *results, given = self._env.step(sent)
             environment += clock() - between
             inference += between - before
             done = columns.write(t, *results)  # [N]
@@ -156,15 +166,16 @@ class DeviceSampler(Sampler):
             for t in range(self._steps):
                 self._connectors.watch(tree_map(itemgetter((slice(None), t)), plain))  # [N, ...]
 
-    def _contexts_of_rows(self, contexts: Contexts, actions: Tree) -> dict[str, Tree]:
+    def _states_of_rows(self, actions: Tree) -> dict[str, Tree]:
         """See `Sampler`; no context is needed before the fragment is on the host."""
-        rows: dict[str, Tree] = {}
-        for t in range(self._steps):
+        states: dict[str, Tree] = on_host(self._states)
+        for t in range(self._steps if self._contexts.connectors else 0):
             step = itemgetter((slice(None), t))  # of [N, T, ...]
-            contexts.see(tree_map(step, self._observations), self._firsts[t])
-            rows = rows or contexts.states()
-            contexts.acted(tree_map(step, actions), self._rewards[:, t])
-        return rows
+            self._contexts.see(tree_map(step, self._observations), self._firsts[t])
+            if t == 0:
+                states[CONNECTOR_STATES] = self._contexts.states()
+            self._contexts.advance(tree_map(step, actions), self._rewards[:, t])
+        return states
 
     def _finals_of(self, given: list[dict[str, Any]]) -> list[tuple[int, int, Any]]:
         """Row, step and last observation [...] of each truncated episode, from the T infos."""

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.envrunner.paced.places import put, take
 from juggler.envrunner.paced.slots import PacedSlots
 from juggler.runtime.episodes.finiteness import MOST_REWARD
-from juggler.runtime.wire.structures import tree_map
+from juggler.runtime.wire.structures import put, take, tree_map
 from juggler.runtime.wire.trees import Tree
 
 Bools = NDArray[np.bool_]

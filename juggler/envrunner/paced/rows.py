@@ -10,10 +10,9 @@ import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
-from juggler.envrunner.paced.places import Places, grown, put, room_for, take
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.wire.structures import tree_map, zeros
+from juggler.runtime.wire.structures import grown, put, room_for, take, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
 _LogProbabilities = Callable[[NDArray[np.float32], Tree], NDArray[np.float32]]
@@ -251,3 +250,38 @@ def _segments(kept: dict[str, Any], live: NDArray[np.bool_]) -> dict[str, NDArra
         "segment_generations": beginnings[:, 2].copy(),
         "segment_updates": beginnings[:, 3].copy(),
     }
+
+
+class Places:
+    """Numbers from 0 that are taken and given back, the lowest first.
+
+    Args:
+        capacity: how many there are at first; see `grow`.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._free = list(range(capacity - 1, -1, -1))
+
+    @property
+    def used(self) -> int:
+        return self.capacity - len(self._free)
+
+    def grow(self, more: int) -> bool:
+        """Make sure that so many are free. True: the capacity has grown."""
+        before = self.capacity
+        while len(self._free) < more:
+            new = range(self.capacity, 2 * self.capacity)
+            self._free = [*reversed(new), *self._free]
+            self.capacity *= 2
+        return self.capacity != before
+
+    def take(self, count: int) -> list[int]:
+        """Take so many places; `grow` makes sure that they are there."""
+        left = len(self._free) - count
+        taken = self._free[left:]
+        del self._free[left:]
+        return taken[::-1]
+
+    def give_back(self, *places: int) -> None:
+        self._free += places

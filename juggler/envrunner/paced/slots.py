@@ -9,10 +9,10 @@ import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
-from juggler.envrunner.paced.place_policy import PlacePolicy
-from juggler.envrunner.paced.places import Places, grown, put, take
-from juggler.envrunner.paced.rows import Rows
+from juggler.envrunner.paced.rows import Places, Rows
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.structures import grown, put, take
 from juggler.runtime.wire.trees import Tree
 
 _FIRST_PLACES = 64
@@ -43,13 +43,14 @@ class PacedSlots:
     def __init__(
         self,
         observation_space: Space[Any],
-        policy: PlacePolicy,
+        policy: Actor,
         steps: int,
         row_age: int,
     ) -> None:
         self.rows = Rows(observation_space, steps, policy.blank_inputs)
         self.ended: list[tuple[float, int]] = []
         self.counts: Counter[str] = Counter()
+        policy.require_log_probabilities()
         self._policy = policy
         self._steps = steps
         self._row_age = row_age
@@ -107,7 +108,7 @@ class PacedSlots:
         """Take the rewards [B] of the last actions at places [B], whose steps are complete then."""
         of = self.of
         self.counts["steps"] += len(places)
-        self._policy.rewarded(places, rewards)
+        self._policy.rewarded(rewards, places)
         of["length"][places] += 1
         of["return"][places] += rewards
         of["acted"][places] = False

@@ -9,10 +9,9 @@ from gymnasium import Space
 from numpy.typing import NDArray
 
 from juggler.envrunner.paced.logged_round import BadNumber, Entries, write_round
-from juggler.envrunner.paced.place_policy import PlacePolicy
-from juggler.envrunner.paced.places import grown, put, take
 from juggler.envrunner.paced.slots import PacedSlots
-from juggler.runtime.wire.structures import tree_map, zeros
+from juggler.runtime.acting.actor import Actor
+from juggler.runtime.wire.structures import grown, put, take, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
 _FIRST_ENTRIES = 256
@@ -38,9 +37,7 @@ class StepLog:
         policy: acts for the agents.
     """
 
-    def __init__(
-        self, slots: PacedSlots, observation_space: Space[Any], policy: PlacePolicy
-    ) -> None:
+    def __init__(self, slots: PacedSlots, observation_space: Space[Any], policy: Actor) -> None:
         self._slots, self._policy = slots, policy
         self._observations: Any = zeros(observation_space, (_FIRST_ENTRIES,))  # [L, ...]
         self._capacity = _FIRST_ENTRIES  # L
@@ -154,7 +151,7 @@ class StepLog:
 
     def _told(self, places: Indices, rewards: Rewards) -> None:
         if self._policy.remembers:
-            self._policy.rewarded(places, rewards)
+            self._policy.rewarded(rewards, places)
             self._complete_steps()[places] += 1
 
     def _complete_steps(self) -> Indices:

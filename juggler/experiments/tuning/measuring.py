@@ -20,12 +20,11 @@ from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.trial_modules import build_one
 from juggler.driver.trial_steps import in_time
 from juggler.driver.trial_updates import Built
-from juggler.envrunner.datasets.recorded_policy import policy_in
+from juggler.driver.trial_updates import sampler as sampler_of
 from juggler.envrunner.environments.naming import VectorEnvironment
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.multi_agent.turns import AgentGroup
 from juggler.envrunner.process import numpy_in_one_thread
-from juggler.envrunner.sampler import Sampler
 from juggler.experiments.tuning.speeds import MOST_RUNNERS, Sampling, Speeds, Transport, Updating
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.learner import Learner
@@ -187,15 +186,10 @@ class Measurements:
     def _sampled(self, env: VectorEnvironment, count: int, seconds: float) -> Sampling:
         built, steps = self._built, self._config.env_runner.fragment_steps
         pids = [each.pid for each in getattr(env.unwrapped, "processes", ())]
-
-        def sampler_of(steps: int) -> Sampler:
-            policy = policy_in(env, built.acting(), steps, 0, built.module_to_env)
-            return Sampler(env, policy, steps, 0, built.env_to_module)
-
-        sampler, began = sampler_of(min(steps, _SHORT)), time.perf_counter()
+        sampler, began = sampler_of(built, env, min(steps, _SHORT)), time.perf_counter()
         fragment = sampler.sample((0, 0))  # the first one takes longer
         if (time.perf_counter() - began) * steps / _SHORT < seconds / 4:
-            sampler = sampler_of(steps)
+            sampler = sampler_of(built, env, steps)
             fragment = sampler.sample((0, 0))
         each: list[dict[str, float]] = []
         live, waited, end = 0, _waited(), time.perf_counter() + seconds

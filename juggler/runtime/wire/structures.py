@@ -18,6 +18,9 @@ from juggler.runtime.wire.trees import Path, Tree, path_name
 
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
+#: For fewer places than this, writing them as items is slower.
+_MANY = 128
+
 _REASONS: list[tuple[type[Space[Any]], str]] = [
     (spaces.Text, "its values are strings of varying length: give their characters as numbers"),
     (spaces.Graph, "its values vary in size: pad nodes and edges to the most there can be"),
@@ -117,6 +120,63 @@ def tree_leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         return
     for key, branch in tree.items():
         yield from tree_leaves(branch, (*path, key))
+
+
+def grown(tree: Any, capacity: int) -> Any:
+    """A tree of arrays [S, ...], extended with zeros to [capacity, ...]."""
+
+    def more(array: NDArray[Any]) -> NDArray[Any]:
+        room = np.zeros((capacity, *array.shape[1:]), array.dtype)
+        room[: len(array)] = array
+        return room
+
+    return tree_map(more, tree)
+
+
+def room_for(tree: Any, capacity: int) -> Any:
+    """Zeros [capacity, ...] for rows like those of a tree [B, ...]."""
+    return tree_map(
+        lambda array: np.zeros((capacity, *array.shape[1:]), array.dtype),
+        tree,
+    )
+
+
+def take(tree: Any, places: Any) -> Any:
+    """Copies of places [B] of a tree [S, ...] -> [B, ...]; views, if the places are a slice."""
+    if isinstance(tree, np.ndarray):
+        if isinstance(places, np.ndarray):  # this is several times as fast as tree[places]
+            return tree.take(places.nonzero()[0] if places.dtype == np.bool_ else places, 0)
+        return tree[places]
+    return {key: take(branch, places) for key, branch in tree.items()}
+
+
+def put(tree: Any, places: Any, values: Any) -> None:
+    """Write [B, ...] into places [B] of a tree [S, ...]."""
+    if isinstance(tree, np.ndarray):
+        if tree.ndim > 1 and isinstance(places, np.ndarray) and len(places) >= _MANY:
+            tree, values = _items(tree, values)
+        tree[places] = values
+    else:
+        for key, branch in tree.items():
+            put(branch, places, values[key])
+
+
+def _items(tree: NDArray[Any], values: Any) -> tuple[NDArray[Any], Any]:
+    """The same arrays, with one item [S] and [B] for everything at a place, where they can be seen
+    so: NumPy writes many of these several times as fast."""
+    if not (
+        isinstance(values, np.ndarray)
+        and values.dtype == tree.dtype
+        and values.shape[1:] == tree.shape[1:]
+        and tree.flags.c_contiguous
+        and values.flags.c_contiguous
+        and tree.size
+        and values.size
+    ):
+        return tree, values
+    item = f"V{tree.nbytes // len(tree)}"
+    of_tree = tree.reshape(len(tree), -1).view(item)[:, 0]  # [S]
+    return of_tree, values.reshape(len(values), -1).view(item)[:, 0]  # [B]
 
 
 def _children(space: Space[Any]) -> dict[str, Space[Any]] | None:

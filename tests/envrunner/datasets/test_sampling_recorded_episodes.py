@@ -14,10 +14,10 @@ from support.datasets import CHOICES, VECTOR, random_episodes, write
 from support.scripted_modules import Summing
 
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
-from juggler.envrunner.datasets.recorded_policy import policy_in
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFinite
 from juggler.envrunner.sampler import Sampler
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.connector import ActionConnector, ObservationConnector
@@ -45,8 +45,8 @@ def sampler_of(
     )
     seen = env_to_module.module_observation_space, module_to_env.action_space
     built = module(*seen) if module else build_module(None, *seen, {"hidden_sizes": [4]})
-    policy = policy_in(envs, built, STEPS, seed, module_to_env)
-    return Sampler(envs, policy, STEPS, seed, env_to_module)
+    policy = Actor(built, envs.num_envs, STEPS, seed, module_to_env, env_to_module)
+    return Sampler(envs, policy, STEPS, seed)
 
 
 def stretches(batches: list[EpisodeBatch]) -> dict[int, list[Episode]]:
@@ -140,7 +140,7 @@ def test_a_connector_that_cannot_be_undone_is_named(tmp_path: Path) -> None:
     _, module_to_env = build_runner_pipelines(connectors, VECTOR, space, {"own:halved": Halved})
     module = build_module(None, VECTOR, space, {"hidden_sizes": [4]})
     with pytest.raises(NotImplementedError, match=r"connector Halved has no undo\(\).*leave the"):
-        policy_in(envs, module, STEPS, 0, module_to_env)
+        Sampler(envs, Actor(module, ROWS, STEPS, 0, module_to_env), STEPS, 0)
 
 
 def test_what_a_module_remembers_is_of_the_recorded_episode(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from support.scripted_environments import MaskedParts, NativeScripted, Scripted,
 from support.scripted_modules import LinearPolicy
 from support.vectors import MODES, vector_of_functions
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.action_masks import observe_masks
 from juggler.envrunner.environments.legal_actions import LegalActions
@@ -24,6 +23,7 @@ from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.sampler import Sampler
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.wire.trees import flatten
 
 STEPS = 4
@@ -43,9 +43,9 @@ def sampler_of(env: VectorEnv[Any, Any, Any]) -> Sampler:
     return Sampler(env, policy_of(env), STEPS, 5)
 
 
-def policy_of(env: VectorEnv[Any, Any, Any]) -> BehaviourPolicy:
+def policy_of(env: VectorEnv[Any, Any, Any]) -> Actor:
     module = LinearPolicy(env.single_observation_space, env.single_action_space)
-    return BehaviourPolicy(module, env.num_envs, STEPS, 0)
+    return Actor(module, env.num_envs, STEPS, 0)
 
 
 @pytest.mark.parametrize("at_ends", [True, False])

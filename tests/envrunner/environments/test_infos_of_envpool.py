@@ -12,12 +12,12 @@ import torch
 from support.paced_sampling import Scaled, sampler_of
 from support.pools import STONES, TOGETHER_STEPS, Pools
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.info_numbers import InfoNumber, InfoNumbers
 from juggler.envrunner.multi_agent.making import make_multi_agent_envs
 from juggler.envrunner.sampler import Sampler
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.wire.structures import tree_leaves
@@ -46,7 +46,7 @@ def of_one_agent(name: str, num_envs: int, steps: int) -> tuple[InfoNumbers, lis
     """Numbers and lengths of the episodes of a fragment."""
     env = make_vector_env(EnvRunnerConfig(env=f"envpool:{name}", envs_per_runner=num_envs))
     module = build_module(None, env.single_observation_space, env.single_action_space, {})
-    sampler = Sampler(env, BehaviourPolicy(module, num_envs, steps, 0), steps, seed=0)
+    sampler = Sampler(env, Actor(module, num_envs, steps, 0), steps, seed=0)
     sampled = sampler.sample((1, 0))
     env.close()
     return sampled.infos, sampled.episode_lengths

@@ -5,8 +5,9 @@ from gymnasium.vector import AutoresetMode
 from support.scripted_environments import NativeScripted, Scripted
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments.seeding import environment_seeds, noise_seed
+from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.environments.vector import make_vector_env, reset_environments
+from juggler.runtime.acting.actor import noise_seed
 from juggler.runtime.actors.seeds import worker_seed
 
 

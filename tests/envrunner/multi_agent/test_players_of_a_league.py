@@ -12,7 +12,7 @@ from support.scripted_agents import THREE, ScriptedAgents, in_turn
 
 from juggler.envrunner import stage_building
 from juggler.envrunner.multi_agent import making
-from juggler.envrunner.paced.gathered_policy import GatheredPolicy
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.actors.setups import to_json
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
@@ -108,15 +108,15 @@ def test_players_that_are_here_together_draw_noise_of_their_own(
     world: League, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds: list[int] = []
-    seeded = GatheredPolicy.seed
+    seeded = Actor.seed
 
-    def seed(policy: GatheredPolicy, seed: int) -> None:
+    def seed(policy: Actor, seed: int) -> None:
         seeds.append(seed)
         seeded(policy, seed)
 
     world.begin()
     world.match("first", "first", first=0)
-    monkeypatch.setattr(GatheredPolicy, "seed", seed)
+    monkeypatch.setattr(Actor, "seed", seed)
     world.add("goes")
     world.add("stays")
     world.driver.ask(training_pb2.RemovePlayer(module_id="goes"), attach_pb2.Done)

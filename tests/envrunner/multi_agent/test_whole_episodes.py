@@ -14,6 +14,7 @@ from juggler.envrunner.evaluation import Goal
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 from juggler.envrunner.multi_agent.whole_episodes import play_whole_episodes
+from juggler.runtime.acting.actor import Acted
 
 AGENTS = ("red", "green")
 EACH = {agent: agent for agent in AGENTS}
@@ -118,10 +119,11 @@ def test_actions_of_modules_that_share_a_group_are_in_the_order_of_its_agents() 
     for slots in modules:
         constant = kinds[slots.role.module_id] + 1
 
-        def act(seen, places, first, constant=constant):
-            return np.full(len(places), constant)
+        def act(seen, places, first, explore, constant=constant):
+            assert not explore
+            return Acted(np.full(len(places), constant), None, None)
 
-        slots.policy.act_deterministically = act
+        slots.policy.act = act
     play_whole_episodes(envs, modules, 6, seed=0)
     for slot, episodes in envs.log.items():
         expected = kinds[AGENTS[slot % 2]] + 1

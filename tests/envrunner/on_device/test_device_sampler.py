@@ -18,15 +18,14 @@ from support.scripted_modules import LinearPolicy, Summing
 from support.tensor_vectors import TensorVector, on_cpu, on_fake_device
 from support.vectors import seeds_of
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.accepted_vector import AcceptedVector, tensors_on
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.on_device.device_policy import DevicePolicy
 from juggler.envrunner.on_device.device_sampler import DeviceSampler, why_on_host
 from juggler.envrunner.sampler import NonFinite, Sampler
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.actions import ClipActions
 from juggler.runtime.connectors.encoding import OneHot
 from juggler.runtime.connectors.env_to_module import EnvToModule
@@ -61,14 +60,14 @@ def policy_parts(env, make_module=LinearPolicy):
 
 def on_device(env, steps: int = STEPS, make_module=LinearPolicy, connectors=None) -> DeviceSampler:
     module, to_env = policy_parts(env, make_module)
-    policy = DevicePolicy(module, env.num_envs, steps, 0, to_env, DEVICE)
-    return DeviceSampler(env, policy, steps, 5, connectors)
+    policy = Actor(module, env.num_envs, steps, 0, to_env, connectors, device=DEVICE)
+    return DeviceSampler(env, policy, steps, 5)
 
 
 def on_host(env, steps: int = STEPS, make_module=LinearPolicy, connectors=None) -> Sampler:
     module, to_env = policy_parts(env, make_module)
-    policy = BehaviourPolicy(module, env.num_envs, steps, 0, to_env)
-    return Sampler(env, policy, steps, 5, connectors)
+    policy = Actor(module, env.num_envs, steps, 0, to_env, connectors)
+    return Sampler(env, policy, steps, 5)
 
 
 def vector(mode: AutoresetMode, box: bool = False, tensor=on_fake_device, **own) -> AcceptedVector:
@@ -160,7 +159,7 @@ def test_numbers_in_infos_are_summed_up_over_episodes(device) -> None:
 def test_new_weights_act_from_the_next_fragment_on(device) -> None:
     sampler = on_device(vector(AutoresetMode.NEXT_STEP))
     policy = sampler._policy
-    weights = {"weight": policy._module.weights()["weight"].copy()}
+    weights = {"weight": policy.weights()["weight"].copy()}
     assert sampler.sample((0, 0)).batch.action_logp.std() > 0.01
     policy.load({"weight": np.zeros_like(weights["weight"])})
     logp = sampler.sample((0, 1)).batch.action_logp
@@ -207,7 +206,7 @@ def test_evaluations_are_those_of_the_same_environments_in_arrays(device) -> Non
     results = []
     for env in (vector(MODES[0]), NativeScripted(SCRIPTS, MODES[0])):
         module, to_env = policy_parts(env)
-        policy = BehaviourPolicy(module, env.num_envs, STEPS, 0, to_env)
+        policy = Actor(module, env.num_envs, STEPS, 0, to_env)
         results.append(evaluate(env, policy, 7, 3))
     assert results[0] == results[1]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from juggler.envrunner.paced.places import Places
+from juggler.envrunner.paced.rows import Places
 
 
 def test_many_places_that_are_taken_one_by_one_take_little_time() -> None:

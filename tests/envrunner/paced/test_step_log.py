@@ -10,9 +10,9 @@ import pytest
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from juggler.envrunner.paced.random_policy import RandomPolicy
 from juggler.envrunner.paced.slots import PacedSlots
 from juggler.envrunner.paced.step_log import StepLog
+from juggler.runtime.acting.actor import Acted, Actor, RandomActions
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 
@@ -23,11 +23,11 @@ PLACES = 7
 Indices = NDArray[np.intp]
 
 
-class Counting(RandomPolicy):
+class Counting(Actor):
     """Its actions follow from what it sees, and its state counts steps and rewards."""
 
     def __init__(self) -> None:
-        super().__init__(spaces.Discrete(5), 0)
+        super().__init__(RandomActions(spaces.Discrete(5)))
         self.remembers = True
         self.blank_inputs = np.zeros(2, np.float32)
         self._now = np.zeros((PLACES, 2), np.float32)
@@ -43,9 +43,9 @@ class Counting(RandomPolicy):
         self._now[places, 0] += 1
         inputs = observations["where"][:, :2] + self._now[places]  # [B, 2]
         actions = observations["what"] % 5  # [B]
-        return actions.copy(), actions, inputs
+        return Acted(actions.copy(), actions, inputs)
 
-    def rewarded(self, places: Indices, rewards: NDArray[np.floating[Any]]) -> None:
+    def rewarded(self, rewards: NDArray[np.floating[Any]], places: Indices) -> None:
         self._now[places, 1] += rewards
 
     def states_before(self, places: Indices) -> dict[str, Any]:

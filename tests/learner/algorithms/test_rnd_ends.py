@@ -13,7 +13,6 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.sampler import Sampler
 from juggler.learner.algorithms.dqn.config import DqnConfig
 from juggler.learner.algorithms.dqn.core import Dqn
@@ -28,6 +27,7 @@ from juggler.learner.core.learner_core import ALONE, Columns
 from juggler.learner.core.metrics import fetch_metrics
 from juggler.learner.core.transitions import rows_of_transitions
 from juggler.learner.data.collate import collate
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.q_network import QNetwork
@@ -66,7 +66,7 @@ class Walk(gym.Env[np.ndarray, int]):
 
 def walked(mode: AutoresetMode, terminates: bool, *, new: bool) -> Columns:
     env = SyncVectorEnv([partial(Walk, terminates, new)] * 4, autoreset_mode=mode)
-    policy = BehaviourPolicy(QNetwork(VECTOR, TWO, MODEL), 4, 12, 0)
+    policy = Actor(QNetwork(VECTOR, TWO, MODEL), 4, 12, 0)
     columns: Columns = collate([Sampler(env, policy, 12, 0).sample((0, 0)).batch])
     env.close()
     return columns

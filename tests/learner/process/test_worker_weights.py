@@ -16,8 +16,8 @@ from gymnasium import spaces
 from support.worker_world import BEGIN, GENERATION, World, overlap_on_cpu
 from torch import nn
 
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.learner.algorithms.registry import build_learner
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.rl_module import Batch, RLModule
@@ -130,7 +130,7 @@ def test_rounded_weights_come_back_as_float32_and_nothing_else_is_rounded() -> N
     assert frame is not None
     assert isinstance(frame.tree, dict)
     module = WithBuffers(VECTOR, TWO, {})
-    BehaviourPolicy(module, rows=1, steps=1, seed=0).load(frame.tree)
+    Actor(module, rows=1, steps=1, seed=0).load(frame.tree["default"])
     kept = build_learner({}, WithBuffers, VECTOR, TWO, {}, seed=1).get_params()
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         exact = kept[name]

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.random_episodes import Fragment, Past, as_tensors, fragments, stacked
 
+from juggler.runtime.acting.actor import Contexts
 from juggler.runtime.connectors.building import build_env_to_module, build_learner_pipeline
 from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.connectors.env_to_module import Contexts
 from juggler.runtime.connectors.frame_stack import FrameStack
 from juggler.runtime.connectors.previous_actions import PreviousActionsAndRewards
 from juggler.runtime.modules.images import ImageLayout
@@ -65,7 +65,7 @@ def in_runner(contexts: Contexts, fragment: Fragment) -> tuple[Any, dict[str, An
         seen.append(tree_map(np.copy, contexts.see(observations, fragment.first[:, t])))
         if t == 0:
             states = contexts.states()
-        contexts.acted(actions, columns["rewards"][:, t].astype(np.float64))
+        contexts.advance(actions, columns["rewards"][:, t])
     return stacked(seen, 1), states
 
 
@@ -306,6 +306,6 @@ def test_a_restart_begins_with_the_next_observation() -> None:
     box = spaces.Box(-1, 1, (1,), np.float32)
     contexts = Contexts({"stack": FrameStack(box, spaces.Discrete(2), k=2)})
     contexts.see(np.array([[1.0]], np.float32), np.array([True]))
-    contexts.acted(np.zeros(1, np.int64), np.zeros(1))
-    contexts.restart()
+    contexts.advance(np.zeros(1, np.int64), np.zeros(1, np.float32))
+    contexts.memory.trees.clear()
     assert contexts.see(np.array([[5.0]], np.float32), np.array([False])).tolist() == [[5, 5]]

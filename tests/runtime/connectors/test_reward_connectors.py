@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from support.random_episodes import as_tensors, fragments
 from test_contexts import in_runner
 
+from juggler.runtime.acting.actor import Contexts
 from juggler.runtime.connectors.building import build_env_to_module, build_learner_pipeline
 from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.connectors.env_to_module import Contexts
 from juggler.runtime.connectors.moments import Moments
 from juggler.runtime.connectors.rewards import ClipRewards, NormalizeRewards, ScaleRewards
 

@@ -9,7 +9,7 @@ import onnxruntime
 import torch
 from gymnasium import spaces
 
-from juggler.runtime.connectors.acting_graph import ActingGraph, to_onnx
+from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.modules.acting import strip_to_acting

@@ -1,0 +1,1 @@
+"""The Actor: contexts, recurrent states, module, draw and action connectors."""

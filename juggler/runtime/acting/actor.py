@@ -1,0 +1,620 @@
+"""One step of acting: connectors, memory, module, draw, and action connectors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from copy import copy, deepcopy
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from numpy.typing import NDArray
+from torch import Tensor
+
+from juggler.runtime.connectors.actions import ClipActions
+from juggler.runtime.connectors.connector import ContextConnector
+from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.connectors.module_to_env import ModuleToEnv
+from juggler.runtime.modules.array_module import ActingStep, ArrayModule
+from juggler.runtime.modules.columns import (
+    ACTION_DIST_INPUTS,
+    ACTION_MASK,
+    ACTIONS,
+    CONNECTOR_STATES,
+    MODULE_STATE,
+    OBSERVATIONS,
+)
+from juggler.runtime.modules.distributions import distribution_for
+from juggler.runtime.modules.distributions.base import DistributionSpec
+from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.modules.stepping import (
+    initial_states,
+    load_weights,
+    one_step,
+    restarted,
+    weights_of,
+)
+from juggler.runtime.wire.structures import grown, put, room_for, take, to_tree, tree_map, zeros
+from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import training_pb2
+
+Places = NDArray[np.intp]
+Bools = NDArray[np.bool_]
+
+#: Numbers that are drawn at once: drawing a few takes as long as drawing these.
+_NOISE_AHEAD = 4096
+
+#: With equal logits, every action of these spaces is equally likely.
+_CHOICES = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+#: Names of trees in a memory, beside those of each connector.
+STATE: Final = "state"
+CHOSEN: Final = "chosen"
+_BEFORE: Final = "before"
+
+
+class Acted(NamedTuple):
+    """One step of B rows.
+
+    Attributes:
+        sent: actions for environments, as Gymnasium has them, in memory of their own.
+        chosen: the module's actions [B, ...], which batches hold.
+        inputs: inputs of their distribution [B, D]; None: the module returns none.
+    """
+
+    sent: Any
+    chosen: Any
+    inputs: Any
+
+
+class ActingModule(Protocol):
+    """A module that chooses actions; see `ArrayModule` for each attribute and method."""
+
+    draws: bool
+    note: str
+    differed: bool
+
+    @property
+    def distribution(self) -> DistributionSpec | None: ...
+
+    @property
+    def blank_inputs(self) -> NDArray[Any]: ...
+
+    @property
+    def names(self) -> Collection[str]: ...
+
+    def load(self, weights: Tree) -> None: ...
+
+    def weights(self) -> Mapping[str, NDArray[Any]]: ...
+
+    def initial_states(self, rows: int) -> Any: ...
+
+    def restarted(self, states: Any, first: Any) -> Any: ...
+
+    def explore(self, observations: Any, states: Any, noise: Any = None) -> ActingStep: ...
+
+    def infer(self, observations: Any, states: Any) -> ActingStep: ...
+
+
+class Memory:
+    """Trees [S, ...] of S rows, by name.
+
+    All rows replace a tree, which is never changed then. Places write into it.
+
+    Args:
+        trees: by name.
+    """
+
+    def __init__(self, trees: Mapping[str, Any] | None = None) -> None:
+        self.trees: dict[str, Any] = dict(trees or {})
+        self._rows = 1
+
+    def grow(self, rows: int) -> None:
+        """Make room for more rows."""
+        self.trees, self._rows = grown(self.trees, rows), rows
+
+    def get(self, name: str, places: Places | None) -> Any:
+        """All rows of a tree, or copies of those at places [B]."""
+        return self.trees[name] if places is None else take(self.trees[name], places)
+
+    def set(self, name: str, places: Places | None, values: Any) -> None:
+        """Keep all rows, or those at places [B]."""
+        if places is None:
+            self.trees[name] = values
+            return
+        if name not in self.trees:
+            self.trees[name] = room_for(values, self._rows)
+        put(self.trees[name], places, values)
+
+
+class Contexts:
+    """The contexts of connectors for S rows, from step to step.
+
+    Each step takes one `see`, then one `advance`.
+
+    Args:
+        connectors: context connectors by name, in order.
+        memory: keeps the contexts; none: a new one.
+    """
+
+    def __init__(
+        self, connectors: Mapping[str, ContextConnector], memory: Memory | None = None
+    ) -> None:
+        self.connectors = dict(connectors)
+        self.memory = memory or Memory()
+
+    def see(self, observations: Any, first: Any, places: Places | None = None) -> Any:
+        """Return the module's observations [B, ...].
+
+        Args:
+            observations: [B, ...] as batches hold them.
+            first: [B], which of them begin an episode.
+            places: [B] of the rows; None: all of them.
+        """
+        for name, connector in self.connectors.items():
+            self.memory.set(f"seen/{name}", places, observations)
+            context = self._begun(name, observations, first, places)
+            observations = connector(observations, context)
+        return observations
+
+    def _begun(self, name: str, observations: Any, first: Any, places: Places | None) -> Any:
+        """Return a connector's contexts [B, ...], new ones where episodes begin."""
+        connector, key = self.connectors[name], f"context/{name}"
+        if key not in self.memory.trees:
+            context = connector.initial(observations)
+        elif isinstance(first, Tensor):
+            context = self.memory.get(key, places)
+            context = restarted(context, connector.initial(observations), first)
+        else:
+            context, begin = self.memory.get(key, places), first.nonzero()[0]
+            if not len(begin):
+                return context
+            put(context, begin, connector.initial(take(observations, begin)))
+        self.memory.set(key, places, context)
+        return context
+
+    def advance(self, chosen: Any, rewards: Any, places: Places | None = None) -> None:
+        """Advance with the chosen actions at the last step, and the rewards [B] for them."""
+        for name, connector in self.connectors.items():
+            key = f"context/{name}"
+            context = self.memory.get(key, places)
+            seen = self.memory.get(f"seen/{name}", places)
+            self.memory.set(key, places, connector.advance(context, seen, chosen, rewards))
+
+    def states(self, places: Places | None = None) -> dict[str, Any]:
+        """Return the contexts [B, ...] of the last step that was seen, by name."""
+        return {name: self.memory.get(f"context/{name}", places) for name in self.connectors}
+
+
+class Actor:
+    """Chooses the actions of N rows, or of any B places among them.
+
+    Rows that act together, at each step, are environments of a vector. Places act at their own
+    pace; `grow` makes room for them. Both begin with new states and contexts where `first` says so.
+
+    Actions that a module returns are used as they are. Without "action_dist_inputs" their
+    log-probabilities are 0.
+
+    Args:
+        module: an `RLModule`, or `RandomActions`.
+        rows: N, at which the module is tried.
+        steps: T, of a fragment, whose noise is drawn at once; 0: there are no fragments.
+        seed: of the noise.
+        module_to_env: maps chosen actions to the environments'; none: clips them to Box bounds.
+        connectors: those with contexts add what came before; none: nothing is added.
+        device: where it explores, on tensors and without contexts; None: on arrays.
+        shared: whether others may change the module's weights in any way.
+
+    Attributes:
+        module: as given.
+        connectors: as given.
+        module_to_env: from chosen actions to the environments'.
+        memory: what is kept of each row.
+        remembers: whether acting depends on earlier steps, so that `act` needs `first`.
+        knows_log_probabilities: whether the module returns inputs of a distribution.
+        blank_inputs: zeros [D], in the shape of these inputs.
+
+    Raises:
+        ValueError: the module's outputs do not follow its contract.
+    """
+
+    def __init__(
+        self,
+        module: RLModule | RandomActions,
+        rows: int = 1,
+        steps: int = 0,
+        seed: int = 0,
+        module_to_env: ModuleToEnv | None = None,
+        connectors: EnvToModule | None = None,
+        *,
+        device: torch.device | None = None,
+        shared: bool = False,
+    ) -> None:
+        self.module, self.connectors, self.device = module, connectors, device
+        self._on_host: ActingModule
+        if isinstance(module, RandomActions):
+            self._on_host, between = module, ModuleToEnv([], module.space, module.space)
+        else:
+            space, self._on_host = module.action_space, ArrayModule(module, rows, shared)
+            clip = ClipActions(module.observation_space, space)
+            between = module_to_env or ModuleToEnv([clip], space, space)
+        self._exploring: ActingModule = self._on_host
+        if device is not None:
+            assert isinstance(module, RLModule)
+            there = deepcopy(module).to(device)
+            self._exploring = TensorModule(there, device, self._on_host.draws)
+        self._last: ActingModule = self._exploring
+        self.module_to_env = between
+        self.memory = Memory()
+        contexts = {} if connectors is None or device is not None else connectors.contexts
+        self._contexts = Contexts(contexts, self.memory)
+        self._has_state = bool(self._on_host.initial_states(1))
+        self.remembers = self._has_state or bool(contexts)
+        self._distribution = self._on_host.distribution
+        self.knows_log_probabilities = self._distribution is not None
+        self.blank_inputs = self._on_host.blank_inputs
+        size = 1 if self._distribution is None else max(1, self._distribution.noise_size)
+        self._ahead = rows * steps or max(1, _NOISE_AHEAD // size)  # rows of noise
+        self._generator = torch.Generator()
+        self.seed(seed)
+
+    def seed(self, seed: int) -> None:
+        """Seed the noise."""
+        self._generator.manual_seed(noise_seed(seed))
+        self._noise: Any = np.zeros((0, 0), np.float32)  # [L, M]
+        self._noise_used = 0
+        if isinstance(self.module, RandomActions):
+            self.module.seed(seed)
+
+    def forget(self) -> None:
+        """Begin with new states and contexts in all rows."""
+        self.memory.trees.clear()
+
+    def with_memory(self, trees: Mapping[str, Any]) -> Actor:
+        """Return the same actor with a memory of its own."""
+        other = copy(self)
+        other.memory = Memory(trees)
+        other._contexts = Contexts(self._contexts.connectors, other.memory)
+        return other
+
+    def grow(self, rows: int) -> None:
+        """Make room for more places."""
+        self.memory.grow(rows)
+
+    # -- weights ---------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of the parameters and buffers that `load` takes."""
+        return self._on_host.names
+
+    def weights(self) -> Mapping[str, NDArray[Any]]:
+        """Return the weights by name, as views."""
+        return self._on_host.weights()
+
+    def load(self, weights: Tree) -> None:
+        """Load weights: arrays by the names of parameters and buffers.
+
+        Raises:
+            ValueError: they are another module's.
+        """
+        self._on_host.load(weights)
+        if self._exploring is not self._on_host:
+            self._exploring.load(weights)
+
+    def take_notes(self) -> list[training_pb2.Note]:
+        """Return what is to be reported of how it acts, each once."""
+        acting = self._on_host
+        text, acting.note = acting.note, ""
+        return [training_pb2.Note(text=text, warning=acting.differed)] if text else []
+
+    def require_log_probabilities(self) -> None:
+        """Raise ValueError unless log-probabilities are known, which algorithms need."""
+        if not self.knows_log_probabilities and isinstance(self.module, RLModule):
+            raise ValueError(
+                f"{type(self.module).__name__} returns {ACTIONS!r} without {ACTION_DIST_INPUTS!r} "
+                "where it explores: algorithms need the log-probabilities of actions to tell how "
+                f"far the policy has moved since. Return {ACTION_DIST_INPUTS!r} as well, or "
+                "instead: then actions are sampled from them"
+            )
+
+    # -- acting ----------------------------------------------------------------------------------
+
+    def act(
+        self,
+        observations: Any,
+        places: Places | None = None,
+        first: Any = None,
+        *,
+        explore: bool = True,
+        given: Any = None,
+        keep: bool = True,
+    ) -> Acted:
+        """Choose the actions of one step.
+
+        Args:
+            observations: a tree [B, ...], as batches hold them, which stays as it is.
+            places: [B] of the rows, each once; None: all rows.
+            first: [B] which observations begin an episode; needed if it `remembers`.
+            explore: act as in training; else take the best actions, on the host.
+            given: actions [B, ...] that were chosen elsewhere; the module only keeps its state.
+            keep: keep the states before this step for `states_before`.
+        """
+        acting = self._exploring if explore else self._on_host
+        if acting is not self._last:
+            self._last = acting
+            self.forget()  # arrays and tensors do not mix
+        if not explore:
+            # Actions and states may share their memory, which environments may write to.
+            observations = tree_map(_own, observations)  # [B, ...]
+        if self._contexts.connectors:
+            observations = self._contexts.see(observations, first, places)
+        chosen, inputs = given, None
+        if given is None or self._has_state:
+            count = _rows_of(observations) if places is None else len(places)
+            states: Any = {}
+            if self._has_state:
+                states = self._begun(acting, count, places, first)
+                if keep:
+                    # A copy, because a module may write into what it gets.
+                    kept = tree_map(_own, states) if places is None else states  # [B, ...]
+                    self.memory.set(_BEFORE, places, kept)
+            if explore:
+                noise = self._next_noise(count, given is not None) if acting.draws else None
+                made, its_inputs, states = acting.explore(observations, states, noise)
+            else:
+                made, its_inputs, states = acting.infer(observations, states)
+            if self._has_state:
+                self.memory.set(STATE, places, states)
+            if given is None:
+                chosen, inputs = made, its_inputs
+        if self._contexts.connectors:
+            self.memory.set(CHOSEN, places, chosen)
+        if places is not None and inputs is not None:
+            inputs = np.array(inputs, np.float32)
+        return Acted(self.for_environments(chosen), chosen, inputs)
+
+    def _begun(self, acting: ActingModule, count: int, places: Places | None, first: Any) -> Any:
+        """Return the states [B, ...] to act with, new ones where episodes begin."""
+        if STATE not in self.memory.trees:
+            return acting.initial_states(count)
+        states = self.memory.get(STATE, places)
+        if isinstance(first, Tensor) or (first is not None and first.any()):
+            return acting.restarted(states, first)
+        return states
+
+    def _next_noise(self, count: int, unused: bool) -> Any:
+        """Return the noise [B, M] of the next actions, which is drawn for several steps."""
+        assert self._distribution is not None
+        if unused:
+            return np.full((count, self._distribution.noise_size), 0.5, np.float32)
+        begin, end = self._noise_used, self._noise_used + count
+        if end > len(self._noise):
+            drawn = self._distribution.draw_noise((max(count, self._ahead),), self._generator)
+            self._noise = drawn.numpy() if self.device is None else drawn.to(self.device)  # [L, M]
+            begin, end = 0, count
+        self._noise_used = end
+        return self._noise[begin:end]
+
+    def for_environments(self, chosen: Any) -> Any:
+        """Return chosen actions [B, ...] as environments get them, which may keep them."""
+        own = chosen.copy() if isinstance(chosen, np.ndarray) else tree_map(_own, chosen)
+        return own if self.module_to_env.idle else self.module_to_env(own)
+
+    def rewarded(self, rewards: NDArray[Any], places: Places | None = None) -> None:
+        """Take the rewards [B] of the last actions of all rows, or at places [B]."""
+        if self._contexts.connectors:
+            chosen = self.memory.get(CHOSEN, places)
+            self._contexts.advance(chosen, rewards.astype(np.float32), places)
+
+    def follow(
+        self, place: int, observations: Any, actions: Any, rewards: NDArray[Any], first: bool
+    ) -> dict[str, Tree]:
+        """Follow steps that were taken elsewhere -> the states before them, as `states_before`.
+
+        Args:
+            place: of the row.
+            observations: [L, ...] before each step, as batches hold them.
+            actions: [L, ...] chosen there.
+            rewards: [L]
+            first: the first of them begins an episode.
+        """
+        states: dict[str, Tree] = {}
+        places = np.array([place])
+        for t in range(len(rewards) if self.remembers else 0):
+            now = slice(t, t + 1)
+            begins = np.array([first and t == 0])
+            self.act(take(observations, now), places, begins, given=take(actions, now))
+            if t == 0:
+                states = self.states_before(places)
+            self.rewarded(rewards[now], places)
+        return states
+
+    # -- what batches hold -------------------------------------------------------------------------
+
+    def states_before(self, places: Places | None = None) -> dict[str, Any]:
+        """Return the states [B, ...] before the last step, as in `EpisodeBatch.states`."""
+        states: dict[str, Any] = {}
+        if self._has_state:
+            states[MODULE_STATE] = self.memory.get(_BEFORE, places)
+        if self._contexts.connectors:
+            states[CONNECTOR_STATES] = self._contexts.states(places)
+        return states
+
+    def log_probabilities(self, inputs: Any, actions: Any) -> NDArray[np.float32]:
+        """Return those [N, T] of actions [N, T, ...], chosen with inputs [N, T, D]."""
+        assert self._distribution is not None, "the module returns no inputs of a distribution"
+        with torch.no_grad():
+            chosen = tree_map(_tensor, actions)  # [N, T, ...]
+            logp = self._distribution(_tensor(inputs)).log_prob(chosen)  # [N, T]
+            array: NDArray[np.float32] = logp.float().contiguous().cpu().numpy()
+        return array
+
+    def why_not_finite(self, inputs: Any) -> str:
+        """Explain why the log-probability of inputs [D] is not finite; "" if unknown."""
+        if self._distribution is None:
+            return ""
+        return self._distribution.why_not_finite(_tensor(inputs).cpu())
+
+
+class TensorModule:
+    """A module that acts on tensors, on their device, and waits for nothing.
+
+    Args:
+        module: is put into evaluation mode.
+        device: of the tensors.
+
+    Attributes:
+        module: as given.
+    """
+
+    note, differed = "", False
+    blank_inputs = np.zeros(0, np.float32)
+
+    def __init__(self, module: RLModule, device: torch.device, draws: bool) -> None:
+        self.module, self.draws = module.eval(), draws
+        self._device = device
+        self._weights = weights_of(module)
+        self.begin()
+
+    def begin(self) -> None:
+        """Make the states [1, ...] at the start of episodes, which may be learned."""
+        made = initial_states(self.module, 1)  # [1, ...]
+        self._initial = tree_map(lambda leaf: leaf.to(self._device), made)
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._weights.keys()
+
+    @property
+    def distribution(self) -> DistributionSpec:
+        return self.module.action_distribution()
+
+    def load(self, weights: Tree) -> None:
+        load_weights(self._weights, weights)
+        self.begin()
+
+    def weights(self) -> Mapping[str, NDArray[Any]]:
+        return {name: tensor.cpu().numpy() for name, tensor in self._weights.items()}
+
+    def initial_states(self, rows: int) -> Any:
+        return tree_map(lambda start: start.expand(rows, *start.shape[1:]).clone(), self._initial)
+
+    def restarted(self, states: Any, first: Any) -> Any:
+        return restarted(states, self._initial, first)
+
+    def explore(self, observations: Any, states: Any, noise: Any = None) -> ActingStep:
+        return self._step(self.module.forward_exploration, observations, states, noise)
+
+    def infer(self, observations: Any, states: Any) -> ActingStep:
+        return self._step(self.module.forward_inference, observations, states, None)
+
+    def _step(self, forward: Any, observations: Any, states: Any, noise: Any) -> ActingStep:
+        if states:
+            outputs, states = one_step(forward, observations, states)
+        else:
+            outputs = forward({OBSERVATIONS: observations})
+        inputs: Any = outputs.get(ACTION_DIST_INPUTS)  # [N, D]
+        if ACTIONS in outputs:
+            return ActingStep(outputs[ACTIONS], inputs, states)
+        distribution = self.distribution(inputs)
+        actions = distribution.mode() if noise is None else distribution.sample(noise)  # [N, ...]
+        return ActingStep(actions, inputs, states)
+
+
+class RandomActions:
+    """Draws actions uniformly among the legal ones.
+
+    Args:
+        action_space: of an agent.
+        seed: of the draws.
+
+    Raises:
+        UnsupportedSpace: no policy could act in this space.
+    """
+
+    draws, distribution = False, None
+    blank_inputs = np.zeros(0, np.float32)
+    note, differed, names = "", False, ()
+
+    def __init__(self, action_space: Space[Any], seed: int = 0) -> None:
+        self.module = self
+        self.space = deepcopy(action_space)  # it has a generator of its own
+        self._spec = distribution_for(action_space)
+        self._generator = torch.Generator()
+        self.seed(seed)
+
+    def seed(self, seed: int) -> None:
+        """Seed the draws."""
+        self.space.seed(noise_seed(seed) >> 31)  # spaces take 32 bits
+        self._generator.manual_seed(noise_seed(seed))
+
+    def draw(self, count: int, observations: Any) -> Tree:
+        """Draw actions.
+
+        Args:
+            count: B.
+            observations: [B, ...], which may have an action mask.
+
+        Returns:
+            The actions [B, ...], as a tree of the action space.
+        """
+        masks = observations.get(ACTION_MASK) if isinstance(observations, Mapping) else None
+        if masks is not None or isinstance(self.space, _CHOICES):
+            return self._with_equal_logits(count, masks)
+        actions = zeros(self.space, (count,))  # [B, ...]
+        for k in range(count):
+            put(actions, k, to_tree(self.space, self.space.sample()))
+        return actions
+
+    def _with_equal_logits(self, count: int, masks: Tree | None) -> Tree:
+        logits = torch.zeros(count, self._spec.inputs_size)  # [B, D]
+        if masks is not None:
+            logits = self._spec.mask(logits, tree_map(torch.from_numpy, masks))  # [B, D]
+        noise = self._spec.draw_noise((count,), self._generator)  # [B, M]
+        drawn: Tree = tree_map(Tensor.numpy, self._spec(logits).sample(noise))  # [B, ...]
+        return drawn
+
+    # -- as an `ActingModule` --------------------------------------------------------------------
+
+    def initial_states(self, rows: int) -> Any:
+        return {}
+
+    def restarted(self, states: Any, first: Any) -> Any:
+        return states
+
+    def load(self, weights: Tree) -> None:
+        """Load nothing."""
+
+    def weights(self) -> Mapping[str, NDArray[Any]]:
+        return {}
+
+    def explore(self, observations: Any, states: Any, noise: Any = None) -> ActingStep:
+        count = _rows_of(observations)
+        return ActingStep(self.draw(count, observations), np.zeros((count, 0), np.float32), {})
+
+    def infer(self, observations: Any, states: Any) -> ActingStep:
+        return self.explore(observations, states)  # no action is better than another
+
+
+def noise_seed(seed: int) -> int:
+    """Return the seed of the noise that actions are sampled with."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(0,))
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def _own(leaf: Any) -> Any:
+    """Return an array or a tensor [...] with memory of its own."""
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf.clone()
+
+
+def _tensor(leaf: Any) -> Tensor:
+    return leaf if isinstance(leaf, Tensor) else torch.from_numpy(leaf)
+
+
+def _rows_of(tree: Any) -> int:
+    """Return B of a tree [B, ...]."""
+    while not isinstance(tree, np.ndarray | Tensor):
+        tree = next(iter(tree.values()))
+    return len(tree)
