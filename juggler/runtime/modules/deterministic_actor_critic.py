@@ -23,7 +23,7 @@ from juggler.runtime.modules.twin_critics import Q_VALUES, TwinCritics, model_fo
 #: The buffer with the standard deviation of the noise, which the learner sets.
 EXPLORATION_NOISE: Final = "exploration_noise"
 
-_SMALLEST_NOISE = 1e-8  # has a logarithm, and moves no action of float32 by more than a rounding
+SMALLEST_NOISE = 1e-8  # has a logarithm, and moves no action of float32 by more than a rounding
 
 
 class DeterministicActorCritic(RLModule):
@@ -68,7 +68,7 @@ class DeterministicActorCritic(RLModule):
     def _forward(self, batch: Batch) -> dict[str, Any]:
         chosen = self.policy_head(self.encoder(batch[OBSERVATIONS]))  # [B, M] before tanh
         # The noise is [], or has a number for each row: see `with_own_exploration`.
-        noise = self.exploration_noise.clamp(min=_SMALLEST_NOISE).log().to(chosen.dtype)
+        noise = self.exploration_noise.clamp(min=SMALLEST_NOISE).log().to(chosen.dtype)
         return {ACTION_DIST_INPUTS: torch.cat([chosen, noise.expand_as(chosen)], -1)}  # [B, 2 M]
 
     def _forward_train(self, batch: Batch) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from juggler.runtime.modules.twin_critics import Q_VALUES, TwinCritics, model_fo
 #: The parameter with the logarithm of the temperature.
 LOG_TEMPERATURE: Final = "log_temperature"
 
-_LOG_STD = -10.0, 2.0  # beyond these, actions are certain, or all at their bounds
+LOG_STD_LIMITS = -10.0, 2.0  # beyond these, actions are certain, or all at their bounds
 
 
 class SoftActorCritic(RLModule):
@@ -65,7 +65,7 @@ class SoftActorCritic(RLModule):
         inputs = self.policy_head(self.encoder(batch[OBSERVATIONS]))  # [B, D]
         if self._log_std:
             means, log_std = inputs.tensor_split([-self._log_std], -1)  # [B, M] each
-            inputs = torch.cat([means, log_std.clamp(*_LOG_STD)], -1)  # [B, D]
+            inputs = torch.cat([means, log_std.clamp(*LOG_STD_LIMITS)], -1)  # [B, D]
         return {ACTION_DIST_INPUTS: inputs}
 
     def _forward_train(self, batch: Batch) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from gymnasium import spaces
 from support.array_modules import ROWS, InTorch, built, only_numpy, seen
 from torch import nn
 
-from juggler.runtime.modules import array_module
-from juggler.runtime.modules.array_module import ArrayModule, _Categorical, _Weights
+from juggler.runtime.modules import numpy_pass
+from juggler.runtime.modules.array_module import ArrayModule
+from juggler.runtime.modules.numpy_pass import LiveWeights, _Categorical
 
 NUMBERS = spaces.Box(-2, 2, (6,), np.float32)
 THREE = spaces.Discrete(3)
@@ -29,7 +30,7 @@ def same_as_torch(arrays: ArrayModule, twin: Any, step: int) -> bool:
 
 def off_by(amount: float, calls: list[int]) -> Any:
     """A linear layer that is wrong in the calls with these numbers."""
-    right, count = array_module._LAYERS[nn.Linear], iter(range(99))
+    right, count = numpy_pass._LAYERS[nn.Linear], iter(range(99))
 
     def make(layer: Any, live: Any) -> Any:
         run = right(layer, live)
@@ -42,7 +43,7 @@ def test_a_pass_that_does_something_else_is_given_up_before_it_has_acted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module, twin = built(None, NUMBERS, THREE)
-    monkeypatch.setitem(array_module._LAYERS, nn.Linear, off_by(0.01, [*range(99)]))
+    monkeypatch.setitem(numpy_pass._LAYERS, nn.Linear, off_by(0.01, [*range(99)]))
     arrays = ArrayModule(module)
     assert all(same_as_torch(arrays, twin, step) for step in range(5))
     assert arrays.differed
@@ -52,7 +53,7 @@ def test_a_pass_that_does_something_else_is_given_up_before_it_has_acted(
 
 def test_a_rounding_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     module, _ = built(None, NUMBERS, THREE)
-    monkeypatch.setitem(array_module._LAYERS, nn.Linear, off_by(1e-5, [*range(99)]))
+    monkeypatch.setitem(numpy_pass._LAYERS, nn.Linear, off_by(1e-5, [*range(99)]))
     arrays = ArrayModule(module)
     for step in range(3):
         arrays.explore(seen(NUMBERS, step), {}, NOISE)
@@ -63,7 +64,7 @@ def test_a_single_difference_is_a_rounding_that_decided_something(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module, twin = built(None, NUMBERS, THREE)
-    monkeypatch.setitem(array_module._LAYERS, nn.Linear, off_by(0.01, [0]))
+    monkeypatch.setitem(numpy_pass._LAYERS, nn.Linear, off_by(0.01, [0]))
     arrays = ArrayModule(module)
     assert all(same_as_torch(arrays, twin, step) for step in range(3))
     assert not arrays.note
@@ -86,7 +87,7 @@ def test_a_pass_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda x: x.nothing
 
     module, twin = built(None, NUMBERS, THREE)
-    monkeypatch.setitem(array_module._LAYERS, nn.Linear, fails)
+    monkeypatch.setitem(numpy_pass._LAYERS, nn.Linear, fails)
     arrays = ArrayModule(module)
     assert all(same_as_torch(arrays, twin, step) for step in range(3))
     assert "NumPy fails (AttributeError" in arrays.note
@@ -107,13 +108,13 @@ def test_weights_that_do_not_reach_numpy_are_found_with_the_first_new_ones(
     arrays = ArrayModule(module)
     assert same_as_torch(arrays, twin, 0)
     assert not arrays.note
-    follow = _Weights.follow
+    follow = LiveWeights.follow
 
-    def forgets(self: _Weights) -> bool:
+    def forgets(self: LiveWeights) -> bool:
         monkeypatch.setattr(self, "_transposed", [])
         return follow(self)
 
-    monkeypatch.setattr(_Weights, "follow", forgets)
+    monkeypatch.setattr(LiveWeights, "follow", forgets)
     weights = other_weights(module, 1)
     arrays.load(weights)
     twin.load_state_dict({name: torch.tensor(each) for name, each in weights.items()})

@@ -9,8 +9,8 @@ import pytest
 import torch
 from support.distribution_references import drawn, inputs_for
 
-from juggler.runtime.modules.array_module import array_distribution
 from juggler.runtime.modules.distributions import ClippedGaussian, ClippedGaussianSpec
+from juggler.runtime.modules.numpy_pass import array_distribution
 
 LOW, HIGH = np.array([-2.0]), np.array([5.0])
 SPEC = ClippedGaussianSpec(LOW, HIGH)
