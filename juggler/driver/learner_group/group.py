@@ -403,7 +403,8 @@ class LearnerGroup(Shards):
         state = _state_in(module_id, bodies)
         if (module := self._modules.get(module_id)) is not None:
             module.kept = state
-            module.updates = module.kept_updates
+            # A state's last part may arrive behind the answers to later updates.
+            module.updates = max(module.updates, module.kept_updates)
         return state
 
     # -- modules ----------------------------------------------------------------------------------
