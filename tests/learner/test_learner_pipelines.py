@@ -144,12 +144,10 @@ def test_a_checkpoint_with_another_pipeline_is_refused_and_changes_nothing(
     plain, normalizing = make_learner(), make_learner(learner=["normalize_rewards"])
     before = normalizing.state
     with pytest.raises(
-        StateMismatch, match="'learner_pipelines/normalize_rewards' is in the checkpoint"
+        StateMismatch, match="'learner_pipelines/normalize_rewards' is the checkpoint"
     ):
         plain.restore(*normalizing.save())
-    with pytest.raises(
-        StateMismatch, match="'learner_pipelines/normalize_rewards' is here, and not in"
-    ):
+    with pytest.raises(StateMismatch, match="'learner_pipelines/normalize_rewards' is here"):
         normalizing.restore(*plain.save())
     assert normalizing.state is before
     assert torch.equal(

@@ -206,7 +206,7 @@ def test_rows_of_impala_stay_whole_and_count_once(make_batch: MakeBatch) -> None
     (a, _), (b, _) = one.save(), other.save()
     ones: Any
     others: Any
-    ones, others = a, b
+    ones, others = a["default"], b["default"]
     for name, x in ones["parameters"].items():
         np.testing.assert_allclose(others["parameters"][name], x, rtol=1e-5, atol=1e-7)
     assert others["steps"] == live
