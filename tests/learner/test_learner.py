@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -159,12 +159,9 @@ def test_an_update_that_the_algorithm_does_not_serve_says_which_it_does(
 
 def test_episodes_may_be_changed_before_they_are_trained_on(make_batch: MakeBatch) -> None:
     class Doubling(Learner):
-        def preprocess_episodes(
-            self, episodes: Mapping[str, Sequence[EpisodeBatch]]
-        ) -> Mapping[str, Sequence[EpisodeBatch]]:
-            for batches in episodes.values():
-                for batch in batches:
-                    batch.rewards[:] *= 2
+        def preprocess_episodes(self, episodes: Sequence[EpisodeBatch]) -> Sequence[EpisodeBatch]:
+            for batch in episodes:
+                batch.rewards[:] *= 2
             return episodes
 
     plain = make_learner()
@@ -194,11 +191,12 @@ def test_a_restored_learner_goes_on_with_the_same_numbers(
     learner = make_learner(**settings)
     for seed in range(3):
         learner.update_from_episodes([make_batch(seed=seed)])
+    tree: dict[str, Any]
     tree, extras = learner.save()
     expected = [fetch_metrics(learner.update_from_episodes([make_batch(seed=s)])) for s in (7, 8)]
 
     restored = make_learner(seed=99, **settings)
-    del tree["buffers"]  # empty: a file of arrays does not keep it
+    del tree["default"]["buffers"]  # empty: a file of arrays does not keep it
     restored.restore(tree, extras)
     found = [fetch_metrics(restored.update_from_episodes([make_batch(seed=s)])) for s in (7, 8)]
     assert found == expected
@@ -209,8 +207,8 @@ def test_a_restored_learner_goes_on_with_the_same_numbers(
 
 def test_a_saved_tree_is_not_changed_by_later_updates(make_batch: MakeBatch) -> None:
     learner = make_learner()
-    tree, _ = learner.save()
-    name = "value_head.weight"
+    saved: dict[str, Any] = learner.save()[0]
+    tree, name = saved["default"], "value_head.weight"
     before = tree["parameters"][name].copy()
     learner.update_from_episodes([make_batch()])
     np.testing.assert_array_equal(tree["parameters"][name], before)
@@ -219,9 +217,9 @@ def test_a_saved_tree_is_not_changed_by_later_updates(make_batch: MakeBatch) -> 
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"hidden": 16}, r"'default/parameters/encoder\S*weight' has shape \(16, 4\) in"),
-        ({"optimizer": "rmsprop"}, "'default/moments/mean' is here, and not"),
-        ({"action_space": spaces.Box(-1, 1, (2,))}, r"'default/parameters/\S*log_std' is in the"),
+        ({"hidden": 16}, r"'parameters/encoder\S*weight' has shape \(16, 4\) in"),
+        ({"optimizer": "rmsprop"}, "'moments/mean' is here, and not"),
+        ({"action_space": spaces.Box(-1, 1, (2,))}, r"'parameters/\S*log_std' is in the"),
     ],
 )
 def test_a_checkpoint_from_another_module_is_refused_and_changes_nothing(
@@ -273,16 +271,17 @@ def test_samples_that_cannot_be_kept_are_refused_and_leave_all_as_it_was(
 def test_a_checkpoint_with_something_else_in_a_place_is_refused() -> None:
     learner = make_learner()
     tree, extras = learner.save()
+    own: Any = tree["default"]
     with pytest.raises(StateMismatch, match="algorithm 'ppo'"):
         learner.restore(tree, {**extras, "algorithm": "ppo"})
-    with pytest.raises(StateMismatch, match="'default' is here, and not in the checkpoint"):
+    with pytest.raises(StateMismatch, match="'parameters' is here, and not in the checkpoint"):
         learner.restore({}, extras)
-    with pytest.raises(StateMismatch, match=r"'default/steps' is torch\.float"):
-        learner.restore({**tree, "steps": np.zeros((), np.float32)}, extras)
-    with pytest.raises(StateMismatch, match="'default/steps' is a branch"):
-        learner.restore({**tree, "steps": {}}, extras)
-    with pytest.raises(StateMismatch, match="'default/moments' is an array"):
-        learner.restore({**tree, "moments": np.zeros(1)}, extras)
+    with pytest.raises(StateMismatch, match=r"'steps' is torch\.float"):
+        learner.restore({"default": {**own, "steps": np.zeros((), np.float32)}}, extras)
+    with pytest.raises(StateMismatch, match="'steps' is a branch"):
+        learner.restore({"default": {**own, "steps": {}}}, extras)
+    with pytest.raises(StateMismatch, match="'moments' is an array"):
+        learner.restore({"default": {**own, "moments": np.zeros(1)}}, extras)
 
 
 def test_a_learner_is_built_from_the_fields_of_a_config(make_batch: MakeBatch) -> None:

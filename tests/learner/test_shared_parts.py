@@ -306,7 +306,7 @@ def test_in_a_synchronous_run_who_share_parts_are_published_behind_the_updates_o
                 batch_id = 10 * turn + number
                 world.send(batch_id, mine[0] + turn - 1, mine[1], module_id)
                 world.update(batch_id, module_id=module_id)
-            encoder = world.worker.modules.learner.get_weights()
+            encoder = world.worker.modules["default"].learner.get_weights()
             published = world.weights_of(Version(5, 10 + turn))
             np.testing.assert_array_equal(
                 published, np.concatenate([array.ravel() for array in encoder.values()])

@@ -90,11 +90,11 @@ def test_so_it_is_with_connectors_that_stack_frames(make_batch: MakeBatch) -> No
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"live": None}, r"default: there is no column 'live': bool \[N, T\], the steps to learn"),
+        ({"live": None}, r"batch: there is no column 'live': bool \[N, T\], the steps to learn"),
         ({"action_logp": None}, r"no column 'action_logp': float32 \[N, T\], log-probabilities"),
         ({"rewards": np.zeros((3, 6))}, "'?rewards'? must be float32, not float64"),
         ({"rewards": np.zeros((2, 6), np.float32)}, r"actions|observations|rewards"),
-        ({"actions": np.full((3, 6), 5)}, r"default: actions hold a number outside 0\.\.1"),
+        ({"actions": np.full((3, 6), 5)}, r"batch: actions hold a number outside 0\.\.1"),
         (
             {"actions": np.zeros((3, 6), np.float32)},
             r"actions of shape .* do not fit the space",
@@ -149,32 +149,22 @@ def test_a_column_of_another_name_that_holds_no_numbers_is_named(
 ) -> None:
     learner = make("impala")
     batch = {**collate([make_batch()]), "side": column}
-    with pytest.raises(ValueError, match=f"default: column 'side' must be a tensor.*, not {kind}"):
+    with pytest.raises(ValueError, match=f"column 'side' must be a tensor.*, not {kind}"):
         learner.update_from_batch(batch)
     assert learner.updates == 0
 
 
 def test_what_is_no_batch_is_refused(make_batch: MakeBatch) -> None:
     learner = make("impala")
-    with pytest.raises(ValueError, match="no batch: give columns by name, by module id"):
+    with pytest.raises(ValueError, match="no batch: give columns by name"):
         learner.update_from_batch({})
-    with pytest.raises(ValueError, match="observations: columns must be by name, by module id"):
-        learner.update_from_batch(collate([make_batch()]))
-    with pytest.raises(ValueError, match="no module 'left': known are default"):
+    with pytest.raises(ValueError, match="there is no column 'observations'"):
         learner.update_from_batch({"left": collate([make_batch()])})
+    episodes: Any = {"left": [make_batch()]}
+    with pytest.raises(ValueError, match="a dict is no list of episodes: a Learner trains one mod"):
+        learner.update_from_episodes(episodes)
     with pytest.raises(ValueError, match="a list is no sample: give columns by name"):
         learner.step([make_batch()])  # type: ignore[arg-type]
-
-
-def test_a_sample_for_a_module_that_there_is_not_leaves_nothing_in_the_replay(
-    make_batch: MakeBatch,
-) -> None:
-    one, other = make("dqn", replay_begin=1), make("dqn", replay_begin=1)
-    (part,) = one.sample_from_episodes([make_batch()]).values()
-    with pytest.raises(ValueError, match="no module 'defualt': did you mean 'default'"):
-        one.step({"default": part, "defualt": part})
-    rows = [each.step(part)["replay_rows"] for each in (one, other)]
-    assert rows[0] == rows[1] > 0
 
 
 @pytest.mark.parametrize("name", ["minibatch_size", "num_epochs"])
@@ -216,7 +206,7 @@ def test_rows_of_impala_stay_whole_and_count_once(make_batch: MakeBatch) -> None
     (a, _), (b, _) = one.save(), other.save()
     ones: Any
     others: Any
-    ones, others = a, b
+    ones, others = a["default"], b["default"]
     for name, x in ones["parameters"].items():
         np.testing.assert_allclose(others["parameters"][name], x, rtol=1e-5, atol=1e-7)
     assert others["steps"] == live

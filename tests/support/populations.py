@@ -46,12 +46,7 @@ def make_core(make: MakeModule | None = None, **config: Any) -> Impala:
 def in_float64(make_batch: MakeBatch, seed: int, **options: Any) -> Columns:
     columns = collate([make_batch(4, 9, seed=seed, **options)])
     # Observations stay as the space has them; the module casts them.
-    return {
-        "default": {
-            **columns,
-            **{name: columns[name].double() for name in ("rewards", "action_logp")},
-        }
-    }
+    return {**columns, **{name: columns[name].double() for name in ("rewards", "action_logp")}}
 
 
 def assert_close(one: Any, other: Any, tolerance: float = 1e-9) -> None:

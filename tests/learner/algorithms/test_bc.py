@@ -38,8 +38,7 @@ def make_core(
 
 def outputs_of(core: Bc, state: Any, observations: Any) -> np.ndarray:
     """The policy's outputs [N, T, D] for every step, in float64."""
-    (group,), (own,) = core.flat.values(), state.values()
-    forward = Forward(group, own["parameters"], own["buffers"])
+    forward = Forward(core.flat, state["parameters"], state["buffers"])
     n, t = batch_shape(observations)
     flat = tree(observations, lambda x: torch.from_numpy(x).flatten(0, 1))
     outputs = forward({"observations": flat})["action_dist_inputs"]

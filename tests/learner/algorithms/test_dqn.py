@@ -212,8 +212,8 @@ def test_drawn_transitions_have_the_loss_of_the_rows_that_they_are_from(
     weights = torch.full((len(rows["rewards"]),), 0.5)
     weighted, _ = core.grads(state, {**rows, IMPORTANCE_WEIGHTS: weights})
     torch.testing.assert_close(0.5 * of_episodes, weighted)
-    (found,) = aux.values()
-    assert found.priorities.shape == (4,)
+    assert aux.priorities is not None
+    assert aux.priorities.shape == (4,)
 
 
 def test_the_target_network_moves_when_it_is_due_and_as_far_as_it_shall(
@@ -241,7 +241,7 @@ def test_the_target_network_acts_if_it_is_to(make_batch: MakeBatch, target_acts:
     target = group.named(state["extra"]["target"])
     trained = group.named(state["parameters"])
     expected = target if target_acts else trained
-    kept = weights_in(saved, acting=True)
+    kept = weights_in({"default": saved}, acting=True)["default"]
     for name, tensor in core.get_params(state).items():
         if name in expected:
             torch.testing.assert_close(tensor, expected[name])
@@ -262,8 +262,7 @@ def test_schedules_count_what_arrived_and_not_how_often_it_was_drawn(
         batch = make_batch(4, 6, seed=seed)
         arrived += batch.live_steps
         metrics = fetch_metrics(learner.update_from_episodes([batch]))
-    (group,) = learner.state.values()
-    assert int(group["steps"]) == arrived
+    assert int(learner.state["steps"]) == arrived
     assert 1 - arrived / 100 < metrics["epsilon"] < 1 - (arrived - batch.live_steps) / 100 + 0.01
 
 
@@ -310,7 +309,7 @@ def test_a_module_with_a_state_is_refused() -> None:
 
 
 def test_a_module_that_no_learner_can_have_explore_is_refused() -> None:
-    with pytest.raises(ValueError, match="dqn needs modules with a buffer 'epsilon'"):
+    with pytest.raises(ValueError, match="dqn needs a module with a buffer 'epsilon'"):
         make_core(module=ActorCritic)
 
 

@@ -184,18 +184,6 @@ def test_a_sample_without_live_steps_changes_nothing(make_batch: MakeBatch) -> N
     assert equal(core.step(copied(state), sample).state, state)
 
 
-def test_modules_without_a_part_in_the_sample_stay_as_they_are(make_batch: MakeBatch) -> None:
-    make = partial(build_module, None, VECTOR, TWO, {})
-    core = Impala({"one": make, "two": make}, ImpalaConfig())
-    before = core.init(seed=0)
-    output = core.step(copied(before), {"one": collate([make_batch()])})
-    assert output.metrics.keys() == {"one"}
-    assert equal(output.state["two"], before["two"])
-    assert not torch.equal(output.state["one"]["parameters"], before["one"]["parameters"])
-    with pytest.raises(ValueError, match=r"sample for modules \['three'\]; there are"):
-        core.grads(before, {"three": collate([make_batch()])})
-
-
 def test_an_update_leaves_params_that_were_given_out_alone(make_batch: MakeBatch) -> None:
     core = make_core()
     state = core.init(seed=0)

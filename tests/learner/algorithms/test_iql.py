@@ -117,7 +117,7 @@ def test_each_loss_trains_its_own_part_alone(make_batch: MakeBatch) -> None:
     """Values and critics learn nothing from the policy's loss."""
     core, columns = make_core(NUMBER), columns_of(make_batch, NUMBER)
     state = core.init(0)
-    (group,) = core.groups.values()
+    group = core.flat
     still, _ = core.grads(state, columns)
     other = make_core(NUMBER, importance_exponent=0.4)
     other.config.advantage_weight = 0.0

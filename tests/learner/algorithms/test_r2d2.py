@@ -181,7 +181,7 @@ def test_micro_batches_have_the_gradient_of_the_whole(make_batch: MakeBatch) -> 
     whole, parts = make_core(), make_core(micro_batches=3)
     state = whole.init(0)
     sample = columns
-    (one,), (other,) = (core.grads(state, sample)[0].values() for core in (whole, parts))
+    one, other = (core.grads(state, sample)[0] for core in (whole, parts))
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
@@ -229,8 +229,7 @@ def test_schedules_count_live_steps_that_arrived(make_batch: MakeBatch) -> None:
         arrived += batch.live_steps
         metrics = fetch_metrics(learner.update_from_episodes([batch]))
         assert math.isfinite(metrics["value_loss"])
-    (group,) = learner.state.values()
-    assert int(group["steps"]) == arrived
+    assert int(learner.state["steps"]) == arrived
 
 
 def test_learning_begins_after_so_many_steps(make_batch: MakeBatch) -> None:
@@ -249,7 +248,7 @@ def test_a_module_without_a_memory_is_refused() -> None:
 
 
 def test_a_module_that_no_learner_can_have_explore_is_refused() -> None:
-    with pytest.raises(ValueError, match="r2d2 needs modules with a buffer 'epsilon'"):
+    with pytest.raises(ValueError, match="r2d2 needs a module with a buffer 'epsilon'"):
         make_core(module=ActorCritic)
 
 
