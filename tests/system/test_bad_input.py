@@ -11,8 +11,6 @@ import pytest
 from support.commands import status_of
 from support.place import Place
 
-import juggler
-
 pytestmark = pytest.mark.usefixtures("no_forkserver")
 
 
@@ -101,66 +99,6 @@ def test_a_wrong_option_names_the_nearest(
 ) -> None:
     assert status_of("train", "cartpole", "--max-stalenes", "3") == 2
     assert "--max-staleness" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (("--lr", "fast"), "--lr: expected a number, or a step and a value again and again"),
-        (("--lr", "0", "1", "2"), "as in 0 1e-3 1000000 1e-4, not '0 1 2'"),
-        (("--num-env-runners", "1.5"), "--num-env-runners: expected a whole number, not '1.5'"),
-        (("--stop-steps", "many"), "--stop-steps: expected a whole number, not 'many'"),
-        (("--stop-return", "high"), "--stop-return: expected a number, not 'high'"),
-        (("--model", "{x"), "--model: expected a JSON object"),
-    ],
-)
-def test_a_wrong_value_is_answered_with_its_key_and_what_is_expected(
-    in_a_directory: Path,
-    capsys: pytest.CaptureFixture[str],
-    given: tuple[str, ...],
-    words: str,
-) -> None:
-    assert status_of("train", "cartpole", *given) == 2
-    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert words in said
-
-
-@pytest.mark.parametrize("command", ["train", "driver"])
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ("--learning-rate", "--learning-rate: it is called lr here"),
-        ("--n_steps=128", "--n_steps: it is called fragment_steps here"),
-        ("--num-workers", "--num-workers: it is called num_env_runners here"),
-        ("--hidden-sizes", "--hidden-sizes: it is a key of the table model"),
-        ("--model.hidden-sizes", "as in --model '{\"hidden_sizes\": ...}'"),
-        ("--learner.grad-clip=1", "any other stands alone, as in --grad-clip"),
-    ],
-)
-def test_an_option_of_another_library_is_answered(
-    in_a_directory: Path,
-    capsys: pytest.CaptureFixture[str],
-    command: str,
-    option: str,
-    words: str,
-) -> None:
-    assert status_of(command, "cartpole", option, "3") == 2
-    assert words in capsys.readouterr().err
-    assert list(in_a_directory.iterdir()) == []
-
-
-def test_a_keyword_of_another_library_is_answered(in_a_directory: Path) -> None:
-    with pytest.raises(juggler.ConfigError, match="'ent_coef': it is called entropy_coefficient"):
-        juggler.train("cartpole", ent_coef=0.01)
-    with pytest.raises(juggler.ConfigError, match="'num_envs': it is called envs_per_runner"):
-        juggler.train("cartpole", num_envs=8)
-    assert list(in_a_directory.iterdir()) == []
-
-
-def test_a_run_to_go_on_with_is_not_given_to_train(in_a_directory: Path) -> None:
-    with pytest.raises(juggler.ConfigError, match=r"to go on with a run, call juggler.resume\('a'"):
-        juggler.train(resume="a")
-    assert list(in_a_directory.iterdir()) == []
 
 
 @pytest.mark.parametrize(

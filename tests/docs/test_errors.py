@@ -1,0 +1,322 @@
+"""What people read of their mistakes: sentences change only together with `errors.txt`.
+
+`JUGGLER_RENEW=1 python -m pytest tests/docs/test_errors.py` renews the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+from support.commands import status_of
+from support.made_checkpoints import checkpoint
+from support.scripted_environments import Failing, Scripted, masked
+from support.scripted_modules import LinearPolicy
+from support.vectors import vector_of_functions
+
+import juggler
+from juggler.driver.config import RunConfig
+from juggler.driver.record.checkpoints import write
+from juggler.envrunner.behaviour_policy import BehaviourPolicy
+from juggler.envrunner.environments.action_masks import observe_masks
+from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.sampler import Sampler
+from juggler.runtime.actors import hello
+from juggler.runtime.actors.credentials import WITHOUT_TOKEN
+from juggler.runtime.actors.endpoints import EndpointError
+from juggler.runtime.actors.hello import Refused, read_hello
+from juggler.runtime.checkpoints.checkpoint import CheckpointError, read
+from juggler.runtime.wire.v1 import attach_pb2
+
+LISTED = Path(__file__).with_name("errors.txt")
+KNOWN = (
+    ValueError,
+    TypeError,
+    RuntimeError,
+    EnvironmentFailed,
+    CheckpointError,
+    EndpointError,
+    Refused,
+)
+
+#: Arguments of commands that end before anything starts.
+COMMANDS = """
+train nowhere
+train nowhere.toml
+train runs
+train cartpole --max-stalenes 3
+train cartpole --lr fast
+train cartpole --lr 0 1 2
+train cartpole --num-env-runners 1.5
+train cartpole --stop-steps many
+train cartpole --model {x
+train cartpole --stop-return high
+train cartpole --learning-rate 3
+train cartpole --n_steps=128 3
+train cartpole --model.hidden-sizes 3
+train cartpole --learner.grad-clip=1
+driver cartpole --learning-rate 3
+train --env CartPol-v1
+train --env CartPole-v1 --distribution nowhere:made
+train cartpole --num-workers 3
+train cartpole --hidden-sizes 3
+train --env nowhere.deep:Env
+train --env CartPole-v1 --module nowhere:Module
+train --env CartPole-v1 --model {"encoder":"nowhere:Waves"}
+train --env CartPole-v1 --env-wrappers nowhere:Wrapper
+train --env CartPole-v1 --connectors {"learner":["nowhere:C"]}
+train cartpole --algorithm pppo
+train cartpole --resume nowhere
+train --resume nowhere
+train --resume runs
+train cartpole --jobs 2
+train cartpole --seeds 0
+train --env Acrobot-v1 --seeds 2
+envrunner
+evaluate
+evaluate nowhere
+evaluate runs
+evaluate nowhere --episodes 0
+plot nowhere
+plot runs
+runs nowhere
+sweep
+sweep cartpole --space lr=1..2
+sweep cartpole --stop-steps 9 --space lr
+sweep cartpole --stop-steps 9 --space lr=1,2 --trials 0
+sweep --resume nowhere
+new runs
+nowhere
+""".strip().splitlines()
+
+#: Keys that do not go together, or have a value that they cannot have.
+KEYS: list[dict[str, Any]] = [
+    {"lr": -1.0},
+    {"lr": []},
+    {"gamma": 1.5},
+    {"lambda_": -0.1},
+    {"algorithm": "pppo"},
+    {"batch_size": 0},
+    {"fragment_steps": 0},
+    {"envs_per_runner": 0},
+    {"num_env_runners": -1},
+    {"num_learners": 0},
+    {"max_staleness": -1},
+    {"weights_interval": 0},
+    {"weights_dtype": "float8"},
+    {"autoreset": "sometimes"},
+    {"vectorize": "asnyc"},
+    {"progress": "loud"},
+    {"seed": -1},
+    {"stop_return": "high"},
+    {"stop_steps": 10.5},
+    {"stop_seconds": -1.0},
+    {"checkpoint_seconds": -1.0},
+    {"keep_checkpoints": 0},
+    {"hang_seconds": 0.0},
+    {"evaluation_episodes": 0},
+    {"worker_timeout_seconds": 0.0},
+    {"grad_clip": -1.0},
+    {"optimizer": "adamm"},
+    {"optimizer": "sgd", "learning_rate": 1.0},
+    {"env_kwargs": []},
+    {"model": {"hidden_size": [8]}},
+    {"model": {"hidden_sizes": [0]}},
+    {"model": {"recurrent": "rnn"}},
+    {"model": {"activation": "reluu"}},
+    {"connectors": {"learner": ["normalise_rewards"]}},
+    {"connectors": {"env_to_modules": []}},
+    {"connectors": {"env_to_module": [{"use": "frame_stack", "n": 4}]}},
+    {"agents": {"*": "all"}, "modules": {"other": {"lr": 1.0}}},
+    {"modules": {"default": {"lrr": 1.0}}},
+    {"algorithm": "ppo", "epochs": 0},
+    {"algorithm": "ppo", "minibatches": 0},
+    {"algorithm": "dqn", "replay_ratio": 0.0},
+    {"algorithm": "dqn", "replay_capacity": 10, "replay_begin": 100},
+    {"algorithm": "dqn", "n_step": 0},
+    {"algorithm": "dqn", "atoms": 1},
+    {"algorithm": "r2d2", "model": {"recurrent": "lstm"}, "burn_in": -1},
+    {"algorithm": "impala", "rho_bar": 0.0},
+    {"algorithm": "impala", "replay_share": 1.0},
+    {"intrinsic": {"scalee": 1.0}},
+    {"record": "sampled", "record_dir": 3},
+]
+
+
+def _of_commands(directory: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[tuple[str, str]]:
+    for line in COMMANDS:
+        status = status_of(*line.split())
+        said = capsys.readouterr().err
+        words = re.sub(r"[│╭╰╮╯─]", " ", said).split("\n")
+        text = " ".join(" ".join(words).split())
+        yield f"juggler {line}", f"[{status}] {text}"
+    assert list(directory.iterdir()) == [directory / "runs"], "nothing was begun"
+
+
+def _of_keys() -> Iterator[tuple[str, str]]:
+    for keys in KEYS:
+        yield json.dumps(keys), _error(partial(RunConfig.from_flat, {"env": "CartPole-v1", **keys}))
+
+
+def _vector(*makes: Callable[[], Any]) -> Any:
+    return observe_masks(vector_of_functions("in turn", AutoresetMode.SAME_STEP, makes))
+
+
+def _sampled(*makes: Callable[[], Any]) -> None:
+    env = _vector(*makes)
+    module = LinearPolicy(env.single_observation_space, env.single_action_space)
+    Sampler(env, BehaviourPolicy(module, env.num_envs, 4, 0), 4, 5).sample((0, 0))
+
+
+class _Odd(Scripted):
+    """Returns something else in its second step."""
+
+    def __init__(self, place: int, value: Any) -> None:
+        super().__init__()
+        self._place, self._value = place, value
+
+    def step(self, action: Any) -> Any:
+        result = [*super().step(action)]
+        if self.steps == 2:
+            result[self._place] = self._value
+        return tuple(result)
+
+
+def _of_environments() -> Iterator[tuple[str, str]]:
+    cases: dict[str, list[Callable[[], Any]]] = {
+        f"raises in {call}": [Scripted, partial(Failing, call)] for call in ("reset", "step")
+    }
+    odd = {
+        "reward None": (1, None),
+        "reward 'much'": (1, "much"),
+        "terminated 'no'": (2, "no"),
+        "truncated None": (3, None),
+        "info a list": (4, []),
+        "observation of another shape": (0, np.zeros(7, np.float32)),
+        "observation None": (0, None),
+    }
+    cases |= {name: [Scripted, partial(_Odd, *value)] for name, value in odd.items()}
+    cases["one action mask of two"] = [partial(masked, ((9, "truncated"),)), Scripted]
+    cases["no legal action"] = [
+        partial(masked, ((9, "truncated"),), mask=lambda _: np.zeros(3, np.int8))
+    ]
+    cases["a mask of another length"] = [
+        partial(masked, ((9, "truncated"),), mask=lambda _: np.ones(4, np.int8))
+    ]
+    for name, makes in cases.items():
+        yield name, _error(partial(_sampled, *makes))
+
+
+def _of_checkpoints(directory: Path) -> Iterator[tuple[str, str]]:
+    written = write(directory / "good", checkpoint(), keep=1)
+
+    def damaged(name: str, damage: Callable[[Path], object]) -> tuple[str, str]:
+        copy = directory / name.replace(" ", "-") / written.name
+        shutil.copytree(written, copy)
+        damage(copy)
+        return name, _error(partial(read, copy))
+
+    record, state = "checkpoint.json", "state.safetensors"
+    yield damaged("no record", lambda path: (path / record).unlink())
+    yield damaged("no state", lambda path: (path / state).unlink())
+    yield damaged("record cut short", lambda path: os.truncate(path / record, 20))
+    yield damaged("state cut short", lambda path: os.truncate(path / state, 20))
+    yield damaged("record no JSON", lambda path: (path / record).write_text("oops"))
+    yield damaged("record of a list", lambda path: (path / record).write_text("[]"))
+    yield "no directory", _error(partial(read, directory / "nowhere"))
+    yield "an empty directory", _error(partial(read, directory / "runs"))
+    few = {"modules": {"other": {"w": np.zeros(1)}}}
+    odd = replace(checkpoint(), tree={**few, "x": np.zeros(1, object)})
+    yield "an array of objects", _error(partial(write, directory / "odd", odd, keep=1))
+
+
+def _of_hellos() -> Iterator[tuple[str, str]]:
+    good = {
+        "incarnation": "x",
+        "token": "secret",
+        "protocol_version": hello.PROTOCOL_VERSION,
+        "role": "learner",
+    }
+    changes: dict[str, dict[str, Any]] = {
+        "wrong token": {"token": "guess"},
+        "no token": {"token": ""},
+        "another protocol": {"protocol_version": 1},
+        "another run": {"run_id": "other"},
+        "another role": {"role": "cook"},
+        "no incarnation": {"incarnation": ""},
+        "a large index": {"index": 10**8},
+    }
+    for name, change in changes.items():
+        sent = attach_pb2.FromWorker(hello=attach_pb2.Hello(**{**good, **change}))
+        raw = sent.SerializeToString()
+        yield name, _error(partial(read_hello, raw, "secret", "run", ("learner", "envrunner")))
+    yield "no bytes of a hello", _error(partial(read_hello, b"oops", "secret", "run", ()))
+    yield "of any call", WITHOUT_TOKEN
+
+
+def _of_scripts() -> Iterator[tuple[str, str]]:
+    calls: dict[str, Callable[[], Any]] = {
+        "train(ent_coef=)": lambda: juggler.train("cartpole", ent_coef=0.01),
+        "train(num_envs=)": lambda: juggler.train("cartpole", num_envs=8),
+        "train(resume=)": lambda: juggler.train(resume="a"),
+        "resume(nowhere)": lambda: juggler.resume("nowhere"),
+        "load_policy(nowhere)": lambda: juggler.load_policy("nowhere"),
+        "evaluate(nowhere)": lambda: juggler.evaluate("nowhere"),
+        "sweep(space list)": lambda: juggler.sweep(space=["lr=1..2"], stop_steps=9),
+        "sweep(trials text)": lambda: juggler.sweep(
+            "cartpole", space={"lr": "1..2"}, stop_steps=9, trials="3"
+        ),
+    }
+    for name, call in calls.items():
+        yield name, _error(call)
+
+
+def _error(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except (*KNOWN, OSError) as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("no error")
+
+
+@pytest.mark.usefixtures("in_tmp_path", "local_workers")
+def test_no_sentence_changes_by_accident(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    (tmp_path / "runs").mkdir()
+    rooms = {
+        "commands": _of_commands(tmp_path, capsys),
+        "keys": _of_keys(),
+        "scripts": _of_scripts(),
+        "environments": _of_environments(),
+        "workers that say hello": _of_hellos(),
+        "checkpoints": _of_checkpoints(tmp_path),
+    }
+    lines = []
+    for room, cases in rooms.items():
+        lines.append(f"# {room}")
+        for name, text in cases:
+            lines += [f"{name}", f"    {_here(text, tmp_path)}"]
+    if os.environ.get("JUGGLER_RENEW"):
+        LISTED.write_text("\n".join(lines) + "\n")
+    assert lines == LISTED.read_text().splitlines(), "renew it with JUGGLER_RENEW=1"
+
+
+def _here(text: str, directory: Path) -> str:
+    """A text in one line, without what depends on this machine."""
+    text = text.replace(str(directory), "HERE").replace(str(Path.home()), "~")
+    text = re.sub(r"-{5,}", "", text).partition("usage: ")[0]
+    text = re.sub(r"(?<=line )\d+", "N", text)
+    text = re.sub(r"(those that ship: )[^;:]*", r"\1...", text)
+    return " ".join(text.split())[:400]
