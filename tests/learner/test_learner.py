@@ -235,13 +235,14 @@ def test_a_checkpoint_from_another_module_is_refused_and_changes_nothing(
 
 def without_selection(replay: dict[str, Any]) -> dict[str, Any]:
     """A replay's state that ends in the middle: its rows are there, and not how they are drawn."""
-    return {**replay, "kept": {k: x for k, x in replay["kept"].items() if k != "selection"}}
+    kept = {name: x for name, x in replay["modules"]["default"].items() if name != "selection"}
+    return {**replay, "modules": {"default": kept}}
 
 
 @pytest.mark.parametrize(
     ("capacity", "damage", "said"),
     [
-        (1000, lambda replay: {**replay, "format": np.array(5)}, "is of format 5"),
+        (1000, lambda replay: {**replay, "format": np.array(4)}, "is of format 4"),
         (8, lambda replay: replay, "cannot go on in one of 8"),
         (1000, without_selection, "holds no replay table: KeyError"),
     ],

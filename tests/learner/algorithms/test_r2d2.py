@@ -198,7 +198,7 @@ def test_rows_with_large_errors_are_drawn_more_often(make_batch: MakeBatch) -> N
     learner = Learner(core)
     learner.update_from_episodes([batch_of(make_batch, seed=0)])
     replay: Any = learner.save()[0]["replay"]
-    weights = replay["kept"]["selection"]["weights"]
+    weights = replay["modules"]["default"]["selection"]["weights"]
     assert weights.shape == (4,)
     assert len(np.unique(weights)) == 4
 

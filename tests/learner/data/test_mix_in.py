@@ -204,15 +204,14 @@ def test_a_saved_table_goes_on_as_it_was(make_batch: MakeBatch) -> None:
         assert one.metrics() == other.metrics()
 
 
-def test_a_state_by_module_of_an_older_version_is_one_to_go_on_from(make_batch: MakeBatch) -> None:
+def test_a_state_of_an_older_version_is_one_to_go_on_from(make_batch: MakeBatch) -> None:
     one, other = (make(capacity=60, share=0.7, saved=True, seed=seed) for seed in (3, 4))
     for k in range(9):
         given(one, numbered(make_batch, 10 * k, 3, steps=4 + k % 3))
     state: Any = one.state()
-    kept = {name: x for name, x in state["kept"].items() if name not in ("selection", "samples")}
-    older = {name: state[name] for name in ("seed", "beginnings", "generator")}
-    older |= {"arrived": state["kept"]["samples"], "modules": {"red": kept}}
-    other.restore(older, torch.device("cpu"))
+    kept = {name: x for name, x in state["modules"]["default"].items() if name != "selection"}
+    older = {name: x for name, x in state.items() if name != "format"}
+    other.restore({**older, "modules": {"red": kept}}, torch.device("cpu"))
     for k in range(9, 30):
         columns = numbered(make_batch, 10 * k, 3, steps=4 + k % 4)
         assert given(one, columns) == given(other, columns)
@@ -249,7 +248,7 @@ def test_a_source_stays_as_it_is_when_it_refuses_a_state(make_batch: MakeBatch) 
         for source in (one, same, larger):
             given(source, numbered(make_batch, k, 1))
     broken = same.state()
-    broken["kept"]["steps"] = broken["kept"]["steps"][1:]
+    broken["modules"]["default"]["steps"] = broken["modules"]["default"]["steps"][1:]
     cut = {key: value for key, value in same.state().items() if key != "generator"}
     for state in (larger.state(), broken, cut):
         with pytest.raises(ValueError, match="the checkpoint"):

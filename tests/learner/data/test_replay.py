@@ -243,7 +243,7 @@ def test_a_replay_that_is_tried_out_draws_once_for_each_arrival_from_what_it_has
 @pytest.mark.parametrize(
     ("given", "found"),
     [
-        (None, "gave none"),
+        (None, "gave no priorities"),
         (float("nan"), "gave the priority nan"),
         (float("inf"), "gave the priority inf"),
         (-0.5, "gave the priority -0.5"),
@@ -315,8 +315,8 @@ def test_a_new_row_has_the_largest_priority_that_was_given(alpha: float) -> None
     for each in replay.add(numbered(0, 4)):
         replay.update_priorities(torch.full_like(each["number"], 5.0).double())
     list(replay.add(numbered(4, 1)))
-    kept: Any = replay.state()["kept"]
-    assert kept["selection"]["weights"][4] == pytest.approx(5.0**alpha)
+    kept: Any = replay.state()["modules"]
+    assert kept["default"]["selection"]["weights"][4] == pytest.approx(5.0**alpha)
 
 
 def test_a_priority_for_a_row_that_was_written_over_is_ignored_and_counted() -> None:

@@ -38,24 +38,12 @@ def test_the_next_hundred_draws_are_the_same_after_a_restore(alpha: float) -> No
         assert step(one, first) == step(other, first)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6])
-def test_a_state_by_module_of_an_older_version_is_one_to_go_on_from(alpha: float) -> None:
-    one, other = (make(capacity=30, priority_exponent=alpha, seed=seed) for seed in (3, 4))
-    for _ in one.add(numbered(0, 40)):
-        one.update_priorities(torch.arange(1.0, 5.0))
-    state = one.state()
-    older = {name: x for name, x in state.items() if name != "kept"}
-    other.restore({**older, "format": np.array(3), "modules": {"red": state["kept"]}}, CPU)
-    assert one.books() == other.books()
-    assert drawn(one.add(numbered(40, 9))) == drawn(other.add(numbered(40, 9))) != []
-
-
 def test_a_table_that_is_not_saved_begins_anew_and_one_that_is_stays() -> None:
     for saved in (True, False):
         replay = make(saved=saved, ratio=1.0)
         list(replay.add(numbered(0, 40)))
         replay.clear()
-        assert ("kept" in replay.state()) is saved
+        assert ("modules" in replay.state()) is saved
         numbers = drawn(replay.add(numbered(100, 4)))
         assert saved or all(number >= 100 for number in numbers)
 
@@ -101,7 +89,7 @@ def test_a_restore_copies_rows_once_and_does_not_ask_for_memory_that_they_had(
     monkeypatch.setattr("juggler.learner.data.replay.memory.usable_memory", lambda: 10)
     monkeypatch.setattr("juggler.learner.data.replay.table._BYTES_AT_ONCE", 50)
     other.restore(state, CPU)
-    columns = flatten(state["kept"]["table"]["columns"])
+    columns = flatten(state["modules"]["default"]["table"]["columns"])
     held = [weakref.ref(column) for _, column in columns]
     assert held
     del columns, state
@@ -172,13 +160,13 @@ def test_a_replay_stays_as_it_is_when_it_refuses_a_state() -> None:
     good = make(capacity=20, priority_exponent=0.6)
     list(good.add(numbered(0, 15)))
     leaves = {"/".join(path): path for path, _ in flatten(good.state())}
-    table, selection = "kept/table", "kept/selection"
+    table, selection = "modules/default/table", "modules/default/selection"
     # Older versions do not say these, and the columns say themselves what there is.
-    may_be_missing = {"seed", "beginnings", "kept/stale_priorities"}
+    may_be_missing = {"seed", "beginnings", "modules/default/stale_priorities"}
     may_be_missing |= {f"{table}/columns/number", f"{table}/columns/half"}
     assert may_be_missing < leaves.keys() > {f"{table}/free", f"{selection}/times", "generator"}
     longer = good.state()
-    longer["kept"]["selection"]["times"] = np.zeros(16, np.uint8)
+    longer["modules"]["default"]["selection"]["times"] = np.zeros(16, np.uint8)
     damaged = [without(good.state(), leaves[name]) for name in leaves.keys() - may_be_missing]
     for state in (larger.state(), longer, *damaged):
         with pytest.raises(ValueError, match="the checkpoint"):
@@ -203,10 +191,10 @@ def test_a_damaged_state_is_refused() -> None:
 def test_a_state_of_another_format_is_refused_with_what_to_do() -> None:
     replay = make()
     list(replay.add(numbered(0, 8)))
-    for told in ({"format": np.array(5)}, {}):
+    for told in ({"format": np.array(4)}, {}):
         state = {**replay.state(), **told}
         if not told:
             del state["format"]
-        found = 5 if told else 1
+        found = 4 if told else 1
         with pytest.raises(ValueError, match=f"is of format {found}.*save_replay = false"):
             make().restore(state, CPU)

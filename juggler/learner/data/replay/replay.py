@@ -33,6 +33,7 @@ from juggler.learner.data.replay.rules import Remover, Rules, Selector
 from juggler.learner.data.replay.table import Drawn, EpisodeTable, FrameTable, Slots, Table
 from juggler.learner.data.sources import NEW_STEPS, Columns, DataSource, Sums, alone
 from juggler.runtime.connectors.frame_stack import FRAMES
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
@@ -40,8 +41,7 @@ from juggler.runtime.wire.trees import Tree
 #: A column of a drawn sample: the weight of each row in a loss [B].
 IMPORTANCE_WEIGHTS: Final = "importance_weights"
 
-_FORMAT = 4  # of `state`
-_FORMAT_BY_MODULE = 3  # the same, by the id of the only module
+_FORMAT = 3  # of `state`
 _WORD = (1 << 64) - 1
 _NONE = np.zeros(0, np.intp)
 
@@ -141,8 +141,8 @@ class _Keeper(DataSource):
         """What a checkpoint holds beside the table."""
 
     @abstractmethod
-    def _read(self, state: Mapping[str, Any]) -> Any:
-        """The same, of a checkpoint."""
+    def _read(self, own: Mapping[str, Any], state: Mapping[str, Any]) -> Any:
+        """The same, of a checkpoint, and of the rest of its state."""
 
     @abstractmethod
     def _resume(self, read: Any) -> None:
@@ -164,7 +164,7 @@ class _Keeper(DataSource):
             **self._draws.state(anew=False),
             "format": np.array(_FORMAT),
             "generator": self._draws.words(),
-            "kept": kept,
+            "modules": {DEFAULT_MODULE: kept},
         }
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
@@ -173,15 +173,22 @@ class _Keeper(DataSource):
         try:
             draws, read, own = self._draws.restored(state), None, {}
             table, step_bytes = self._table(0, framed=False, draws=draws), 0.0
-            if self._saved and ("kept" in state or "modules" in state):
-                own = _kept_in(state, self._oldest_format)
+            if self._saved and "modules" in state:
+                found = int(state["format"]) if "format" in state else self._oldest_format
+                if found != _FORMAT:
+                    raise ValueError(
+                        f"the checkpoint's replay table is of format {found}, and this version of "
+                        f"Juggler reads format {_FORMAT}: resume with save_replay = false, which "
+                        "begins with an empty one"
+                    )
                 draws.resume(state["generator"])
+                own = next(iter(state["modules"].values()), {})
             if own:
                 if step_bytes := float(own["step_bytes"]):
                     steps, framed = self._room.steps_of(step_bytes), FRAMES in own["table"]
                     table = self._table(steps, framed=framed, draws=draws)
                     table.prepare(own)
-                read = self._read(own)
+                read = self._read(own, state)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"the checkpoint holds no replay table: {error!r}") from None
         self._draws = draws
@@ -211,26 +218,6 @@ class _Keeper(DataSource):
     def _table(self, steps: int, *, framed: bool, draws: Draws) -> Table:
         kind = FrameTable if framed else EpisodeTable if self._episodes else Table
         return kind(steps, self._rules, draws.generator, self._room.directory, self._marks)
-
-
-def _kept_in(state: Mapping[str, Any], oldest: int) -> dict[str, Any]:
-    """What was kept in a saved state; {}: nothing had come.
-
-    Raises:
-        ValueError: it is of another format.
-    """
-    found = int(state["format"]) if "format" in state else oldest
-    if found == _FORMAT:
-        return dict(state["kept"])
-    if found != _FORMAT_BY_MODULE:
-        raise ValueError(
-            f"the checkpoint's replay table is of format {found}, and this version of Juggler "
-            f"reads format {_FORMAT}: resume with save_replay = false, which begins with an empty "
-            "one"
-        )
-    modules = list(state["modules"].values())
-    # A source that mixes old rows in had this beside its modules.
-    return {**modules[0], "samples": state.get("arrived", 0)} if modules else {}
 
 
 @dataclass
@@ -386,7 +373,7 @@ class Replay(_Keeper):
     def _check(self, given: Tensor | None) -> None:
         """Those of a trial. A run ignores the ones that are no numbers."""
         if given is None:
-            found = "none"
+            found = "no priorities"
         elif (wrong := given[~(given >= 0) | given.isinf()]).numel():
             found = f"the priority {wrong[0].item():.5g}"
         else:
@@ -436,11 +423,11 @@ class Replay(_Keeper):
             "stale_priorities": np.array(self._stale),
         }
 
-    def _read(self, state: Mapping[str, Any]) -> Any:
-        if state["counts"].shape != (7,):
-            raise ValueError(f"the checkpoint's replay has {len(state['counts'])} counts, not 7")
+    def _read(self, own: Mapping[str, Any], state: Mapping[str, Any]) -> Any:
+        if own["counts"].shape != (7,):
+            raise ValueError(f"the checkpoint's replay has {len(own['counts'])} counts, not 7")
         # Older ones do not say how many priorities were stale.
-        return _Pace(*state["counts"].tolist()), int(state.get("stale_priorities", 0))
+        return _Pace(*own["counts"].tolist()), int(own.get("stale_priorities", 0))
 
     def _resume(self, read: Any) -> None:
         self._pace, self._stale = read
@@ -509,7 +496,7 @@ class MixInReplay(_Keeper):
 
     keeps_rows = True
     _marks = ("steps", "arrived")  # live steps; how many samples had arrived before
-    _oldest_format = _FORMAT_BY_MODULE
+    _oldest_format = _FORMAT
 
     def __init__(
         self,
@@ -573,11 +560,15 @@ class MixInReplay(_Keeper):
         super().restore(state, device)
         self._source.clear()
 
-    def _own_state(self) -> dict[str, Tree]:
-        return {"due": np.array(self._due), "samples": np.array(self._arrived)}
+    def state(self) -> dict[str, Tree]:
+        found = super().state()
+        return {**found, "arrived": np.array(self._arrived)} if "modules" in found else found
 
-    def _read(self, state: Mapping[str, Any]) -> Any:
-        return float(state["due"]), int(state["samples"])
+    def _own_state(self) -> dict[str, Tree]:
+        return {"due": np.array(self._due)}
+
+    def _read(self, own: Mapping[str, Any], state: Mapping[str, Any]) -> Any:
+        return float(own["due"]), int(state["arrived"])
 
     def _resume(self, read: Any) -> None:
         self._due, self._arrived = read
