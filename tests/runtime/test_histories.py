@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,14 @@ import pytest
 from support.runtime_world import History, play, search, simulated_run
 from support.simulation import Violation
 
-from juggler.driver.workers import learner_events
+from juggler.driver.workers.learner_events import LearnerEvents
 from juggler.envrunner.envrunner_worker import EnvRunner
 from juggler.learner.group.membership import Membership
 from juggler.learner.group.peers import Peers
 from juggler.runtime.actors import hub
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS
 from juggler.runtime.actors.requests import RequestPool
+from juggler.runtime.episodes.version import Version
 
 DEATHS = ("a_worker_is_killed", "a_learner_is_killed")
 STANDSTILLS = ("a_worker_stands_still", "the_driver_stands_still")
@@ -92,23 +95,25 @@ def _groups_of_the_past_are_formed(monkeypatch: pytest.MonkeyPatch) -> None:
     form = Membership.form
 
     def formed(self: Any, group: Any, learner: Any, superseded: Callable[[], bool]) -> Any:
-        asked: list[bool] = []  # first before all else
-        return form(
-            self, group, learner, lambda: bool(asked or asked.append(True)) and superseded()
-        )
+        answers = chain([False], iter(superseded, None))
+        return form(self, group, learner, lambda: next(answers))
 
     monkeypatch.setattr(Membership, "form", formed)
 
 
-def _a_failed_update_counts_as_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new member of a group that has not met says which weights it has."""
-    updated = learner_events.LearnerEvents.updated
+def _a_failed_update_brings_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new member says which weights it has, and the group's are taken for impossible."""
+    updated, made = LearnerEvents.updated, LearnerEvents._made
 
     def heard(self: Any, worker: Any, done: Any) -> None:
-        done.peer_lost = ""
+        self.said = Version.of(done.version)
         updated(self, worker, done)
 
-    monkeypatch.setattr(learner_events.LearnerEvents, "updated", heard)
+    def booked(self: Any, update: Any, metrics: Any) -> None:
+        made(self, replace(update, version=self.said), metrics)
+
+    monkeypatch.setattr(LearnerEvents, "updated", heard)
+    monkeypatch.setattr(LearnerEvents, "_made", booked)
 
 
 def _who_waits_for_weights_hears_of_no_other_learner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +146,7 @@ def _an_answer_counts_each_time_it_comes(monkeypatch: pytest.MonkeyPatch) -> Non
         (_pings_end_connections, History(kinds=("the_driver_stands_still",)), "without a cause"),
         (_nobody_waits_for_a_large_state, CLASSES["large states"], "stands still"),
         (_groups_of_the_past_are_formed, CLASSES["large states"], "stands still"),
+        (_a_failed_update_brings_weights, CLASSES["large states"], "cannot be understood"),
         (
             _who_waits_for_weights_hears_of_no_other_learner,
             History(kinds=("a_learner_is_killed",)),

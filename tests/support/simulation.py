@@ -38,12 +38,14 @@ class Process:
     """A process. While it stands still, what comes is held.
 
     Attributes:
+        reads: it takes what comes, and not only alarms.
         excuses: why the driver may lose it.
     """
 
     name: str
     alive: bool = True
     stopped: bool = False
+    reads: bool = True
     held: list[Callable[[], object]] = field(default_factory=list)
     excuses: list[str] = field(default_factory=list)
 
@@ -116,12 +118,17 @@ class Simulation:
         process.stopped = True
 
     def resume(self, process: Process) -> None:
-        """What came meanwhile is taken before or after the alarms that are due."""
-        process.stopped = False
-        held, process.held = process.held, []
-        alarms = [each for each in held if isinstance(each, Alarm)]
-        others = [each for each in held if not isinstance(each, Alarm)]
-        for work in [alarms + others, others + alarms][self.random.random() < 0.5]:
+        """What came meanwhile is read at once, or behind the alarms that are due."""
+        process.stopped, held, process.held = False, process.held, []
+        process.reads = self.random.random() < 0.5
+        for work in held:
+            self._do(process, work)
+        if not process.reads:
+            self.at(0.0001, partial(self._read, process))
+
+    def _read(self, process: Process) -> None:
+        process.reads, held, process.held = True, process.held, []
+        for work in held:
             self._do(process, work)
 
     def kill(self, process: Process) -> None:
@@ -156,11 +163,15 @@ class Simulation:
 
     def _do(self, process: Process | None, work: Callable[[], object]) -> None:
         if process is not None:
-            if process.stopped:
+            if process.stopped or not (process.reads or isinstance(work, Alarm)):
                 process.held.append(work)
                 return
             if not process.alive:
                 return
+        self.call(process, work)
+
+    def call(self, process: Process | None, work: Callable[[], object]) -> None:
+        """Do this now, as this process. It must not wait."""
         before, self.current, running, self._running = self.current, process, self._running, None
         try:
             work()
@@ -241,13 +252,14 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             while self._ready:
                 handle = self._ready.popleft()
                 if not handle.cancelled():
-                    self._simulation._do(self._process, handle._run)
+                    self._simulation.call(self._process, handle._run)
         finally:
             asyncio._set_running_loop(None)
         return True
 
     def close_tasks(self) -> None:
-        self._process.alive, self._process.stopped = True, False
+        self._process.alive = self._process.reads = True
+        self._process.stopped = False
         for _ in range(5):  # a task may wait for another one
             for task in self._tasks:
                 task.cancel()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import grpc
 from google.protobuf import any_pb2
@@ -155,7 +155,9 @@ class _Dialled:
         tls: Tls | None,
         timeout: float,
         tell: Callable[[str], None],
-        *ends: Any,
+        next_message: Callable[[], bytes | None],
+        received: Callable[[bytes], None],
+        ended: Callable[[End], None],
     ) -> None:
         channel = dial(address, tls)
         try:
@@ -164,7 +166,7 @@ class _Dialled:
             channel.close()
             raise
         stream = calls().ClientStream(
-            channel, ATTACH_METHOD, metadata, *ends, name="attach-receive"
+            channel, ATTACH_METHOD, metadata, next_message, received, ended, "attach-receive"
         )
         self.wake, self.close = stream.wake, channel.close
 
