@@ -63,7 +63,7 @@ from support.simulation import (
 
 ROWS, STEPS = 2, 10
 SPACE = spaces_pb2.Space(discrete=spaces_pb2.DiscreteSpace(n=2, dtype=5))
-HEARTBEAT, SILENCE, HANG = 2.0, 10.0, 60.0
+HEARTBEAT, SILENCE = 2.0, 10.0
 #: A worker that could not say anything for so long may be lost.
 EXCUSED = 3.0
 #: Within so long after the last fault, all is as it should be.
@@ -82,6 +82,7 @@ class History:
         duplicates: share of messages from workers that come twice.
         slow_saves: the most seconds that a learner takes to save its state.
         batch_size: of an update.
+        hang: seconds without progress after which a worker is lost.
     """
 
     runners: int = 2
@@ -91,6 +92,7 @@ class History:
     duplicates: float = 0.0
     slow_saves: float = 0.1
     batch_size: int = 20
+    hang: float = 20.0
 
 
 class RuntimeWorld:
@@ -114,7 +116,7 @@ class RuntimeWorld:
             roles=("envrunner", "learner", "evaluator"),
             heartbeat_seconds=HEARTBEAT,
             silence_seconds=SILENCE,
-            hang_seconds=HANG,
+            hang_seconds=history.hang,
         )
         self.hub = Hub(settings, self._mailbox, loop)
         loop.create_task(self.hub.watch())
@@ -230,6 +232,12 @@ class RuntimeWorld:
         worker, seconds = self._any(), self.random.choice([0.5, 2.5, 8.0, 25.0])
         self._stands_still(worker.process, seconds)
 
+    def an_environment_hangs(self) -> None:
+        """Until the driver misses its progress."""
+        worker = self._any("envrunner")
+        worker.excuse("its environment hangs")
+        worker.hangs = True
+
     def the_driver_stands_still(self) -> None:
         for line in self.lines:  # whose answers it does not read before it runs again
             line.ping()
@@ -260,6 +268,8 @@ class RuntimeWorld:
                     other.excuse("another one stood still")
         self.simulation.stop(process)
         self.simulation.run(seconds)
+        if worker is not None and seconds > 2 * SILENCE and worker in self.workers.values():
+            raise Violation(f"nobody misses {worker.worker_id}")
         if process.alive:
             self.note(f"{process.name} runs again after {seconds} s")
             self.simulation.resume(process)
@@ -397,6 +407,7 @@ class _Worker:
         self.process = Process(self.worker_id)
         self.line: _Line | None = None
         self.senders: list[_Sender] = []
+        self.hangs = False
 
     def excuse(self, why: str) -> None:
         self.process.excuses.append(why)
@@ -607,7 +618,8 @@ class _Stage:
 
     def play(self, recorded: Any, versions: Any) -> PlayedRound:
         world = self._worker.world
-        world.simulation.wait(lambda: False, world.random.uniform(0.3, 1.5))
+        hangs = 1e6 if self._worker.hangs else 0.0
+        world.simulation.wait(lambda: False, hangs + world.random.uniform(0.3, 1.5))
         live, stale = world.random.randint(1, ROWS * STEPS), world.random.choice([0, 0, 3])
         one = Recorded(
             cast(Any, _Batch(live_steps=live, stale=stale)),
@@ -726,7 +738,8 @@ class _Learner(_Worker, GroupMember):
         self._batches: dict[int, Any] = {}
         self._books = BatchBooks(10)
         self._generation = 0
-        self._membership = Membership(self.worker_id, "127.0.0.1")
+        progresses = lambda: self._attached.progresses()  # noqa: E731
+        self._membership = Membership(self.worker_id, "127.0.0.1", progresses=progresses)
         self._saves = world.random.choice([0.0, world.history.slow_saves])
 
     def run(self) -> str:
