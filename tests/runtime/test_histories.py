@@ -53,7 +53,7 @@ def in_simulated_time() -> Iterator[None]:
 @pytest.mark.parametrize("seeds", [SEEDS, pytest.param(MORE, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_run_survives_what_happens(name: str, seeds: int, tmp_path: Path) -> None:
-    """Nobody is lost without a cause, no step counts twice, and training continues afterwards."""
+    """No worker is lost without a cause, no step counts twice, and training continues."""
     search(CLASSES[name], range(seeds), tmp_path)
 
 
@@ -65,7 +65,7 @@ def test_a_seed_gives_the_same_history_again(tmp_path: Path) -> None:
 # Faults of the past, each put back: a history shows it.
 
 
-def _watch_by_the_clock_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def _watch_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub that counts its own standstill as its workers' silence."""
 
     async def watch(self: Any) -> None:
@@ -85,13 +85,13 @@ def _pings_end_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "WATCHFUL_SERVER_OPTIONS", SERVER_OPTIONS)
 
 
-def _nobody_waits_for_a_large_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_wait_for_a_large_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """Learners take one that saves for long for lost."""
     monkeypatch.setattr(Peers, "wait_for_all", lambda self, work: work())
 
 
 def _groups_of_the_past_are_formed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A learner that is behind takes its time for groups that nobody waits for."""
+    """A learner that is behind takes its time for groups that were given up."""
     form = Membership.form
 
     def formed(self: Any, group: Any, learner: Any, superseded: Callable[[], bool]) -> Any:
@@ -142,9 +142,9 @@ def _an_answer_counts_each_time_it_comes(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("fault", "history", "seen"),
     [
-        (_watch_by_the_clock_alone, History(kinds=("the_driver_stands_still",)), "without a cause"),
+        (_watch_by_the_clock, History(kinds=("the_driver_stands_still",)), "without a cause"),
         (_pings_end_connections, History(kinds=("the_driver_stands_still",)), "without a cause"),
-        (_nobody_waits_for_a_large_state, CLASSES["large states"], "stands still"),
+        (_no_wait_for_a_large_state, CLASSES["large states"], "stands still"),
         (_groups_of_the_past_are_formed, CLASSES["large states"], "stands still"),
         (_a_failed_update_brings_weights, CLASSES["large states"], "cannot be understood"),
         (

@@ -269,7 +269,7 @@ class RuntimeWorld:
         self.simulation.stop(process)
         self.simulation.run(seconds)
         if worker is not None and seconds > 2 * SILENCE and worker in self.workers.values():
-            raise Violation(f"nobody misses {worker.worker_id}")
+            raise Violation(f"the driver does not miss {worker.worker_id}")
         if process.alive:
             self.note(f"{process.name} runs again after {seconds} s")
             self.simulation.resume(process)
@@ -312,7 +312,7 @@ class RuntimeWorld:
             reason = worker.run()
         except AttachError as error:
             reason = str(error)
-        except Exception as error:  # told to the driver
+        except Exception as error:  # reported to the driver
             reason = f"failed: {error!r}"
             raise
         finally:
@@ -371,7 +371,7 @@ class RuntimeWorld:
 
 @dataclass
 class _Books:
-    """What was sampled, told from what EnvRunners have made."""
+    """Steps that were sampled, by what EnvRunners have made."""
 
     made: dict[int, tuple[int, int]] = field(default_factory=dict)  # live and stale steps
     counted: set[int] = field(default_factory=set)
@@ -949,8 +949,8 @@ def play(history: History, seed: int, directory: Path) -> list[str]:
         try:
             world.play()
         except BaseException as error:
-            told = "\n  ".join(world.happened)
-            raise Violation(f"{error!r}\nseed {seed} of {history}:\n  {told}") from error
+            log = "\n  ".join(world.happened)
+            raise Violation(f"{error!r}\nseed {seed} of {history}:\n  {log}") from error
         finally:
             _AS.clear()
         return list(world.happened)

@@ -1,7 +1,7 @@
 """Processes in simulated time: a heap of events, a loop of asyncio, and threads that take turns.
 
 The package's modules see this instead of `time`, `threading` and queues. One thread runs at a time,
-and only until it waits, so a history depends on its seed alone.
+and only until it waits, so its seed decides a history.
 """
 
 from __future__ import annotations

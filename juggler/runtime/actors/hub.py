@@ -75,7 +75,7 @@ class AttachStream(Protocol):
 
         Args:
             why: for gRPC.
-            reason: for the worker; "": it was told already.
+            reason: for the worker; "": it has heard it already.
             code: of the stream's status.
         """
 
@@ -249,7 +249,7 @@ class Hub:
             stream.end(left.reason, left.reason[:_LONGEST_REASON], code)
 
     async def _let_in(self, stream: AttachStream) -> Worker | None:
-        """The worker that says hello; None: it said none, or was told why it cannot come in."""
+        """The worker that says hello; None: it said none, or was refused with the reason."""
         silence = self._settings.silence_seconds
         try:
             # Before the hello is taken, which may have 8 MiB.
