@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import runtime_world
 from support.runtime_world import History, play, search, simulated_run
 from support.simulation import Violation
 
@@ -116,7 +117,13 @@ def _a_failed_update_brings_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LearnerEvents, "_made", booked)
 
 
-def _who_waits_for_weights_hears_of_no_other_learner(monkeypatch: pytest.MonkeyPatch) -> None:
+def _first_weights_are_due_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner that answers, and is still at its group's state, counts as out of reach."""
+    never = property(lambda _: False, lambda _, __: None)
+    monkeypatch.setattr(runtime_world._Subscription, "answered", never, raising=False)
+
+
+def _a_wait_for_weights_hears_of_no_other_learner(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sampler waits for weights of a learner that is gone."""
 
     def act_on(self: Any, streams: Any, at_least: Any) -> bool:
@@ -147,8 +154,9 @@ def _an_answer_counts_each_time_it_comes(monkeypatch: pytest.MonkeyPatch) -> Non
         (_no_wait_for_a_large_state, CLASSES["large states"], "stands still"),
         (_groups_of_the_past_are_formed, CLASSES["large states"], "stands still"),
         (_a_failed_update_brings_weights, CLASSES["large states"], "cannot be understood"),
+        (_first_weights_are_due_soon, CLASSES["large states"], "LearnerOutOfReach"),
         (
-            _who_waits_for_weights_hears_of_no_other_learner,
+            _a_wait_for_weights_hears_of_no_other_learner,
             History(kinds=("a_learner_is_killed",)),
             "hung: no progress",
         ),
