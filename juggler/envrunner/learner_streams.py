@@ -230,11 +230,10 @@ class LearnerStreams:
             try:
                 weights = self._subscription.wait_for(at_least, timeout=0.5)
             except TimeoutError as error:
-                # A learner has its first weights before anybody is sent to it, so that these are
-                # due at once. Later ones may be long on a slow network: the driver's hang_seconds
-                # is their deadline.
-                weights = self._subscription.newest
-                if weights is None and time.monotonic() > deadline:
+                # A learner that answers may be long at a large state of its group, and weights on a
+                # slow network: the driver's hang_seconds is their deadline.
+                weights, answered = self._subscription.newest, self._subscription.answered
+                if weights is None and not answered and time.monotonic() > deadline:
                     raise self.out_of_reach(error) from None
         if weights.version != self.version:
             load(weights.tree[self.module_id])

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
+from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from support.commands import status_of
 from support.made_checkpoints import checkpoint
 from support.scripted_environments import Failing, Scripted, masked
@@ -27,7 +28,6 @@ from support.vectors import vector_of_functions
 import juggler
 from juggler.driver.config import RunConfig
 from juggler.driver.record.checkpoints import write
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from juggler.envrunner.environments.action_masks import observe_masks
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.sampler import Sampler

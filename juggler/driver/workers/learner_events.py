@@ -67,6 +67,8 @@ class LearnerEvents:
         for batch in used:
             parts.registry.must_fit_a_batch(module_id, batch.live_steps)
         version = Version.of(done.version)
+        if done.peer_lost:  # weights of its own: a new member may have none of the group's updates
+            version = parts.core.modules[module_id].weights_version
         for connectors in parts.connectors.values():
             connectors.merge_waiting()
         parts.stale_runners[module_id].answered(used, parts.core.modules[module_id].ledger.updating)

@@ -91,6 +91,8 @@ class Membership:
         formed = training_pb2.GroupFormed(module_id=group.module_id, generation=group.generation)
         peers: Peers | None = None
         try:
+            if superseded():  # to hash a large state for nothing takes long
+                raise PeerLost("there is another group to form")
             if len(group.members) > 1:
                 peers = self._met(group, learner.device, superseded)
                 peers.progresses = self._progresses

@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Self
+from typing import Protocol, Self
 
 import grpc
 from google.protobuf import any_pb2
@@ -23,7 +24,7 @@ from google.protobuf.message import Message
 
 from juggler.runtime.actors.busy_threads import BusyThreads
 from juggler.runtime.actors.calls import calls
-from juggler.runtime.actors.credentials import bearer
+from juggler.runtime.actors.credentials import CallMetadata, bearer
 from juggler.runtime.actors.endpoints import (
     PROTOCOL_VERSION,
     EndpointError,
@@ -123,6 +124,53 @@ def _fitting(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+class WorkerStream(Protocol):
+    """The worker's end of its stream. It takes messages to send when it can send them."""
+
+    def wake(self) -> None:
+        """There may be something to send. May be called in any thread."""
+
+    def close(self) -> None:
+        """End the stream. Idempotent."""
+
+
+#: Opens a stream, given what it takes messages to send from, and what it gives messages and its
+#: end to, in threads of its own.
+Connect = Callable[
+    [Callable[[], bytes | None], Callable[[bytes], None], Callable[[End], None]], WorkerStream
+]
+
+
+class _Dialled:
+    """The stream of a call of gRPC.
+
+    Raises:
+        EndpointError: nothing answers at `address`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        metadata: CallMetadata,
+        tls: Tls | None,
+        timeout: float,
+        tell: Callable[[str], None],
+        next_message: Callable[[], bytes | None],
+        received: Callable[[bytes], None],
+        ended: Callable[[End], None],
+    ) -> None:
+        channel = dial(address, tls)
+        try:
+            wait_until_ready(channel, address, "driver", timeout, tls, tell)
+        except EndpointError:
+            channel.close()
+            raise
+        stream = calls().ClientStream(
+            channel, ATTACH_METHOD, metadata, next_message, received, ended, "attach-receive"
+        )
+        self.wake, self.close = stream.wake, channel.close
+
+
 class Attachment:
     """Dial the driver, say hello, and exchange commands and replies until one side leaves.
 
@@ -153,10 +201,12 @@ class Attachment:
         local: bool = False,
         timeout: float = 20.0,
         tell: Callable[[str], None] = lambda _: None,
+        connect: Connect | None = None,
     ) -> None:
         """
         Args:
             tell: gets a line every few seconds while nobody answers.
+            connect: opens the stream; None: `address` is dialled.
 
         Raises:
             EndpointError: nobody answers at `address`.
@@ -189,22 +239,14 @@ class Attachment:
             local=local,
         )
         self._outbox = deque([attach_pb2.FromWorker(hello=hello)])
-        self._channel = dial(address, tls)
+        metadata = bearer(token) if token else ()
+        connect = connect or partial(_Dialled, address, metadata, tls, timeout, tell)
+        self._stream = connect(self._next_message, self._received, self._ended)
         try:
-            wait_until_ready(self._channel, address, "driver", timeout, tls, tell)
-            self._stream = calls().ClientStream(
-                self._channel,
-                ATTACH_METHOD,
-                bearer(token) if token else (),
-                self._next_message,
-                self._received,
-                self._ended,
-                name="attach-receive",
-            )
             self._stream.wake()
             self.welcome = self._greet(address)
             threading.Thread(target=self._beat_or_end, name="attach-heartbeat", daemon=True).start()
-        except (AttachError, EndpointError):
+        except AttachError:
             self.close()
             raise  # after other errors, such as no more threads, closing might hang
 
@@ -262,7 +304,7 @@ class Attachment:
 
     def close(self) -> None:
         self._over.set()
-        self._channel.close()
+        self._stream.close()
 
     def _send(self, message: attach_pb2.FromWorker) -> None:
         self._outbox.append(message)

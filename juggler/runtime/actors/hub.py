@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -53,6 +53,33 @@ class HubSettings:
     services: tuple[Service, ...] = ()  # further services of its server
 
 
+class AttachStream(Protocol):
+    """The driver's end of a worker's stream.
+
+    Attributes:
+        local: it comes over a Unix socket.
+        known: it showed the run's token when it opened, or is local.
+    """
+
+    local: bool
+    known: bool
+
+    async def receive(self) -> bytes | None:
+        """The next message; None: the worker has ended its side."""
+
+    async def send(self, message: attach_pb2.ToWorker) -> None:
+        """Send a message once those before have left."""
+
+    def end(self, why: str, reason: str = "", code: grpc.StatusCode = grpc.StatusCode.OK) -> None:
+        """Say how the stream ends when it has been served.
+
+        Args:
+            why: for gRPC.
+            reason: for the worker; "": it has heard it already.
+            code: of the stream's status.
+        """
+
+
 class Hub:
     """Accepts workers and carries commands, replies and reports. Runs a gRPC server in a thread.
 
@@ -60,7 +87,12 @@ class Hub:
     that happens goes into `events`; nothing here blocks the driver's loop.
     """
 
-    def __init__(self, settings: HubSettings, events: Mailbox[Any]) -> None:
+    def __init__(
+        self,
+        settings: HubSettings,
+        events: Mailbox[Any],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         self._settings = settings
         self._events = events
         self._connections: dict[str, Connection] = {}  # by worker id
@@ -68,7 +100,7 @@ class Hub:
         self._strangers = Strangers(_MOST_STRANGERS)
         self._to_wake: deque[Connection] = deque()
         self._waking = False
-        self._loop = asyncio.new_event_loop()
+        self._loop = loop or asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="hub", daemon=True)
         self._server: grpc.aio.Server | None = None
         self._watchdog: asyncio.Task[None] | None = None
@@ -161,7 +193,7 @@ class Hub:
             for address in addresses
         ]
         await self._server.start()
-        self._watchdog = asyncio.get_running_loop().create_task(self._watch())
+        self._watchdog = asyncio.get_running_loop().create_task(self.watch())
         return bound
 
     async def _stop(self) -> None:
@@ -174,15 +206,17 @@ class Hub:
             await self._server.stop(grace=0.5)
 
     async def _attach(self, _: Any, context: Any) -> None:
+        await self.serve(_Call(context, self._settings.token))
+
+    async def serve(self, stream: AttachStream) -> None:
+        """Let a worker in, and carry what it says until its stream ends."""
         handler: Any = asyncio.current_task()
         try:
-            with (
-                nullcontext() if self._is_known(context) else self._strangers.visit(handler.cancel)
-            ):
-                worker = await self._let_in(context)
+            with nullcontext() if stream.known else self._strangers.visit(handler.cancel):
+                worker = await self._let_in(stream)
         except asyncio.CancelledError:  # by a later stranger; the client tries again
-            context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
-            context.set_details(f"over {_MOST_STRANGERS} others came in before the hello")
+            crowded = f"over {_MOST_STRANGERS} others came in before the hello"
+            stream.end(crowded, code=grpc.StatusCode.RESOURCE_EXHAUSTED)
             return
         if worker is None:
             return
@@ -199,9 +233,9 @@ class Hub:
             self._events.put(Joined(worker))
             # Finish this write even if the stream shall end: if the very first write is abandoned,
             # the stream never ends for its client.
-            await _whole(context.write(attach_pb2.ToWorker(welcome=welcome)))
-            writer = asyncio.get_running_loop().create_task(self._write(connection, context))
-            left = await self._read(connection, context)
+            await _whole(stream.send(attach_pb2.ToWorker(welcome=welcome)))
+            writer = asyncio.get_running_loop().create_task(self._write(connection, stream))
+            left = await self._read(connection, stream)
         except Refused as refused:
             left = Left(worker, str(refused))
         except asyncio.CancelledError:
@@ -210,39 +244,27 @@ class Hub:
             if writer is not None:
                 writer.cancel()
             self._leave(connection, left)
-            context.set_trailing_metadata(((REASON_KEY, left.reason[:_LONGEST_REASON].encode()),))
-            if connection.unheard:  # as for a failed network, so that the worker comes back
-                context.set_code(grpc.StatusCode.UNAVAILABLE)
-                context.set_details(left.reason)
+            # As for a failed network if it was not heard, so that the worker comes back.
+            code = grpc.StatusCode.UNAVAILABLE if connection.unheard else grpc.StatusCode.OK
+            stream.end(left.reason, left.reason[:_LONGEST_REASON], code)
 
-    async def _let_in(self, context: Any) -> Worker | None:
-        """The worker that says hello; None: it said none, or was told why it cannot come in."""
+    async def _let_in(self, stream: AttachStream) -> Worker | None:
+        """The worker that says hello; None: it said none, or was refused with the reason."""
         silence = self._settings.silence_seconds
         try:
-            return await self._hello(context, silence)
+            # Before the hello is taken, which may have 8 MiB.
+            if self._settings.token and not stream.known:
+                raise Refused(WITHOUT_TOKEN)
+            # Apart from the refusal, so that a large hello is freed before that is written.
+            first = await asyncio.wait_for(stream.receive(), silence)
+            return None if first is None else self._admit(first, stream.local)
         except (Refused, TimeoutError) as error:
             reason = str(error) or f"no hello within {silence:.0f} s"
+            first = None
         refusal = attach_pb2.ToWorker(refusal=attach_pb2.Refusal(reason=reason))
         with suppress(TimeoutError):  # it does not read
-            await asyncio.wait_for(context.write(refusal), _FIRST_MESSAGE_SECONDS)
+            await asyncio.wait_for(stream.send(refusal), _FIRST_MESSAGE_SECONDS)
         return None
-
-    async def _hello(self, context: Any, silence: float) -> Worker | None:
-        # Before gRPC takes the hello, which may have 8 MiB.
-        if self._settings.token and not self._is_known(context):
-            raise Refused(WITHOUT_TOKEN)
-        # Apart from the refusal, so that a large hello is let go of before that is written.
-        first = await asyncio.wait_for(context.read(), silence)
-        if first is grpc.aio.EOF:
-            return None
-        return self._admit(first, local=context.peer().startswith("unix:"))
-
-    def _is_known(self, context: Any) -> bool:
-        """Whether a stream showed the token when it opened, or comes from this user's processes."""
-        if context.peer().startswith("unix:"):
-            return True
-        token, metadata = self._settings.token, context.invocation_metadata() or ()
-        return bool(token) and why_not_admitted(metadata, token) is None
 
     def _admit(self, first: bytes, local: bool) -> Worker:
         settings = self._settings
@@ -295,7 +317,7 @@ class Hub:
     def _free_index(self, role: str) -> int:
         return next(n for n in itertools.count() if f"{role}-{n}" not in self._connections)
 
-    async def _write(self, connection: Connection, context: Any) -> None:
+    async def _write(self, connection: Connection, stream: AttachStream) -> None:
         while True:
             await connection.wake.wait()
             connection.wake.clear()
@@ -306,17 +328,17 @@ class Hub:
             for end, command in enumerate(commands, start=1):
                 size += command.ByteSize()
                 if end == len(commands) or size > 1 << 20:
-                    await context.write(attach_pb2.ToWorker(commands=commands[start:end]))
+                    await stream.send(attach_pb2.ToWorker(commands=commands[start:end]))
                     size, start = 0, end
             if connection.over:
                 connection.cancel()
                 return
 
-    async def _read(self, connection: Connection, context: Any) -> Left:
+    async def _read(self, connection: Connection, stream: AttachStream) -> Left:
         worker, events, rate = connection.worker, self._events, Rate()
         while True:
-            raw = await context.read()
-            if raw is grpc.aio.EOF:
+            raw = await stream.receive()
+            if raw is None:
                 return Left(worker, "the connection ended without a farewell")
             message = read_message(raw)
             connection.last_seen = time.monotonic()
@@ -338,7 +360,8 @@ class Hub:
                 unanswered = frozenset(farewell.unanswered)
                 return Left(worker, farewell.reason, failure, True, unanswered)
 
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
+        """Lose workers that are silent for too long, until it is cancelled."""
         interval = self._settings.heartbeat_seconds
         looked = time.monotonic()
         while True:
@@ -355,6 +378,31 @@ class Hub:
                     connection.over = f"no heartbeat for {silence:.0f} s"
                     connection.unheard = True
                     connection.cancel()
+
+
+class _Call:
+    """The stream of a call of gRPC."""
+
+    def __init__(self, context: Any, token: str) -> None:
+        self.local = context.peer().startswith("unix:")
+        metadata = context.invocation_metadata() or ()
+        shown = bool(token) and why_not_admitted(metadata, token) is None
+        self.known = self.local or shown
+        self._context = context
+
+    async def receive(self) -> bytes | None:
+        message = await self._context.read()
+        return None if message is grpc.aio.EOF else message
+
+    async def send(self, message: attach_pb2.ToWorker) -> None:
+        await self._context.write(message)
+
+    def end(self, why: str, reason: str = "", code: grpc.StatusCode = grpc.StatusCode.OK) -> None:
+        if reason:
+            self._context.set_trailing_metadata(((REASON_KEY, reason.encode()),))
+        if code is not grpc.StatusCode.OK:
+            self._context.set_code(code)
+            self._context.set_details(why)
 
 
 async def _whole(work: Coroutine[Any, Any, None]) -> None:

@@ -56,6 +56,7 @@ class WeightsSubscription:
 
     Attributes:
         address: of the learner.
+        answered: it has answered a stream, and sends weights once it has some.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class WeightsSubscription:
         meeting: of the readers of this host; None: this one always reads from the learner.
         alone: called with the reason, for people, if this one cannot share in what they do.
         """
-        self.address = address
+        self.address, self.answered = address, False
         self._meeting, self._alone = meeting, alone
         self._relay: WeightsRelay | None = None  # if this process relays
         self._relay_connection: RelayConnection | None = None  # if another one does
@@ -258,6 +259,7 @@ class WeightsSubscription:
             call = subscribe(request, metadata=metadata, wait_for_ready=True)
             call.initial_metadata()  # waits for it
             first.came()
+            self.answered = True
             for message in call:
                 frame = reader.feed(message)
                 large = shared.is_large(max(len(message), reader.unfinished_bytes))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import tracemalloc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from threading import Event, get_ident
 from typing import Any
@@ -17,47 +16,19 @@ from support.groups import at_once, meet
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.group import state_sync, torch_peers
-from juggler.learner.group.peers import PeerLost, Peers
+from juggler.learner.group.peers import PeerLost
 from juggler.learner.group.state_sync import take_over_newest
 from juggler.learner.learner import Learner
 from juggler.runtime.modules.models import ActorCritic
 
-LIMIT = 3.0  # seconds: of an operation
 SPACES = spaces.Box(-10, 10, (4,), np.float32), spaces.Discrete(2)
 
 
-def learner_of(updates: int, slow: str, monkeypatch: pytest.MonkeyPatch) -> Learner:
-    """A learner which does one thing slowly, once."""
+def learner_of(updates: int) -> Learner:
     make = partial(ActorCritic, *SPACES, {"hidden_sizes": [8]})
     learner = Learner(Impala(make, ImpalaConfig()), seed=updates)
     learner.updates = updates
-    if slow:
-        does, late = getattr(learner, slow), [LIMIT + 1]
-
-        def slowly(*args: Any) -> Any:
-            time.sleep(late.pop() if late else 0)
-            return does(*args)
-
-        monkeypatch.setattr(learner, slow, slowly)
     return learner
-
-
-@pytest.mark.parametrize(("leader", "follower"), [("save", ""), ("", "save"), ("", "restore")])
-def test_nobody_is_taken_for_lost_who_is_still_at_a_large_state(
-    monkeypatch: pytest.MonkeyPatch, make_batch: Callable[..., Any], leader: str, follower: str
-) -> None:
-    monkeypatch.setattr(torch_peers, "COLLECTIVE_SECONDS", LIMIT)
-    group = [learner_of(5, leader, monkeypatch), learner_of(0, follower, monkeypatch)]
-
-    def work(learner: Learner, peers: Peers) -> int:
-        found = learner.join(peers)
-        learner.update_from_episodes([make_batch(4, 8)])  # at once, as the driver may tell it to
-        return found
-
-    pairs = zip(group, meet(2), strict=True)
-    hashes = at_once([partial(work, *pair) for pair in pairs])
-    assert hashes[0] == hashes[1]
-    assert [learner.updates for learner in group] == [6, 6]
 
 
 class Large:
@@ -132,7 +103,7 @@ def test_who_waits_for_another_one_makes_progress_and_who_is_waited_for_does_not
 
 
 def test_a_state_of_many_chunks_is_sent_with_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    group, peers = [learner_of(5, "", monkeypatch), learner_of(0, "", monkeypatch)], meet(2)
+    group, peers = [learner_of(5), learner_of(0)], meet(2)
     chunks, came = len(list(state_sync._chunks(group[0])[1])), [0, 0]
 
     def note(rank: int) -> None:

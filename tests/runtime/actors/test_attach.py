@@ -109,25 +109,6 @@ def test_a_farewell_says_why_the_worker_left(world: World) -> None:
     assert "of this" in left.failure.message
 
 
-def test_a_worker_that_vanishes_is_noticed_at_once(world: World) -> None:
-    world.start(silence_seconds=1000)
-    world.attach().close()
-    left = world.wait_for(Left)
-    assert left.failure is None
-
-
-def test_a_worker_without_a_heartbeat_is_lost(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("juggler.runtime.actors.attachment.Attachment._beat", lambda self: None)
-    world.start(heartbeat_seconds=0.05, silence_of={"worker": 0.3})
-    inbox: Mailbox[Any] = Mailbox()
-    world.attach(inbox=inbox)
-    assert "no heartbeat" in world.wait_for(Left).reason
-    (last,) = _commands(inbox, 1)
-    assert last.reason == f"{LOST_THE_DRIVER}: no heartbeat for 0 s", "if it lives, it comes back"
-
-
 def test_workers_of_a_role_may_be_lost_sooner_from_some_moment_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,15 +165,6 @@ def test_long_work_that_says_that_it_goes_on_does_not_count_as_hung(world: World
         assert world.wait_for(Left).reason.startswith("hung: no progress for ")
 
 
-def test_an_idle_worker_does_not_count_as_hung(world: World) -> None:
-    world.start(heartbeat_seconds=0.02, hang_seconds=0.1)
-    attachment = world.attach()
-    with attachment.busy():
-        pass
-    with pytest.raises(AssertionError):
-        world.wait_for(Left, seconds=0.5)
-
-
 def test_the_end_of_the_hub_reaches_its_workers(world: World) -> None:
     world.start()
     inbox: Mailbox[Any] = Mailbox()
@@ -202,21 +174,6 @@ def test_the_end_of_the_hub_reaches_its_workers(world: World) -> None:
     (last,) = _commands(inbox, 1)
     assert isinstance(last, Detached)
     assert last.reason.startswith((LOST_THE_DRIVER, "the driver ended"))
-
-
-def test_a_new_process_takes_the_place_of_the_one_before(world: World) -> None:
-    world.start()
-    old = world.attach(index=3)
-    world.wait_for(Joined)
-    new = world.attach(index=3)
-    assert world.wait_for(Joined).worker.incarnation == new.incarnation
-    left = world.wait_for(Left)
-    assert left.worker.incarnation == old.incarnation
-    assert "replaced" in left.reason
-    # The old one's stream is closed; what it sends now reaches nobody.
-    old.report(attach_pb2.Done())
-    with pytest.raises(AssertionError):
-        world.wait_for(Reported, seconds=0.3)
 
 
 @pytest.mark.parametrize(
@@ -286,15 +243,6 @@ def test_garbage_on_one_stream_leaves_the_others_alone(world: World) -> None:
 def test_a_driver_that_nobody_runs_is_named(world: World) -> None:
     with pytest.raises(EndpointError, match=r"no driver answers at unix:.*hub\.sock"):
         world.attach(timeout=0.3)
-
-
-def test_a_command_to_one_who_has_left_is_not_sent(world: World) -> None:
-    world.start()
-    attachment = world.attach()
-    worker = world.wait_for(Joined).worker
-    attachment.farewell("bye")
-    world.wait_for(Left)
-    assert not world.hub.send(worker, 1, attach_pb2.Stop())
 
 
 def test_attaching_and_leaving_leaves_no_threads_behind(world: World) -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
-import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 from support.hub_world import World
 
-from juggler.runtime.actors import attachment as attachment_module
 from juggler.runtime.actors.attachment import AttachError, describe
 from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, dial
 from juggler.runtime.actors.hub import ATTACH_METHOD
@@ -94,51 +91,3 @@ def test_a_role_may_have_a_limit(world: World) -> None:
         world.attach("worker")
     successor = world.attach("other", index=0)  # of a process that may be dead
     assert successor.worker_id == first.worker_id
-
-
-class HeartThatMissesBeats:
-    """Hearts stand still for so many seconds once.
-
-    Attributes:
-        beats_again: that is over.
-        since: when that was, of `time.monotonic`.
-    """
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-        self.beats_again, self.since = threading.Event(), 0.0
-        self._seconds = seconds
-        clock = SimpleNamespace(
-            monotonic=time.monotonic, process_time=time.process_time, sleep=self._sleep
-        )
-        monkeypatch.setattr(attachment_module, "time", clock)
-
-    def _sleep(self, interval: float) -> None:
-        if self.beats_again.is_set():
-            return time.sleep(interval)
-        time.sleep(self._seconds)
-        self.since = time.monotonic()
-        self.beats_again.set()
-
-
-def test_a_hub_that_stood_still_does_not_take_its_workers_for_dead(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.start(heartbeat_seconds=0.05, silence_seconds=2.0)
-    heart = HeartThatMissesBeats(monkeypatch, 2.6)
-    world.attach()
-    world.wait_for(Joined)
-    world.hub._loop.call_soon_threadsafe(time.sleep, 2.5)  # with all others, as Ctrl-Z makes it
-    assert heart.beats_again.wait(30)
-    with pytest.raises(AssertionError):
-        world.wait_for(Left, seconds=0.3)
-
-
-def test_a_worker_that_stood_still_does_not_count_as_hung(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heart = HeartThatMissesBeats(monkeypatch, 1.5)
-    world.start(heartbeat_seconds=0.05, silence_seconds=60.0, hang_seconds=1.0)
-    attachment = world.attach()
-    with attachment.busy():
-        assert "hung" in world.wait_for(Left).reason  # what it did since is its own fault
-    assert time.monotonic() - heart.since > 0.9

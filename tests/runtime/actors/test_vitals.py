@@ -30,17 +30,6 @@ def test_a_hub_knows_when_it_heard_a_worker_and_how_much_memory_it_has(world: Wo
     assert vital.resident_bytes == pytest.approx(resident_bytes(), rel=0.5)
 
 
-def test_who_has_left_has_no_vitals(world: World) -> None:
-    world.start()
-    attachment = world.attach()
-    assert world.hub.vitals().keys() == {"worker-0"}
-    attachment.farewell("enough")
-    deadline = time.monotonic() + 10
-    while world.hub.vitals():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_memory_of_a_process_is_that_of_its_pages() -> None:
     pages = int(Path("/proc/self/status").read_text().partition("VmRSS:")[2].split()[0]) * 1024
     assert resident_bytes() == pytest.approx(pages, rel=0.2)
