@@ -171,7 +171,8 @@ class _Keeper(DataSource):
         if not state:
             return self._discard()
         try:
-            draws, read, own = self._draws.restored(state), None, {}
+            own: dict[str, Any] = {}
+            draws, read = self._draws.restored(state), None
             table, step_bytes = self._table(0, framed=False, draws=draws), 0.0
             if self._saved and "modules" in state:
                 found = int(state["format"]) if "format" in state else self._oldest_format
