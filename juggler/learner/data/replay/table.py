@@ -51,7 +51,8 @@ class Drawn(NamedTuple):
     Attributes:
         rows: by name, tensors [B, ...] or trees of them.
         slots: [B]
-        generations: [B] of these slots; 0: the row left with this draw, its last one.
+        generations: [B] of these slots; 0: the row left with this draw, its last one. [0] without
+            priorities, which alone need them.
         shares: [B] how likely each was to be drawn, up to a factor; none: all were alike.
     """
 
@@ -163,12 +164,15 @@ class Table:
         rows = self.rows(slots)
         if self._most:
             self._free_spent(slots)
-        return Drawn(rows, slots, self.generations[slots], shares)
+        generations = self.generations[slots] if self._alpha else _NONE
+        return Drawn(rows, slots, generations, shares)
 
     def update_priorities(self, drawn: Drawn, priorities: NDArray[np.float64]) -> int:
         """Give drawn rows priorities [B]. Those that are no numbers are ignored, as are those of
         rows that have left. Of the latter, this returns how many left since they were drawn, and
         not by being drawn."""
+        if not self._alpha:
+            return 0
         stayed = drawn.generations > 0  # [B]
         here = stayed & (self.generations[drawn.slots] == drawn.generations)  # [B]
         usable = here & np.isfinite(priorities)  # [B]
