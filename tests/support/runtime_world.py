@@ -826,6 +826,7 @@ class _Learner(_Worker, GroupMember):
         return {"updates": np.array(self.updates)}, {}
 
     def restore(self, tree: Any, extras: Any) -> None:
+        self.world.simulation.wait(lambda: False, self._saves)
         self.updates = int(tree["updates"])
 
     def forget(self) -> None: ...
