@@ -100,12 +100,12 @@ def test_what_fails_in_a_fragment_is_not_blamed_on_steps_that_it_does_not_have(
     module = ActorCritic(to_module.module_observation_space, ACTIONS, {})
     policy = Actor(module, 1, STEPS, 0, to_env, to_module)
     if fails == "module":
-        act = policy.act
+        act, steps = policy.act, iter(range(STEPS))
 
-        def fail(seen: Any, step: int, first: Any) -> Any:
-            if step == 2:
+        def fail(*given: Any, **kept: Any) -> Any:
+            if next(steps) == 2:
                 raise ValueError("its own mistake")
-            return act(seen, step, first)
+            return act(*given, **kept)
 
         monkeypatch.setattr(policy, "act", fail)
     with pytest.raises((EnvironmentFailed, ValueError), match="its own mistake"):
