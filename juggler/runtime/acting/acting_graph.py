@@ -16,19 +16,14 @@ from gymnasium import Space
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from juggler.runtime.acting.actor import CHOSEN, SEEN, Actor, TensorModule
 from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.leaves import LeafFunctions, holds_masks, in_dtype
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
 from juggler.runtime.installing import installing
-from juggler.runtime.modules.columns import (
-    ACTION_DIST_INPUTS,
-    ACTION_LOGP,
-    ACTION_MASK,
-    ACTIONS,
-    OBSERVATIONS,
-)
+from juggler.runtime.modules.arrays.array_module import ArrayModule
+from juggler.runtime.modules.columns import ACTION_LOGP, ACTION_MASK
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.modules.stepping import best_actions, initial_states, one_step, restarted
 from juggler.runtime.own_frames import place_of_readers
 from juggler.runtime.wire.structures import space_leaves, to_tree, tree_leaves, tree_map, zeros
 from juggler.runtime.wire.trees import Path, unflatten
@@ -39,9 +34,6 @@ _STATE: Final = "state"
 _FIRST: Final = "first"
 _REWARD: Final = "reward"
 _UNIFORM: Final = "uniform"
-_MODULE: Final = "module"  # keys of the state
-_CONNECTORS: Final = "connectors"
-_CHOSEN: Final = "chosen"
 
 #: Held during an export, which changes settings of the whole process.
 _EXPORTING: Final = threading.Lock()
@@ -89,10 +81,13 @@ class ActingGraph(nn.Module):
         super().__init__()
         self.module = module
         self._env_to_module, self._module_to_env = env_to_module, module_to_env
-        self._contexts = {
-            name: each for name, each in env_to_module.contexts.items() if each.for_acting
-        }
-        self._uses_rewards = any(each.uses_rewards for each in self._contexts.values())
+        contexts = {name: each for name, each in env_to_module.contexts.items() if each.for_acting}
+        self._contexts = contexts
+        self._uses_rewards = any(each.uses_rewards for each in contexts.values())
+        like = ArrayModule(module)
+        self._tensors = TensorModule(module, like.draws, like.distribution)
+        seen = EnvToModule({}, contexts, env_to_module.observation_space)
+        self._actor = Actor(self._tensors, 1, 1, 0, module_to_env, seen)
         self._observation_space, self._action_space = observation_space, action_space
         self._explores = explores
         self._as_chosen = LeafFunctions(
@@ -107,69 +102,50 @@ class ActingGraph(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         given: Any = unflatten(zip(self.inputs, tensors, strict=True))  # type: ignore[arg-type]
-        state = given.get(_STATE, {})
-        first, reward = given.get(_FIRST), given.get(_REWARD)  # [N] both
         observation = given[_OBSERVATION]  # [N, ...]
         if self._numbers:
             numbers = {name: getattr(self, name) for name in self._numbers}
             observation = self._env_to_module.with_numbers(observation, numbers)
         else:
             observation = self._env_to_module(observation)
-        contexts, seen = {}, {}
-        for name, connector in self._contexts.items():
-            context = state[_CONNECTORS][name]
-            if connector.uses_rewards:
-                context = connector.advance(
-                    context["context"], context["seen"], state[_CHOSEN], reward
-                )
-            context = restarted(context, connector.initial(observation), first)
-            contexts[name], seen[name] = context, observation
-            observation = connector(observation, context)
-        after: dict[str, Any] = {}
-        module = self.module
-        forward = module.forward_exploration if self._explores else module.forward_inference
-        if _MODULE in state:
-            initial = initial_states(module, first.shape[0])
-            memory = restarted(state[_MODULE], initial, first)
-            outputs, after[_MODULE] = one_step(forward, observation, memory)
-        else:
-            outputs = forward({OBSERVATIONS: observation})
-        chosen, action_logp = self._chosen(outputs, given.get(_UNIFORM))  # [N, ...], [N]
-        if contexts:
-            after[_CONNECTORS] = {
-                name: {"context": contexts[name], "seen": seen[name]}
-                if connector.uses_rewards
-                else connector.advance(contexts[name], seen[name], chosen, np.zeros(0, np.float32))
-                for name, connector in self._contexts.items()
-            }
+        actor, spec = self._actor, self._tensors.distribution
+        actor.memory.trees = dict(given.get(_STATE, {}))
+        self._tensors.begin()
         if self._uses_rewards:
-            after[_CHOSEN] = chosen
-        action = to_tree(self._action_space, self._module_to_env(chosen))
+            actor.rewarded(given[_REWARD])
+        noise = None
+        if _UNIFORM in given and spec is not None:
+            noise = spec.noise_from(given[_UNIFORM])  # [N, M]
+        first = given.get(_FIRST)  # [N]
+        sent, chosen, inputs = actor.act(
+            observation, first=first, explore=self._explores, noise=noise, keep=False
+        )  # [N, ...]
+        action = to_tree(self._action_space, sent)
         results = {(_ACTION, *path): leaf for path, leaf in tree_leaves(action)}
         if self._explores:
             results |= {
-                (_CHOSEN, *path): leaf for path, leaf in tree_leaves(self._as_chosen(chosen))
+                (CHOSEN, *path): leaf for path, leaf in tree_leaves(self._as_chosen(chosen))
             }
-        if action_logp is not None:
-            results[ACTION_LOGP,] = action_logp
+            if inputs is not None:
+                assert spec is not None
+                results[ACTION_LOGP,] = spec(inputs).log_prob(chosen).float()  # [N]
+        after = self._after()
         results |= {(f"next_{_STATE}", *path): leaf for path, leaf in tree_leaves(after)}
         self.outputs = list(results)
         # Copies, because one tensor may be both an input and an output, or two outputs.
         return tuple(tensor.clone() for tensor in results.values())
 
-    def _chosen(self, outputs: Any, uniform: Any) -> tuple[Any, Tensor | None]:
-        """The module's choice [N, ...], and its log-probability [N] if it is drawn."""
-        if not self._explores:
-            return best_actions(self.module, outputs), None
-        if ACTION_DIST_INPUTS not in outputs:
-            return outputs[ACTIONS], None
-        spec = self.module.action_distribution()
-        distribution = spec(outputs[ACTION_DIST_INPUTS])
-        if ACTIONS in outputs:
-            chosen = outputs[ACTIONS]
-        else:
-            chosen = distribution.sample(spec.noise_from(uniform))
-        return chosen, distribution.log_prob(chosen).float()
+    def _after(self) -> dict[str, Any]:
+        """Return what the next call needs of the memory [N, ...]."""
+        memory = self._actor.memory
+        if self._uses_rewards:
+            return memory.trees  # contexts advance with the next reward
+        self._actor.rewarded(torch.zeros(0))  # [0] no connector reads it
+        return {
+            name: tree
+            for name, tree in memory.trees.items()
+            if name != CHOSEN and not name.startswith(SEEN)
+        }
 
     def _example(self) -> dict[Path, Tensor]:
         """Example inputs of a batch, by name."""
@@ -177,35 +153,20 @@ class ActingGraph(nn.Module):
         if holds_masks(self._observation_space):
             observation[ACTION_MASK] = tree_map(np.ones_like, observation[ACTION_MASK])
         inputs: dict[str, Any] = {_OBSERVATION: observation}
-        seen, contexts = self._env_to_module(observation), {}
-        for name, connector in self._contexts.items():
-            context = connector.initial(seen)
-            contexts[name] = (
-                {"context": context, "seen": seen} if connector.uses_rewards else context
-            )
-            seen = connector(seen, context)
-        memory = initial_states(self.module, _ROWS)
+        seen = tree_map(torch.tensor, self._env_to_module(observation))  # [N, ...]
+        first = torch.ones(_ROWS, dtype=torch.bool)
         with torch.inference_mode():
-            tensors = tree_map(torch.tensor, seen)
-            if memory:
-                outputs, _ = one_step(self.module.forward_exploration, tensors, memory)
-            else:
-                outputs = self.module.forward_exploration({OBSERVATIONS: tensors})
-            best = tree_map(Tensor.numpy, best_actions(self.module, outputs))
-        if memory or contexts:
-            inputs[_FIRST] = np.ones(_ROWS, np.bool_)
-            inputs[_STATE] = kept = {}
+            self._actor.act(seen, first=first, explore=False, keep=False)
+            state = self._after()
+        if state:
+            inputs |= {_FIRST: first, _STATE: state}
             if self._uses_rewards:
                 inputs[_REWARD] = np.zeros(_ROWS, np.float32)
-                kept[_CHOSEN] = best
-            if memory:
-                kept[_MODULE] = tree_map(Tensor.numpy, memory)
-            if contexts:
-                kept[_CONNECTORS] = contexts
-        if self._explores and ACTIONS not in outputs:
-            size = self.module.action_distribution().noise_size
+        if self._explores and self._tensors.draws:
+            assert self._tensors.distribution is not None
+            size = self._tensors.distribution.noise_size
             inputs[_UNIFORM] = np.full((_ROWS, 2, size), 0.5, np.float32)
-        return {path: torch.tensor(array) for path, array in tree_leaves(inputs)}
+        return {path: torch.tensor(np.asarray(leaf)) for path, leaf in tree_leaves(inputs)}
 
     def _check_connectors(self) -> None:
         around = [

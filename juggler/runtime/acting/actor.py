@@ -15,6 +15,7 @@ from torch import Tensor
 from juggler.runtime.connectors.actions import ClipActions
 from juggler.runtime.connectors.connector import ContextConnector
 from juggler.runtime.connectors.env_to_module import EnvToModule
+from juggler.runtime.connectors.leaves import in_dtype
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
 from juggler.runtime.modules.array_module import ActingStep, ArrayModule
 from juggler.runtime.modules.columns import (
@@ -49,8 +50,9 @@ _NOISE_AHEAD = 4096
 _CHOICES = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 #: Names of trees in a memory, beside those of each connector.
-STATE: Final = "state"
+STATE: Final = "module"
 CHOSEN: Final = "chosen"
+SEEN: Final = "seen/"
 _BEFORE: Final = "before"
 
 
@@ -153,14 +155,14 @@ class Contexts:
             places: [B] of the rows; None: all of them.
         """
         for name, connector in self.connectors.items():
-            self.memory.set(f"seen/{name}", places, observations)
+            self.memory.set(f"{SEEN}{name}", places, observations)
             context = self._begun(name, observations, first, places)
             observations = connector(observations, context)
         return observations
 
     def _begun(self, name: str, observations: Any, first: Any, places: Places | None) -> Any:
         """Return a connector's contexts [B, ...], new ones where episodes begin."""
-        connector, key = self.connectors[name], f"context/{name}"
+        connector, key = self.connectors[name], f"connectors/{name}"
         if key not in self.memory.trees:
             context = connector.initial(observations)
         elif isinstance(first, Tensor):
@@ -177,14 +179,14 @@ class Contexts:
     def advance(self, chosen: Any, rewards: Any, places: Places | None = None) -> None:
         """Advance with the chosen actions at the last step, and the rewards [B] for them."""
         for name, connector in self.connectors.items():
-            key = f"context/{name}"
+            key = f"connectors/{name}"
             context = self.memory.get(key, places)
-            seen = self.memory.get(f"seen/{name}", places)
+            seen = self.memory.get(f"{SEEN}{name}", places)
             self.memory.set(key, places, connector.advance(context, seen, chosen, rewards))
 
     def states(self, places: Places | None = None) -> dict[str, Any]:
         """Return the contexts [B, ...] of the last step that was seen, by name."""
-        return {name: self.memory.get(f"context/{name}", places) for name in self.connectors}
+        return {name: self.memory.get(f"connectors/{name}", places) for name in self.connectors}
 
 
 class Actor:
@@ -197,7 +199,7 @@ class Actor:
     log-probabilities are 0.
 
     Args:
-        module: an `RLModule`, or `RandomActions`.
+        module: an `RLModule`, or `RandomActions`, or a `TensorModule`.
         rows: N, at which the module is tried.
         steps: T, of a fragment, whose noise is drawn at once; 0: there are no fragments.
         seed: of the noise.
@@ -221,7 +223,7 @@ class Actor:
 
     def __init__(
         self,
-        module: RLModule | RandomActions,
+        module: RLModule | RandomActions | TensorModule,
         rows: int = 1,
         steps: int = 0,
         seed: int = 0,
@@ -233,19 +235,21 @@ class Actor:
     ) -> None:
         self.module, self.connectors, self.device = module, connectors, device
         self._on_host: ActingModule
-        if isinstance(module, RandomActions):
-            self._on_host, between = module, ModuleToEnv([], module.space, module.space)
+        space = module.space if isinstance(module, RandomActions) else module.action_space
+        clips = []
+        if isinstance(module, RLModule):
+            self._on_host = ArrayModule(module, rows, shared)
+            clips = [ClipActions(module.observation_space, space)]
         else:
-            space, self._on_host = module.action_space, ArrayModule(module, rows, shared)
-            clip = ClipActions(module.observation_space, space)
-            between = module_to_env or ModuleToEnv([clip], space, space)
+            self._on_host = module
+        self.module_to_env = module_to_env or ModuleToEnv(clips, space, space)
         self._exploring: ActingModule = self._on_host
         if device is not None:
             assert isinstance(module, RLModule)
             there = deepcopy(module).to(device)
-            self._exploring = TensorModule(there, device, self._on_host.draws)
+            of = self._on_host
+            self._exploring = TensorModule(there, of.draws, of.distribution, device)
         self._last: ActingModule = self._exploring
-        self.module_to_env = between
         self.memory = Memory()
         contexts = {} if connectors is None or device is not None else connectors.contexts
         self._contexts = Contexts(contexts, self.memory)
@@ -329,6 +333,7 @@ class Actor:
         *,
         explore: bool = True,
         given: Any = None,
+        noise: Any = None,
         keep: bool = True,
     ) -> Acted:
         """Choose the actions of one step.
@@ -339,6 +344,7 @@ class Actor:
             first: [B] which observations begin an episode; needed if it `remembers`.
             explore: act as in training; else take the best actions, on the host.
             given: actions [B, ...] that were chosen elsewhere; the module only keeps its state.
+            noise: [B, M] of the distribution; none: drawn here.
             keep: keep the states before this step for `states_before`.
         """
         acting = self._exploring if explore else self._on_host
@@ -352,16 +358,16 @@ class Actor:
             observations = self._contexts.see(observations, first, places)
         chosen, inputs = given, None
         if given is None or self._has_state:
-            count = _rows_of(observations) if places is None else len(places)
             states: Any = {}
             if self._has_state:
-                states = self._begun(acting, count, places, first)
+                states = self._begun(acting, observations, places, first)
                 if keep:
                     # A copy, because a module may write into what it gets.
                     kept = tree_map(_own, states) if places is None else states  # [B, ...]
                     self.memory.set(_BEFORE, places, kept)
             if explore:
-                noise = self._next_noise(count, given is not None) if acting.draws else None
+                if acting.draws and noise is None:
+                    noise = self._next_noise(_rows_of(observations), given is not None)
                 made, its_inputs, states = acting.explore(observations, states, noise)
             else:
                 made, its_inputs, states = acting.infer(observations, states)
@@ -375,10 +381,12 @@ class Actor:
             inputs = np.array(inputs, np.float32)
         return Acted(self.for_environments(chosen), chosen, inputs)
 
-    def _begun(self, acting: ActingModule, count: int, places: Places | None, first: Any) -> Any:
+    def _begun(
+        self, acting: ActingModule, observations: Any, places: Places | None, first: Any
+    ) -> Any:
         """Return the states [B, ...] to act with, new ones where episodes begin."""
         if STATE not in self.memory.trees:
-            return acting.initial_states(count)
+            return acting.initial_states(_rows_of(observations))
         states = self.memory.get(STATE, places)
         if isinstance(first, Tensor) or (first is not None and first.any()):
             return acting.restarted(states, first)
@@ -402,11 +410,11 @@ class Actor:
         own = chosen.copy() if isinstance(chosen, np.ndarray) else tree_map(_own, chosen)
         return own if self.module_to_env.idle else self.module_to_env(own)
 
-    def rewarded(self, rewards: NDArray[Any], places: Places | None = None) -> None:
+    def rewarded(self, rewards: Any, places: Places | None = None) -> None:
         """Take the rewards [B] of the last actions of all rows, or at places [B]."""
         if self._contexts.connectors:
             chosen = self.memory.get(CHOSEN, places)
-            self._contexts.advance(chosen, rewards.astype(np.float32), places)
+            self._contexts.advance(chosen, in_dtype(rewards, np.float32), places)
 
     def follow(
         self, place: int, observations: Any, actions: Any, rewards: NDArray[Any], first: bool
@@ -463,33 +471,35 @@ class TensorModule:
 
     Args:
         module: is put into evaluation mode.
+        draws: whether actions are drawn from its distribution.
+        distribution: of its actions.
         device: of the tensors.
-
-    Attributes:
-        module: as given.
     """
 
     note, differed = "", False
     blank_inputs = np.zeros(0, np.float32)
 
-    def __init__(self, module: RLModule, device: torch.device, draws: bool) -> None:
-        self.module, self.draws = module.eval(), draws
-        self._device = device
+    def __init__(
+        self,
+        module: RLModule,
+        draws: bool,
+        distribution: DistributionSpec | None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.module, self.action_space = module.eval(), module.action_space
+        self.draws, self.distribution, self._device = draws, distribution, device
         self._weights = weights_of(module)
         self.begin()
 
     def begin(self) -> None:
         """Make the states [1, ...] at the start of episodes, which may be learned."""
-        made = initial_states(self.module, 1)  # [1, ...]
-        self._initial = tree_map(lambda leaf: leaf.to(self._device), made)
+        self._initial = initial_states(self.module, 1)  # [1, ...]
+        if self._device is not None:
+            self._initial = tree_map(lambda leaf: leaf.to(self._device), self._initial)
 
     @property
     def names(self) -> Collection[str]:
         return self._weights.keys()
-
-    @property
-    def distribution(self) -> DistributionSpec:
-        return self.module.action_distribution()
 
     def load(self, weights: Tree) -> None:
         load_weights(self._weights, weights)
@@ -518,7 +528,7 @@ class TensorModule:
         inputs: Any = outputs.get(ACTION_DIST_INPUTS)  # [N, D]
         if ACTIONS in outputs:
             return ActingStep(outputs[ACTIONS], inputs, states)
-        distribution = self.distribution(inputs)
+        distribution = (self.distribution or self.module.action_distribution())(inputs)
         actions = distribution.mode() if noise is None else distribution.sample(noise)  # [N, ...]
         return ActingStep(actions, inputs, states)
 

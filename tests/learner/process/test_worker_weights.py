@@ -130,7 +130,7 @@ def test_rounded_weights_come_back_as_float32_and_nothing_else_is_rounded() -> N
     assert frame is not None
     assert isinstance(frame.tree, dict)
     module = WithBuffers(VECTOR, TWO, {})
-    Actor(module, rows=1, steps=1, seed=0).load(frame.tree["default"])
+    Actor(module, rows=1, steps=1, seed=0).load(frame.tree)
     kept = build_learner({}, WithBuffers, VECTOR, TWO, {}, seed=1).get_params()
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         exact = kept[name]
