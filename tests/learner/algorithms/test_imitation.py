@@ -184,15 +184,14 @@ def test_one_step_of_the_discriminator_is_adams_on_both_losses_and_the_penalty(
     begun = state["own"]
     columns = collate([make_batch(4, 9, seed=1)])
     drawn: list[Demonstrations] = []
-    imitator = core._imitators
-    demonstrations = imitator.demonstrations
+    demonstrations = core._demonstrations
 
     class Noting(Demonstrations):
         def drawn(self, places: torch.Tensor) -> Demonstrations:
             drawn.append(demonstrations.drawn(places))
             return drawn[-1]
 
-    imitator.demonstrations = Noting(*demonstrations)
+    core._demonstrations = Noting(*demonstrations)
     found = core.learned(state, columns, ALONE)
     slow = Slow(shown, begun)
     live, ends = columns["live"], columns["terminated"] & columns["live"]
@@ -319,7 +318,7 @@ def test_what_cannot_imitate_says_so(own: ImitationConfig, shown: str) -> None:
     dqn = Dqn(partial(QNetwork, VECTOR, TWO, MODEL), DqnConfig(n_step=1, gamma=0.0))
     with pytest.raises(ValueError, match=r"imitation with gamma = 0: .*; set gamma above 0"):
         Discriminator(dqn, own)
-    other = {"default": partial(ActorCritic, spaces.Box(-1, 1, (4,), np.float32), TWO, MODEL)}
+    other = partial(ActorCritic, spaces.Box(-1, 1, (4,), np.float32), TWO, MODEL)
     with pytest.raises(DatasetError, match="have observations in Box"):
         Discriminator(Impala(other, ImpalaConfig()), own)
     with pytest.raises(DatasetError, match="there is no data set 'nowhere'"):

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from juggler.learner.algorithms.impala.config import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.algorithms.ppo.config import PpoConfig
-from juggler.learner.algorithms.ppo.core import Ppo
 from juggler.learner.core.gradient_core import TrainState
 from juggler.learner.core.learner_core import Aux, Grads
 from juggler.learner.core.metrics import fetch_metrics
@@ -132,18 +130,6 @@ def test_a_sample_without_live_steps_changes_nothing(make_batch: MakeBatch) -> N
             [make_batch(ends=0.0, live=np.zeros((3, 6), bool), states=states(core, 3))]
         )
         assert equal(core.step(copied(state), sample).state, state)
-
-
-def test_modules_without_a_part_in_the_sample_stay_as_they_are(make_batch: MakeBatch) -> None:
-    make = partial(build_module, Linear, VECTOR, TWO, {})
-    core = Ppo({"one": make, "two": make}, PpoConfig())
-    before = core.init(seed=0)
-    output = core.step(copied(before), {"two": collate([make_batch()])})
-    assert output.metrics.keys() == {"two"}
-    assert equal(output.state["one"], before["one"])  # type: ignore[arg-type]
-    assert not equal(output.state["two"], before["two"])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"sample for modules \['three'\]; there are"):
-        core.step(copied(before), {"three": collate([make_batch()])})
 
 
 def test_schedules_follow_the_environments_steps_and_not_the_epochs(make_batch: MakeBatch) -> None:

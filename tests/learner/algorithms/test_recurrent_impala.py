@@ -227,5 +227,5 @@ def test_episodes_without_states_are_refused(make_batch: MakeBatch) -> None:
 
 def test_burn_in_without_anything_to_warm_up_is_refused() -> None:
     make = partial(build_module, None, VECTOR, TWO, {})
-    with pytest.raises(ValueError, match="burn_in = 2: no module has a state"):
+    with pytest.raises(ValueError, match="burn_in = 2: the module has no state"):
         Impala(make, ImpalaConfig(burn_in=2))

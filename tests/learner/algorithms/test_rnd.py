@@ -259,20 +259,18 @@ def visits(observation: float, rows: int = 8, steps: int = 16) -> Columns:
     zeros = torch.zeros((rows, steps))
     no, none = torch.zeros((rows, steps), dtype=torch.bool), torch.zeros(0, dtype=torch.int64)
     return {
-        "default": {
-            "observations": seen[:, :-1],
-            "last_observations": seen[:, -1],
-            "final_observations": torch.zeros((0, 4)),
-            "final_rows": none,
-            "final_steps": none,
-            "actions": torch.zeros((rows, steps), dtype=torch.int64),
-            "action_logp": zeros - np.log(2),
-            "rewards": zeros,
-            "terminated": no,
-            "truncated": no,
-            "live": ~no,
-            "states": {},
-        }
+        "observations": seen[:, :-1],
+        "last_observations": seen[:, -1],
+        "final_observations": torch.zeros((0, 4)),
+        "final_rows": none,
+        "final_steps": none,
+        "actions": torch.zeros((rows, steps), dtype=torch.int64),
+        "action_logp": zeros - np.log(2),
+        "rewards": zeros,
+        "terminated": no,
+        "truncated": no,
+        "live": ~no,
+        "states": {},
     }
 
 
@@ -285,10 +283,8 @@ def test_the_bonus_falls_where_one_has_been_and_stays_where_one_has_not(name: st
         return float(core.learned(state, sample, ALONE)[2]["novelty"])
 
     both = {
-        "default": {
-            key: torch.cat([here[key], there[key]]) if isinstance(here[key], torch.Tensor) else {}
-            for key in here
-        }
+        key: torch.cat([here[key], there[key]]) if isinstance(here[key], torch.Tensor) else {}
+        for key in here
     }
     state = core.step(state, both).state  # so that both lie within what is normalized
     first = novelty(state, here), novelty(state, there)

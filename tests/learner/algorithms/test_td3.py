@@ -288,7 +288,7 @@ def test_members_of_a_population_have_their_own_noise() -> None:
 
 
 def test_what_it_cannot_train_is_told() -> None:
-    with pytest.raises(ValueError, match=r"td3 needs modules .* is a SoftActorCritic"):
+    with pytest.raises(ValueError, match=r"td3 needs a module .* not a SoftActorCritic"):
         make_core(module=SoftActorCritic)
     with pytest.raises(ValueError, match=r"'td3' needs a Box action space, .* Discrete\(3\)"):
         build_learner(Td3Config(), None, VECTOR, spaces.Discrete(3), {})
