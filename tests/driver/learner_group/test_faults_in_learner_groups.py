@@ -96,7 +96,7 @@ def test_a_killed_shard_comes_back_with_what_is_known_of_its_modules(
     learner.update_from_episodes([make_batch(seed=9)])
     done = group.update_from_episodes({"target": [make_batch(seed=9)], "gated": [make_batch()]})
     assert (done["target"].updates, done["gated"].updates) == (3, 1)
-    same(group.get_weights(["target"])["target"], learner.get_weights()["default"])
+    same(group.get_weights(["target"])["target"], learner.get_weights())
 
 
 def test_a_group_that_cannot_start_leaves_no_process_and_another_one_alone(

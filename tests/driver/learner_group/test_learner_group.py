@@ -47,7 +47,7 @@ def test_each_learns_what_it_would_learn_alone(
             done = results[update][name]
             assert done.live_steps == episodes[0].live_steps
             assert done.updates == update + 1
-        same(weights[name], learner.get_weights()["default"])
+        same(weights[name], learner.get_weights())
         assert done.metrics["lr"] == pytest.approx(LEARNERS[name].get("lr", 3e-4))
 
 
