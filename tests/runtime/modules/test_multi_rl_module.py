@@ -113,7 +113,7 @@ def test_independent_modules_share_nothing() -> None:
 def test_a_subclass_builds_a_part_that_its_modules_share() -> None:
     spec = RLModuleSpec(observation_space=GLOBAL_LOCAL, action_space=TWO)
     multi = SharedEncoder({"a": spec, "b": spec, "alone": default().build()})
-    assert multi.shared_parts() == dict.fromkeys(["shared.weight", "shared.bias"], ["a", "b"])
+    assert multi.shared_parts() == {key: ["a", "b"] for key in ["shared.weight", "shared.bias"]}
     batch = {"observations": {"global": torch.randn(3, 4), "local": torch.randn(3, 2)}}
     outputs = multi({"a": batch, "b": batch})
     sum(each["action_dist_inputs"].sum() for each in outputs.values()).backward()
@@ -126,7 +126,7 @@ def test_parts_are_shared_name_by_name() -> None:
     modules = {name: default().build() for name in "abc"}
     modules["c"].policy_head = modules["b"].policy_head
     shared = MultiRLModule(modules).shared_parts()
-    assert shared == dict.fromkeys(["policy_head.weight", "policy_head.bias"], ["b", "c"])
+    assert shared == {key: ["b", "c"] for key in ["policy_head.weight", "policy_head.bias"]}
 
 
 def test_a_spec_of_several_is_completed_module_by_module() -> None:
