@@ -101,7 +101,6 @@ if TYPE_CHECKING:
     from juggler.learner.core.gradient_core import GradientCore as GradientCore
     from juggler.learner.core.learner_core import ALONE as ALONE
     from juggler.learner.core.learner_core import Aux as Aux
-    from juggler.learner.core.learner_core import Grads as Grads
     from juggler.learner.core.learner_core import LearnerCore as LearnerCore
     from juggler.learner.core.learner_core import Metrics as Metrics
     from juggler.learner.core.learner_core import Params as Params
@@ -221,7 +220,6 @@ _PUBLIC = {
     "Forward": "juggler.learner.core.forward",
     "FreezePlayer": "juggler.driver.league.events",
     "GradientCore": "juggler.learner.core.gradient_core",
-    "Grads": "juggler.learner.core.learner_core",
     "ImitationConfig": "juggler.learner.around_config",
     "Impala": "juggler.learner.algorithms.impala.core",
     "ImpalaConfig": "juggler.learner.algorithms.impala.config",

@@ -53,7 +53,6 @@ CELLS: dict[str, tuple[Space, Space, dict[str, Any]]] = {
     "discrete": (VECTOR, spaces.Discrete(3, start=1), {}),
     "several choices": (VECTOR, spaces.MultiDiscrete([2, 3]), {}),
     "continuous": (VECTOR, spaces.Box(-1, 1, (2,), np.float32), {}),
-    "multi-module": (VECTOR, TWO, {}),
 }
 #: Columns about actions; in the others, an algorithm acts in whatever it can.
 OF_ACTIONS = ("masks", "discrete", "several choices", "continuous")
@@ -97,7 +96,7 @@ class Runner:
         return self._sampler.sample((0, 0)).batch
 
 
-def _learner(name: str, make: dict[str, Callable[[], RLModule]], **keys: Any) -> Learner:
+def _learner(name: str, make: Callable[[], RLModule], **keys: Any) -> Learner:
     import importlib
 
     algorithm = find_algorithm(name)
@@ -123,46 +122,39 @@ def test_a_cell_of_the_table_is_as_it_says(algorithm: str, column: str) -> None:
     make = partial(build_module, module, observations, actions, model, check_specs=True)
     if _table()[algorithm, column] == "no":
         with pytest.raises((UnsupportedSpace, ValueError)):
-            _learner(algorithm, {"default": make})
+            _learner(algorithm, make)
         return
     assert _table()[algorithm, column] == "yes"
-    ids = ["default"] if column != "multi-module" else ["left", "right"]
-    learner = _learner(algorithm, dict.fromkeys(ids, make), lr=1e-2)
-    runners = {
-        module_id: Runner(make, observations, actions, seed) for seed, module_id in enumerate(ids)
-    }
+    learner = _learner(algorithm, make, lr=1e-2)
+    runner = Runner(make, observations, actions, 0)
     before = learner.get_weights()
     for update in range(2):
-        for module_id, runner in runners.items():
-            runner.policy.load(learner.get_weights()[module_id])
-        episodes = {module_id: [runner.sample()] for module_id, runner in runners.items()}
+        runner.policy.load(learner.get_weights())
+        episodes = [runner.sample()]
         if update == 0:
             _assert_policies_agree(algorithm, make, learner, episodes)
-        metrics = fetch_metrics(learner.update_from_episodes(episodes))
-        assert metrics.keys() == set(ids)
-        for values in metrics.values():
-            assert np.isfinite(list(values.values())).all()
-            assert values["skipped"] == 0.0
-    for module_id, weights in learner.get_weights().items():
-        for name, array in weights.items():
-            if array.dtype.kind == "f":  # other arrays are what a module knows of its spaces
-                assert not np.array_equal(array, before[module_id][name]), name
+        values = fetch_metrics(learner.update_from_episodes(episodes))
+        assert np.isfinite(list(values.values())).all()
+        assert values["skipped"] == 0.0
+    for name, array in learner.get_weights().items():
+        if array.dtype.kind == "f":  # other arrays are what a module knows of its spaces
+            assert not np.array_equal(array, before[name]), name
 
 
 def _assert_policies_agree(
     algorithm: str,
     make: Callable[[], RLModule],
     learner: Learner,
-    episodes: dict[str, list[EpisodeBatch]],
+    episodes: list[EpisodeBatch],
 ) -> None:
     """The learner finds the probabilities that the runner acted with: their KL is 0."""
     if algorithm in ("pqn", "bc") or keeps_steps(algorithm):
         return  # they correct for no policy, and their module returns values in training
     keys: dict[str, Any] = {"epochs": 1, "minibatches": 1} if algorithm == "ppo" else {}
-    other = _learner(algorithm, dict.fromkeys(episodes, make), **keys)
+    other = _learner(algorithm, make, **keys)
     other.restore(learner.save()[0], learner.save()[1])
-    for values in fetch_metrics(other.update_from_episodes(episodes)).values():
-        assert values["kl"] == pytest.approx(0.0, abs=1e-5)
+    values = fetch_metrics(other.update_from_episodes(episodes))
+    assert values["kl"] == pytest.approx(0.0, abs=1e-5)
 
 
 def test_the_table_has_every_algorithm_and_column() -> None:

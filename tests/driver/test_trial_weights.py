@@ -130,19 +130,19 @@ def test_another_network_is_told_by_the_module_that_has_it() -> None:
     table = {"agents": {"adversary_0": "hunters"}}
     before, acts = config_of("ppo", **table), spaces.Discrete(2)
     world, other = World(before, BOX, acts, "hunters"), config_of("ppo", **table, model=SMALL)
-    with pytest.raises(ConfigError, match=r"^module 'hunters': .* of module 'hunters' have shape"):
+    with pytest.raises(ConfigError, match=r"^module 'hunters': .* have shape"):
         world.go_on(other, BOX, acts, ("adversary_0",))
 
 
 @pytest.mark.parametrize(
     ("before", "now", "told"),
     [
-        ({}, {"optimizer": "rmsprop"}, "its optimizer was another: 'default/moments/mean' is in"),
-        ({"optimizer": "rmsprop"}, {}, "its optimizer was another: 'default/moments/"),
+        ({}, {"optimizer": "rmsprop"}, "its optimizer was another: 'moments/mean' is in"),
+        ({"optimizer": "rmsprop"}, {}, "its optimizer was another: 'moments/"),
         (
             {},
             {"connectors": {"learner": ["normalize_rewards"]}},
-            "its state differs: 'learner_pipelines/default' is here, and not in the checkpoint",
+            "its state differs: 'learner_pipelines/normalize_rewards' is here, and not in",
         ),
     ],
 )
@@ -203,8 +203,11 @@ def test_a_run_of_simulators_is_rehearsed_with_the_spaces_of_its_checkpoint(
     assert rehearse(before, before=world.before) == ()
     for change, said in (
         ({"model": SMALL}, "cannot go on from runs/mine/checkpoints/000000001: weights .* shape"),
-        ({"optimizer": "rmsprop"}, "its optimizer was another: 'default/moments/mean' is in the"),
-        ({"connectors": {"learner": ["normalize_rewards"]}}, "'learner_pipelines/default' is here"),
+        ({"optimizer": "rmsprop"}, "its optimizer was another: 'moments/mean' is in the"),
+        (
+            {"connectors": {"learner": ["normalize_rewards"]}},
+            "/normalize_rewards' is here",
+        ),
         ({"connectors": {"env_to_module": [{"use": "frame_stack", "k": 2}]}}, "weights .*sha"),
     ):
         with pytest.raises(PreflightError, match=said):
@@ -227,7 +230,7 @@ def test_a_learner_says_what_does_not_fit_where_nobody_could_know_it_before() ->
     state, extra = build(config_of("ppo"), BOX, acts).learner.save()
     other = build(config_of("ppo", optimizer="rmsprop"), BOX, acts).learner
     said = (
-        "^module 'runner': the run cannot go on from its checkpoint: .*'default/moments/mean' is "
+        "^module 'runner': the run cannot go on from its checkpoint: .*'moments/mean' is "
         "in the checkpoint, .*Restore the files and the settings"
     )
     with pytest.raises(StateMismatch, match=said):
@@ -241,11 +244,11 @@ def test_a_player_that_is_reset_to_one_with_another_network_is_told_what_does_no
     )
     before = small.get_weights()
     said = (
-        "^league: hunter, reset to the weights of stone: weights '.*' of module 'default' have "
+        "^league: hunter, reset to the weights of stone: weights '.*' have "
         r"shape \(64, 4\); expected \(8, 4\). They are of another network"
     )
     words = "league: hunter, reset to the weights of stone"
     with pytest.raises(ValueError, match=said):
         begin_with(small, large.get_weights(), words, whole=True, selectable=False)
-    for name, array in before["default"].items():
-        np.testing.assert_array_equal(small.get_weights()["default"][name], array)
+    for name, array in before.items():
+        np.testing.assert_array_equal(small.get_weights()[name], array)

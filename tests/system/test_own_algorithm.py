@@ -171,7 +171,7 @@ def test_a_module_that_has_changed_is_told_with_the_two_ways_to_go_on(place: Pla
     changed(place, "mine", '"units", 128', '"units", 64')
     resumed = place.run("train", "--resume", "run", "--stop-steps", 2000, **PATH)
     assert resumed.status == 2, resumed.output
-    assert "weights 'layers.0.bias' of module 'default' have shape (128,); " in resumed.output
+    assert "weights 'layers.0.bias' have shape (128,); " in resumed.output
     assert "expected (64,). Restore the files and the settings that it was" in resumed.output
     fitting = ("--from", "run", "--from-parameters", "layers.6.bias")
     new = place.run(

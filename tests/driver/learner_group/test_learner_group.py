@@ -198,9 +198,7 @@ def test_weights_from_elsewhere_are_taken_over_behind_the_updates_asked_for_befo
     assert group.save(["main"])["main"].extra["updates"] == updates, "they are counted on"
     assert group.update_from_episodes({"main": [make_batch()]})["main"].updates == updates + 1
     before = group.get_weights(["main"])["main"]
-    with pytest.raises(
-        juggler.LearnerGroupError, match="no weights 'nothing'"
-    ):
+    with pytest.raises(juggler.LearnerGroupError, match="no weights 'nothing'"):
         group.set_weights({"main": {"nothing": np.zeros(1, np.float32)}})
     same(group.get_weights(["main"])["main"], before)
     with pytest.raises(ValueError, match="no module 'mian': did you mean 'main'"):

@@ -67,7 +67,7 @@ def test_a_learner_that_cannot_train_with_others_does_not_disturb_the_first(make
     world.scale(learners=2)
     second = world.join("learner", 1)
     ((command_id, _),) = world.asked(second, training_pb2.AddModule)
-    why = "population has no `nothing`: it cannot train in a group of learners"
+    why = "population cannot train in a group of learners"
     world.reply(second, command_id, training_pb2.ModuleReady(why_alone=why))
     assert world.why_dismissed(second) == why
     assert world.core.members == ("learner-0",)

@@ -97,8 +97,9 @@ def test_so_do_the_members_of_a_population(case: str) -> None:
     state = population.init(0)
     for _ in range(2):
         state = population.step(state, sample).state
-    for params in population.get_params(state).values():
-        assert 0 < float(params[buffer]) < 1
+    values = population.get_params(state)[buffer]  # [2]
+    assert len(values) == 2
+    assert ((values > 0) & (values < 1)).all()
 
 
 def test_a_loss_may_set_the_buffer_by_itself() -> None:
@@ -126,7 +127,7 @@ class Exploring(SquaredValues):
 def test_a_buffer_that_the_module_lacks_is_named() -> None:
     core = Exploring(MODULE, juggler.LearnerConfig())
     core.says = lambda: {"epsilon": torch.tensor(0.5)}
-    with pytest.raises(ValueError, match="module 'default', ActorCritic, has no buffer 'epsilon'"):
+    with pytest.raises(ValueError, match="ActorCritic has no buffer 'epsilon'"):
         core.grads(core.init(0), SAMPLE)
 
 
@@ -139,6 +140,6 @@ def test_what_is_no_tensor_of_the_shape_of_the_buffer_is_named(value: Any, told:
     core.exploration = lambda state: {"epsilon": value}  # type: ignore[method-assign]
     with pytest.raises(
         ValueError,
-        match=rf"buffer 'epsilon' of module 'default', QNetwork, {told}.*a tensor of shape \(\)$",
+        match=rf"buffer 'epsilon' of QNetwork {told}.*a tensor of shape \(\)$",
     ):
         core.grads(core.init(0), sample)

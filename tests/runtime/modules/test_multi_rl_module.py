@@ -107,13 +107,13 @@ def test_what_cannot_be_held_is_refused() -> None:
 
 def test_independent_modules_share_nothing() -> None:
     multi = MultiRLModule({"a": default(), "b": default(), "c": default()})
-    assert multi.shared_groups() == [("a",), ("b",), ("c",)]
+    assert multi.shared_parts() == {}
 
 
 def test_a_subclass_builds_a_part_that_its_modules_share() -> None:
     spec = RLModuleSpec(observation_space=GLOBAL_LOCAL, action_space=TWO)
     multi = SharedEncoder({"a": spec, "b": spec, "alone": default().build()})
-    assert multi.shared_groups() == [("a", "b"), ("alone",)]
+    assert multi.shared_parts() == {key: ["a", "b"] for key in ["shared.weight", "shared.bias"]}
     batch = {"observations": {"global": torch.randn(3, 4), "local": torch.randn(3, 2)}}
     outputs = multi({"a": batch, "b": batch})
     sum(each["action_dist_inputs"].sum() for each in outputs.values()).backward()
@@ -122,14 +122,11 @@ def test_a_subclass_builds_a_part_that_its_modules_share() -> None:
     assert not torch.equal(multi["a"].local.weight, multi["b"].local.weight)
 
 
-def test_sharing_by_way_of_others_makes_one_group() -> None:
-    modules = {name: default().build() for name in "abcde"}
-    modules["d"].encoder = modules["b"].encoder
-    modules["e"].register_buffer("mean", torch.zeros(1))
-    modules["c"].register_buffer("mean", modules["e"].mean)
-    modules["e"].policy_head = modules["b"].policy_head
-    multi = MultiRLModule(modules)
-    assert multi.shared_groups() == [("a",), ("b", "c", "d", "e")]
+def test_parts_are_shared_name_by_name() -> None:
+    modules = {name: default().build() for name in "abc"}
+    modules["c"].policy_head = modules["b"].policy_head
+    shared = MultiRLModule(modules).shared_parts()
+    assert shared == {key: ["b", "c"] for key in ["policy_head.weight", "policy_head.bias"]}
 
 
 def test_a_spec_of_several_is_completed_module_by_module() -> None:
@@ -153,7 +150,7 @@ def test_a_spec_builds_a_class_of_ones_own_by_class_or_name() -> None:
         spec = MultiRLModuleSpec(modules=modules, multi_module=multi_module)
         multi = spec.completed(GLOBAL_LOCAL, TWO).build()
         assert type(multi).__name__ == "SharedEncoder"
-        assert multi.shared_groups() == [("a", "b")]
+        assert set(map(tuple, multi.shared_parts().values())) == {("a", "b")}
 
 
 def test_a_spec_that_is_not_complete_or_makes_something_else_is_refused() -> None:
