@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from juggler.envrunner.behaviour_policy import BehaviourPolicy
 from support.commands import status_of
 from support.made_checkpoints import checkpoint
 from support.scripted_environments import Failing, Scripted, masked
@@ -31,6 +30,7 @@ from juggler.driver.record.checkpoints import write
 from juggler.envrunner.environments.action_masks import observe_masks
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.sampler import Sampler
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.actors import hello
 from juggler.runtime.actors.credentials import WITHOUT_TOKEN
 from juggler.runtime.actors.endpoints import EndpointError
@@ -175,7 +175,7 @@ def _vector(*makes: Callable[[], Any]) -> Any:
 def _sampled(*makes: Callable[[], Any]) -> None:
     env = _vector(*makes)
     module = LinearPolicy(env.single_observation_space, env.single_action_space)
-    Sampler(env, BehaviourPolicy(module, env.num_envs, 4, 0), 4, 5).sample((0, 0))
+    Sampler(env, Actor(module, env.num_envs, 4, 0), 4, 5).sample((0, 0))
 
 
 class _Odd(Scripted):

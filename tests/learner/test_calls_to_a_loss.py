@@ -14,7 +14,7 @@ from support.worker_world import World
 
 import juggler
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.core import recordings
+from juggler.runtime import recorder
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
@@ -30,7 +30,7 @@ def test_eight_calls_lead_from_the_command_for_an_update_to_a_loss(
     def watched(*arguments: Any) -> Any:
         stack = traceback.extract_stack()
         own = [frame for frame in stack if frame.filename.startswith(PACKAGE)]
-        calls.extend(frame.name for frame in own if frame.filename != recordings.__file__)
+        calls.extend(frame.name for frame in own if frame.filename != recorder.__file__)
         return loss(*arguments)
 
     monkeypatch.setattr(Impala, "loss", watched)

@@ -22,7 +22,6 @@ from unittest import mock
 import grpc
 import numpy as np
 import torch
-from juggler.learner.process.batch_books import BatchBooks
 
 from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import RunConfig
@@ -39,6 +38,7 @@ from juggler.learner.group import membership, peers
 from juggler.learner.group.member import GroupMember
 from juggler.learner.group.membership import Membership
 from juggler.learner.group.peers import PeerLost, Peers
+from juggler.learner.process.hosted_module import HostedModule
 from juggler.runtime.actors import attachment, busy_threads, connection, hub
 from juggler.runtime.actors.attachment import AttachError, Attachment
 from juggler.runtime.actors.hub import Hub, HubSettings
@@ -728,7 +728,7 @@ class _Learner(_Worker, GroupMember):
 
     def __init__(self, world: RuntimeWorld, role: str, index: int) -> None:
         super().__init__(world, role, index)
-        self.core = cast(Any, SimpleNamespace(nothing=lambda _: None))
+        self.core = cast(Any, SimpleNamespace(trains_in_groups=True))
         self._data = cast(Any, SimpleNamespace(why_alone=lambda: ""))
         self.state, self.updates = None, 0
         self.device = torch.device("cpu")
@@ -736,7 +736,11 @@ class _Learner(_Worker, GroupMember):
         self.subscribers: list[_Subscription] = []
         self.from_runners: list[_Sender] = []
         self._batches: dict[int, Any] = {}
-        self._books = BatchBooks(10)
+        # What `HostedModule._book` reads and counts.
+        config = SimpleNamespace(max_staleness=10)
+        self._books = SimpleNamespace(
+            learner=SimpleNamespace(config=config), _steps_trained=0, _steps_dropped=0
+        )
         self._generation = 0
         progresses = lambda: self._attached.progresses()  # noqa: E731
         self._membership = Membership(self.worker_id, "127.0.0.1", progresses=progresses)
@@ -797,7 +801,9 @@ class _Learner(_Worker, GroupMember):
                 self._membership.lose(self, str(error))
         done.peer_lost = self._membership.lost
         missing = [i for i in update.batch_ids if i not in here]
-        self._books.settle(done, batches, missing, before, False)
+        HostedModule._book(
+            cast(Any, self._books), done, cast(Any, batches), missing, before, is_kept=False
+        )
         for used in done.batches:
             if not used.dropped:
                 if used.batch_id in world.books.trained:
@@ -806,12 +812,13 @@ class _Learner(_Worker, GroupMember):
         if not done.peer_lost:
             self._publish()
         done.version.CopyFrom(Version(self._generation, self.updates).message())
-        done.steps_trained = self._books.steps_trained
-        done.steps_dropped = self._books.steps_dropped
+        done.steps_trained = self._books._steps_trained
+        done.steps_dropped = self._books._steps_dropped
         return done
 
     def _discard(self, _: int, command: training_pb2.Discard) -> attach_pb2.Done:
-        self._books.drop([self._batches.pop(i) for i in command.batch_ids if i in self._batches])
+        dropped = [self._batches.pop(i) for i in command.batch_ids if i in self._batches]
+        self._books._steps_dropped += sum(each.live_steps for each in dropped)
         return attach_pb2.Done()
 
     def _publish(self) -> None:

@@ -21,7 +21,7 @@ from juggler.runtime.connectors.env_to_module import EnvToModule
 from juggler.runtime.connectors.leaves import LeafFunctions, holds_masks, in_dtype
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
 from juggler.runtime.installing import installing
-from juggler.runtime.modules.arrays.array_module import ArrayModule
+from juggler.runtime.modules.array_module import ArrayModule
 from juggler.runtime.modules.columns import ACTION_LOGP, ACTION_MASK
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.own_frames import place_of_readers
