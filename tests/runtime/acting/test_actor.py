@@ -20,9 +20,10 @@ from juggler.runtime.connectors.building import build_runner_pipelines
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.connector import ActionConnector
 from juggler.runtime.connectors.module_to_env import ModuleToEnv
-from juggler.runtime.modules.array_module import ArrayModule, _Categorical
+from juggler.runtime.modules.array_module import ArrayModule
 from juggler.runtime.modules.building import build_module
 from juggler.runtime.modules.models import ActorCritic
+from juggler.runtime.modules.numpy_pass import _Categorical
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import from_tree, tree_map
 
