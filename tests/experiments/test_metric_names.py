@@ -41,7 +41,7 @@ def test_a_learner_has_the_metrics_that_its_configuration_names(
     found: set[str] = set()
     for seed in range(6):
         sample = sample_for(module, 4, 32, seed)
-        found |= learner.step({"default": sample}).get("default", {}).keys()
+        found |= learner.step(sample).keys()
     named = ALGORITHMS[algorithm].config(algorithm=algorithm, **kept, **keys).metric_names()
     assert sorted(named) == sorted(found)
 

@@ -59,7 +59,7 @@ class World(Processes):
         self.core = DriverCore({key: ModuleStart(each) for key, each in settings.items()})
         self.known: dict[str, str] = {}
         self.books = {
-            key: ModuleBooks(module, self.known) for key, module in self.core.module.items()
+            key: ModuleBooks(module, self.known) for key, module in self.core.modules.items()
         }
         self.rounds = RoundBooks(self.books, self.plays)
         self.newest = Version(0, 0)
@@ -123,7 +123,7 @@ class World(Processes):
         settings = replace(self.settings[self.first[number]], num_learners=1)
         self.settings[module_id], self.published[module_id] = settings, Version(0, 0)
         self.core.add(module_id, ModuleStart(settings, late=True))
-        self.books[module_id] = ModuleBooks(self.core.module[module_id], self.known)
+        self.books[module_id] = ModuleBooks(self.core.modules[module_id], self.known)
         for worker_id, learner in self.learners.items():
             if self._trains(worker_order(worker_id)[1], module_id):
                 learner.versions[module_id] = Version(0, 0)
@@ -174,7 +174,7 @@ class World(Processes):
         return [*self._obey_all(self.core.issue_updates), *self._obey_all(self.core.top_up)]
 
     def _obey_all(self, asked: Any, *about: Event) -> list[Command]:
-        versions = {key: module.weights_version for key, module in self.core.module.items()}
+        versions = {key: module.weights_version for key, module in self.core.modules.items()}
         before = {key: set(each.core.ledger.unreported) for key, each in self.books.items()}
         commands: list[Command] = list(asked(*about))
         for key, books in self.books.items():

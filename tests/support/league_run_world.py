@@ -143,7 +143,7 @@ class Changing(World):
                 self.made(command_id, update)
 
     def made(self, command_id: int, update: training_pb2.Update) -> None:
-        module = self.parts.core.module[update.module_id]
+        module = self.parts.core.modules[update.module_id]
         done = training_pb2.UpdateDone(module_id=update.module_id, update_id=update.update_id)
         done.version.generation = update.generation
         done.version.update = module.weights_version.update + 1
@@ -174,7 +174,7 @@ class Changing(World):
             self.answered.add(command_id)
             if command_id == states[0][0]:
                 before_the_last()
-            module = self.parts.core.module[asked.module_id]
+            module = self.parts.core.modules[asked.module_id]
             version = module.weights_version.message()
             header = training_pb2.StateHeader(
                 module_id=asked.module_id, version=version, extra="{}"

@@ -51,7 +51,7 @@ class World(WorkersWorld):
         super().__init__(directory, only_local=True, local=local, **{**learners, **keys})
         local._directory.remove()
         self.supervisor.started.clear()
-        if len(self.parts.core.module) == 1 and self.core.members:
+        if len(self.parts.core.modules) == 1 and self.core.members:
             self.meet(*self.learners)
 
     def scale(self, learners: int = 0, env_runners: int = 0) -> Future[tuple[int, int]]:

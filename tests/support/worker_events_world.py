@@ -134,7 +134,7 @@ class WorkersWorld:
         upkeep = Upkeep(self.parts, cast(Any, file), [], lambda: None)
         nothing = cast(Any, None)  # nobody watches
         self._loop = Loop(self.parts, self.worker_events, Mailbox(), upkeep, nothing)
-        self.core = next(iter(self.parts.core.module.values()))
+        self.core = next(iter(self.parts.core.modules.values()))
         self.runner = self.join("envrunner")
         self.get_ready(self.runner)
         self.learners = [self.join("learner", n) for n in range(config.driver.learners)]
@@ -191,7 +191,7 @@ class WorkersWorld:
         (setup,) = self.asked(worker, training_pb2.Setup)
         shape = {"rows": ROWS, "steps": STEPS}
         ready = ready_message(
-            *(module_ids or self.parts.core.module),
+            *(module_ids or self.parts.core.modules),
             observation_space=SPACE,
             action_space=SPACE,
             **shape,

@@ -234,14 +234,14 @@ class World:
             check_specs=True,
         )
         self.learner = self._new_learner(seed=1)
-        states = self.learner.example_states()
+        states = {DEFAULT_MODULE: self.learner.example_states()}
         self._arrived: list[HeldBatch] = []
         self.store = BatchStore({DEFAULT_MODULE: stored}, self._arrived.append, states=states)
         self._learned: Any = None
         self.publish()
 
     def publish(self) -> None:
-        self.policy.load(self.learner.get_weights()[DEFAULT_MODULE])
+        self.policy.load(self.learner.get_weights())
 
     def sampled(self, batch_id: int) -> HeldBatch:
         """A fragment, as the learner has it behind the network."""
@@ -272,7 +272,7 @@ class World:
         for batch_id in range(updates):
             self.publish()
             batch = self.sampled(batch_id).modules[DEFAULT_MODULE]
-            metrics = fetch_metrics(self.learner.update_from_episodes([batch]))[DEFAULT_MODULE]
+            metrics = fetch_metrics(self.learner.update_from_episodes([batch]))
             assert all(np.isfinite(value) for value in metrics.values()), metrics
             assert metrics["skipped"] == 0
             assert metrics["grad_norm"] > 0

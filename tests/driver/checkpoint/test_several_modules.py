@@ -80,7 +80,7 @@ class World:
             self.writer.take(module_id, chunk, last, *books)
 
     def trains(self, module_id: str, steps: int) -> None:
-        ledger = self.core.module[module_id].ledger
+        ledger = self.core.modules[module_id].ledger
         ledger.sampled += steps
         ledger.trained += steps
 
@@ -150,7 +150,7 @@ def test_every_module_is_restored_at_its_own_version_with_its_own_books(world: W
     saved = _saved(world)
     core = core_of(CONFIG, saved)
     for module_id, version, trained in (("red", (2, 30), 100), ("blue", (3, 40), 7)):
-        module = core.module[module_id]
+        module = core.modules[module_id]
         assert module.weights_version == Version(*version)
         assert module.ledger.trained == trained
     assert core.updates == 70
@@ -295,7 +295,7 @@ def test_in_synchronous_mode_every_module_begins_anew_behind_a_checkpoint(world:
     checkpointing, commands = _checkpointing(world)
     for learner, module_id in (("learner-0", "red"), ("learner-1", "blue")):
         _joins(world, learner, module_id)
-    modules = world.core.module.values()
+    modules = world.core.modules.values()
     for update in (1, 2):
         for module in modules:
             module.weights_version = Version(1, update)

@@ -108,7 +108,7 @@ def test_the_books_are_those_of_the_moment_when_the_first_chunk_came(world: Worl
     first, *others = _chunks(size=200)
     world.take([first], whole=False)
     world.metrics.episodes_ended([2.0, 3.0], [20, 30])
-    ledger = world.core.module["default"].ledger
+    ledger = world.core.modules["default"].ledger
     ledger.dropped["shutdown"] += 5
     ledger.sampled += 5
     world.take(others)

@@ -265,7 +265,7 @@ def _end(world: World) -> None:
     assert world.core.idle
     world.check()
     for learner in world.learners.values():
-        held = {i for key in learner.versions for i in world.core.module[key].ledger.held}
+        held = {i for key in learner.versions for i in world.core.modules[key].ledger.held}
         assert learner.batches.keys() <= held, "kept for nothing"
     assert world.core.book(Finish()) == []
     for books in world.books.values():

@@ -58,7 +58,7 @@ def join(core: DriverCore, index: int = 0, blue: int = 50, red: int = 50) -> lis
 
 def finish(core: DriverCore, update: IssueUpdate, number: int) -> list[Command]:
     (share,) = update.shares
-    updating = core.module[update.module_id].ledger.updating
+    updating = core.modules[update.module_id].ledger.updating
     used = tuple(UsedBatch(i, updating[i].steps, 0) for i in share.batch_ids)
     version = Version(update.generation, number)
     finished = UpdateFinished(
@@ -99,8 +99,8 @@ def test_a_runner_that_leaves_in_the_middle_of_a_round_loses_what_it_has_not_rep
     blue, red = join(core)
     step(core, receipt(blue, 30))
     step(core, RunnerLeft("envrunner-0", "R", "killed"))
-    assert core.module["blue"].ledger.lost_unreported == 0
-    assert core.module["red"].ledger.lost_unreported == 50
+    assert core.modules["blue"].ledger.lost_unreported == 0
+    assert core.modules["red"].ledger.lost_unreported == 50
     step(core, receipt(red, 50))
     assert core.counters().sampled == 30
     core.counters().check()
@@ -121,7 +121,7 @@ def test_a_module_that_is_not_waited_for_is_left_out_while_it_has_no_room() -> N
     commands = [each for request in requests for each in step(core, receipt(request, 50))]
     red = next(each for each in only(IssueUpdate, commands) if each.module_id == "red")
     finish(core, red, number=1)
-    assert core.module["red"].ledger.trained == 50
+    assert core.modules["red"].ledger.trained == 50
     # There is room again.
     blue = next(each for each in only(IssueUpdate, commands) if each.module_id == "blue")
     again = only(Request, finish(core, blue, number=1))
@@ -138,7 +138,7 @@ def test_only_a_module_that_is_not_waited_for_never_holds_up_others() -> None:
                 made += 1
                 commands += finish(core, update, made)
         requests = only(Request, commands)
-    assert core.module["red"].ledger.in_flight <= 150, "two updates, and what waits for a third"
+    assert core.modules["red"].ledger.in_flight <= 150, "two updates, and what waits for a third"
 
 
 def test_a_module_whose_learners_are_all_gone_is_left_out_until_they_are_back() -> None:

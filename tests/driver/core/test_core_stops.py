@@ -133,17 +133,17 @@ class Lossy:
         for update in only(IssueUpdate, updates):
             first = not core.has_updated and core.updates_in_flight == 1
             assert under_way < self.stop_steps or first, "an update in vain"
-            held = core.module[update.module_id].ledger.updating
+            held = core.modules[update.module_id].ledger.updating
             under_way += sum(held[i].steps for _, ids in update.shares for i in ids)
         self.pending += [*updates, *core.top_up()]
 
     def _updating(self) -> int:
-        ledgers = [module.ledger for module in self.core.module.values()]
+        ledgers = [module.ledger for module in self.core.modules.values()]
         return sum(batch.steps for each in ledgers for batch in each.updating.values())
 
     def _make(self, update: IssueUpdate) -> None:
         self.made += 1
-        steps = self.core.module[update.module_id].ledger.updating
+        steps = self.core.modules[update.module_id].ledger.updating
         version = Version(update.generation, self.made)
         for learner, ids in update.shares:
             used = tuple(UsedBatch(i, steps[i].steps, 0, self._lost()) for i in ids)

@@ -55,9 +55,9 @@ def test_a_batch_counts_for_its_module_alone_and_in_the_sum() -> None:
     assert only(IssueUpdate, step(core, receipt(blue))) == []
     (update,) = only(IssueUpdate, step(core, receipt(other_blue)))
     assert (update.module_id, update.generation) == ("blue", 2)
-    assert core.module["blue"].ledger.sampled == core.counters().sampled == 100
-    assert core.module["red"].ledger.sampled == 0
-    assert (core.updates_in_flight, core.idle, core.module["red"].idle) == (1, False, True)
+    assert core.modules["blue"].ledger.sampled == core.counters().sampled == 100
+    assert core.modules["red"].ledger.sampled == 0
+    assert (core.updates_in_flight, core.idle, core.modules["red"].idle) == (1, False, True)
 
 
 def test_a_runner_that_leaves_is_gone_for_every_module() -> None:
@@ -65,20 +65,20 @@ def test_a_runner_that_leaves_is_gone_for_every_module() -> None:
     join(core)
     step(core, RunnerLeft("envrunner-0", "R", "killed"))
     assert core.num_runners == 0
-    assert [each.ledger.lost_unreported for each in core.module.values()] == [100, 100]
+    assert [each.ledger.lost_unreported for each in core.modules.values()] == [100, 100]
     assert core.counters().lost_unreported == 200
 
 
 def test_what_a_process_that_trains_two_modules_held_is_lost_to_both() -> None:
     core = make()
-    for module_id in core.module:
+    for module_id in core.modules:
         step(core, LearnerJoined("learner-both", "M", module_id))
     assert core.members == ("learner-blue", "learner-both", "learner-red")
     for request in join(core):
         step(core, receipt(request))
     step(core, LearnerLeft("learner-both", "M", "killed"))
     assert core.members == ("learner-blue", "learner-red")
-    assert all(each.ledger.dropped["learner_lost"] for each in core.module.values())
+    assert all(each.ledger.dropped["learner_lost"] for each in core.modules.values())
 
 
 def test_a_module_that_the_run_does_not_have_is_refused_and_nothing_is_booked() -> None:

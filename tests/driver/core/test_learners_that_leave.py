@@ -118,7 +118,7 @@ def test_who_waits_to_join_does_so_no_more_when_it_is_to_leave() -> None:
     told = step(core, LearnerJoined("learner-3", "L"))
     assert only(FormGroup, told) == [], "nobody who leaves joins"
     assert core.members == ("learner-0", "learner-1")
-    assert not core.module["default"].admissible
+    assert not core.modules["default"].admissible
 
 
 def test_a_learner_that_dies_before_it_could_leave_loses_what_it_holds() -> None:

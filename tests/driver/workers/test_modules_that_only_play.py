@@ -45,7 +45,7 @@ def world(tmp_path: Path) -> WorkersWorld:
 
 
 def test_an_envrunner_gets_the_weights_before_its_setup(world: WorkersWorld) -> None:
-    assert list(world.parts.core.module) == ["main"]
+    assert list(world.parts.core.modules) == ["main"]
     weights = FrozenWeights()
     for _, part in world.asked(world.runner, training_pb2.Restore):
         weights.take(part)

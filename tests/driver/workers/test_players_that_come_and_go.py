@@ -40,7 +40,7 @@ def test_a_player_plays_once_it_has_a_learner_and_every_envrunner_has_it(world: 
     world.play()
     world.train()
     assert {each.module_id for _, each in world.requests()} == {"main-0", "new"}
-    counters = world.parts.core.module["new"].ledger.counters()
+    counters = world.parts.core.modules["new"].ledger.counters()
     assert counters.trained == 0 < world.parts.core.trained
     assert world.parts.registry.spaces["new"] == world.parts.registry.spaces["main-0"]
 
@@ -130,10 +130,10 @@ def test_players_that_come_and_go_in_a_cycle_leave_nothing_but_their_books(
             world.play()
             world.train()
         trained = world.parts.core.trained
-        assert world.parts.core.module[player].ledger.trained
+        assert world.parts.core.modules[player].ledger.trained
         updates = world.parts.core.updates
         world.want(RetirePlayer(player))
-        assert player in world.parts.core.module, "requests are under way"
+        assert player in world.parts.core.modules, "requests are under way"
         for _ in range(4):
             world.play()
             world.train()
@@ -144,9 +144,9 @@ def test_players_that_come_and_go_in_a_cycle_leave_nothing_but_their_books(
         late.arrivals.add(batch_id=1, live_steps=1)
         world.report(world.learner, late)
     parts = world.parts
-    for table in (parts.core.module, parts.learners, parts.connectors, parts.registry.trained):
+    for table in (parts.core.modules, parts.learners, parts.connectors, parts.registry.trained):
         assert list(table) == ["main-0"]
-    assert parts.core.trained >= trained > parts.core.module["main-0"].ledger.trained
+    assert parts.core.trained >= trained > parts.core.modules["main-0"].ledger.trained
     parts.core.counters().check()
     assert not world.why_dismissed(world.learner)
     saved = world.checkpoint()
@@ -181,7 +181,7 @@ def test_a_run_that_goes_on_has_the_players_that_were_added(
     for _ in range(4):
         world.play()
         world.train()
-    before = world.parts.core.module["new"].ledger.trained
+    before = world.parts.core.modules["new"].ledger.trained
     together = world.parts.core.trained
     assert before > 0
     world.want(RetirePlayer("gone"))
@@ -191,8 +191,8 @@ def test_a_run_that_goes_on_has_the_players_that_were_added(
 
     again = resumed(tmp_path / "again", saved)
     core = again.parts.core
-    assert set(core.module) == {"main-0", "new"}
-    assert core.module["new"].ledger.trained == before
+    assert set(core.modules) == {"main-0", "new"}
+    assert core.modules["new"].ledger.trained == before
     assert core.trained == together, "what the other one did is counted"
     assert core.weights_version >= saved.version
     core.counters().check()
@@ -223,12 +223,12 @@ def test_what_a_player_did_that_leaves_during_a_checkpoint_is_counted_once(
     assert saved.module_ids == ("main-0", "gone")
     assert together <= saved.counters["trained"] <= world.parts.core.trained
     again = resumed(tmp_path / "again", saved)
-    assert list(again.parts.core.module) == ["main-0"]
+    assert list(again.parts.core.modules) == ["main-0"]
     assert again.parts.core.trained == saved.counters["trained"]
     assert again.parts.core.weights_version >= saved.version
     again.parts.core.counters().check()
     world.turn()
-    assert list(world.parts.core.module) == ["main-0"]
+    assert list(world.parts.core.modules) == ["main-0"]
 
 
 def test_a_player_is_not_forgotten_before_its_last_receipt_is_here(world: Changing) -> None:
@@ -243,10 +243,10 @@ def test_a_player_is_not_forgotten_before_its_last_receipt_is_here(world: Changi
         came.arrivals.add(batch_id=request.batch_id, live_steps=20)
         world.report(world.learner, came)
     world.train()
-    assert not world.parts.core.module["new"].ledger.requested, "its learner was faster"
-    assert "new" in world.parts.core.module
+    assert not world.parts.core.modules["new"].ledger.requested, "its learner was faster"
+    assert "new" in world.parts.core.modules
     world.play()
-    assert "new" not in world.parts.core.module
+    assert "new" not in world.parts.core.modules
     assert not world.why_dismissed(world.runner)
 
 
@@ -280,7 +280,7 @@ def test_a_player_whose_source_left_before_it_had_a_learner_begins_again_with_it
     assert saved.module_ids == ("main-0", "old"), "the heir has had no learner yet"
 
     again = resumed(tmp_path / "again", saved)
-    assert set(again.parts.core.module) == {"main-0", "heir"}
+    assert set(again.parts.core.modules) == {"main-0", "heir"}
     beginning = again.parts.learners["heir"].beginning
     assert beginning is not None
     assert beginning.text == "the weights of old"
@@ -291,7 +291,7 @@ def test_a_player_whose_source_left_before_it_had_a_learner_begins_again_with_it
         world.play()
         world.train()
     assert world.checkpoint().module_ids == ("main-0", "heir"), "nobody needs the other one now"
-    assert "old" not in world.parts.core.module
+    assert "old" not in world.parts.core.modules
 
 
 def test_a_player_whose_source_is_lost_is_told_to_begin_with_new_weights(

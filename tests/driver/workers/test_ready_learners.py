@@ -46,6 +46,6 @@ def test_a_learner_that_gets_ready_before_its_group_has_formed_has_lost_nothing(
             self.reply(worker, command_id, ready)
 
     world = Resumed(tmp_path, resume=saved, num_learners=2, devices="cpu")
-    assert world.parts.core.module["default"].weights_version.update == 7
+    assert world.parts.core.modules["default"].weights_version.update == 7
     assert world.core.members == ("learner-0", "learner-1")
     assert not [text for text in world.told.messages if "lost" in text]

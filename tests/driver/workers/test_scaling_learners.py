@@ -189,7 +189,7 @@ def test_modules_stay_where_they_are_and_each_keeps_a_learner(make: Make) -> Non
     world = make(**BOTH, num_learners=4)
     assert "nobody would train module 'red'" in world.refusal(learners=1)
     assert world.scale(learners=2).result() == (0, 4)
-    members = {key: module.members for key, module in world.parts.core.module.items()}
+    members = {key: module.members for key, module in world.parts.core.modules.items()}
     for learner in world.learners[2:]:
         assert learner.worker_id in {*members["blue"], *members["red"]}
     assert set(world.supervisor.let_go_within) == {"learner-2", "learner-3"}

@@ -109,7 +109,7 @@ def test_processes_that_are_enough_host_a_module_each(tmp_path: Path) -> None:
         for learner in world.learners
     ]
     assert hosted == [["blue"], ["red"], ["blue"]]
-    settings = {key: each.settings for key, each in world.parts.core.module.items()}
+    settings = {key: each.settings for key, each in world.parts.core.modules.items()}
     assert (settings["blue"].num_learners, settings["red"].num_learners) == (2, 1)
 
 
@@ -217,7 +217,7 @@ def test_a_module_that_has_lost_its_learner_holds_up_no_other(tmp_path: Path) ->
     assert (newest.module_id, newest.round) == ("blue", 0)
     for number in (1, 2):
         finish(world, 0, number)
-    assert world.parts.core.module["blue"].weights_version.update == 2
+    assert world.parts.core.modules["blue"].weights_version.update == 2
     # It is back: rounds are of both again.
     world.get_ready(world.join("learner", 1))
     before = len(all_requests(world))
