@@ -118,7 +118,7 @@ def test_a_replay_that_gets_no_rows_is_a_warning_with_its_module() -> None:
         ),
         (
             "Many",
-            "its core has the parameters of 'default[0]' and 'default[1]', and a run acts with",
+            "its core is a Population, of which a run cannot act with one member",
         ),
     ],
 )

@@ -129,8 +129,8 @@ def test_until_learning_begins_actions_are_uniform_in_every_environment(ladder: 
     stage = stage_of(config, 1, steps, Reaching)
     space, acts = Reaching.observation_space, Reaching.action_space
     make = partial(DeterministicActorCritic, space, acts, {"hidden_sizes": [8]})
-    core = Td3({"default": make}, Td3Config())
-    stage.load("default", tree_map(Tensor.numpy, core.get_params(core.init(0))["default"]))
+    core = Td3(make, Td3Config())
+    stage.load("default", tree_map(Tensor.numpy, core.get_params(core.init(0))))
     batch = stage.play({"default"}, {"default": Version(0, 0)}).modules["default"].batch
     np.testing.assert_allclose(batch.action_logp, -2 * np.log(4), rtol=1e-6)
     for row in range(ENVIRONMENTS):

@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 PACKAGE = str(Path(juggler.__file__).parent)
 
 
-def test_eight_calls_lead_from_the_command_for_an_update_to_a_loss(
+def test_nine_calls_lead_from_the_command_for_an_update_to_a_loss(
     tmp_path: Path, make_batch: Callable[..., EpisodeBatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
@@ -41,5 +41,5 @@ def test_eight_calls_lead_from_the_command_for_an_update_to_a_loss(
     finally:
         world.close()
     listed = re.findall(r"^\| \d \| `\w+\.(\w+)`", PAGE.read_text(), re.MULTILINE)
-    assert len(listed) == 8
+    assert len(listed) == 9
     assert [*calls[calls.index("_update") :], "loss"] == listed

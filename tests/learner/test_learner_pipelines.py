@@ -144,7 +144,7 @@ def test_a_checkpoint_with_another_pipeline_is_refused_and_changes_nothing(
     plain, normalizing = make_learner(), make_learner(learner=["normalize_rewards"])
     before = normalizing.state
     with pytest.raises(
-        StateMismatch, match="'learner_pipelines/normalize_rewards' is the checkpoint"
+        StateMismatch, match="'learner_pipelines/normalize_rewards' is in the checkpoint"
     ):
         plain.restore(*normalizing.save())
     with pytest.raises(StateMismatch, match="'learner_pipelines/normalize_rewards' is here"):

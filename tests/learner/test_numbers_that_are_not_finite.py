@@ -49,9 +49,9 @@ def test_a_number_that_is_not_finite_is_named_before_a_replay_keeps_it(
 ) -> None:
     learner = dqn()
     bad = with_one(make_batch(3, 6, ends=0.0), column, at, value)
-    with pytest.raises(ValueError, match=f"^default: {column} in {where} are {value}: only finite"):
+    with pytest.raises(ValueError, match=f"^{column} in {where} are {value}: only finite"):
         learner.update_from_batch(columns_of(bad))
-    with pytest.raises(ValueError, match=f"^default: {column} in row . of batch 1 at step"):
+    with pytest.raises(ValueError, match=f"^{column} in row . of batch 1 at step"):
         learner.update_from_episodes([make_batch(3, 6), bad])
     with pytest.raises(ValueError, match="only finite numbers"):
         learner.update_from_episodes([bad], async_update=True).result(60)

@@ -118,7 +118,6 @@ class Watched:
     [
         *((name, {}) for name in ALGORITHMS if not needs_memory(name)),
         ("sac", {"temperature": 0.2}),
-        ("modules that share an encoder", {}),
     ],
 )
 def test_losses_and_optimizer_steps_can_be_captured(

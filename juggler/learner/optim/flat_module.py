@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from juggler.learner.optim.optimizers import Moments
 from juggler.runtime.modules.acting import acting_names
 from juggler.runtime.modules.rl_module import Batch, RLModule
 from juggler.runtime.wire.structures import tree_map
 
 #: Makes a module with newly drawn parameters.
 MakeModule = Callable[[], RLModule]
+#: An optimizer's state for one parameter vector: vectors of the same length, and 0-d counters.
+Moments = dict[str, Tensor]
 
 
 class TrainState(TypedDict):

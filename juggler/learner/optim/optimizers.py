@@ -12,19 +12,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from juggler.learner.optim.config import OptimizerConfig, OptimizerSpec
+from juggler.learner.optim.flat_module import FlatModule, Moments
 from juggler.runtime.nearest import all_of
-
-if TYPE_CHECKING:
-    from juggler.learner.optim.flat_module import FlatModule
-
-#: An optimizer's state for one parameter vector: vectors of the same length, and 0-d counters.
-Moments = dict[str, Tensor]
 
 
 class Step(NamedTuple):

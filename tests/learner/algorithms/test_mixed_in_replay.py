@@ -41,9 +41,7 @@ class Noting(Impala):
     def step(
         self, state: TrainState, sample: Columns, seam: Seam = ALONE
     ) -> StepOutput[TrainState]:
-        before = {
-            key: {**own, "parameters": own["parameters"].clone()} for key, own in state.items()
-        }
+        before = {**state, "parameters": state["parameters"].clone()}
         self.noted = [*getattr(self, "noted", []), (before, sample)]
         return super().step(state, sample, seam)
 

@@ -95,9 +95,3 @@ def test_modules_may_differ_in_it() -> None:
     )
     assert config.of("one").learner.intrinsic["coefficient"] == 2.0
     assert config.of("two").learner.intrinsic == {}
-
-
-def test_a_module_cannot_have_the_name_of_what_is_kept_beside_it_in_checkpoints() -> None:
-    inner = Dqn({"rnd": partial(QNetwork, VECTOR, TWO, {})}, DqnConfig(n_step=1))
-    with pytest.raises(ValueError, match="module 'rnd': checkpoints use this name for what Rnd k"):
-        Rnd(inner)

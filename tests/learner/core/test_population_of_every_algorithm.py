@@ -21,7 +21,6 @@ from support.populations import (
 from torch import Tensor, nn
 
 from juggler.learner.algorithms.registry import ALGORITHMS
-from juggler.learner.core.gradient_core import MakeModule
 from juggler.learner.core.population import Population
 from juggler.learner.data.collate import collate
 from juggler.runtime.modules.building import build_module
@@ -165,13 +164,10 @@ def test_a_module_that_cannot_be_mapped_is_named() -> None:
             self.seen += 1
             return x if self.seen.item() else -x
 
-    def make(layer: nn.Module) -> MakeModule:
-        return {"plain": Small, "odd": partial(Small, layer)}
-
-    with pytest.raises(ValueError, match=r"'odd' \(Small\) cannot .*buffers are \['body.1.seen'\]"):
-        Population(make_core(make(Counting())), size=2)
-    with pytest.raises(ValueError, match=r"module 'odd' \(Small\) cannot .* random"):
-        Population(make_core(make(nn.Dropout())), size=2)
+    with pytest.raises(ValueError, match=r"Small.* cannot .*buffers are \['body.1.seen'\]"):
+        Population(make_core(partial(Small, Counting())), size=2)
+    with pytest.raises(ValueError, match=r"Small.* cannot .* random"):
+        Population(make_core(partial(Small, nn.Dropout())), size=2)
     recurrent = partial(build_module, None, VECTOR, TWO, {"recurrent": "lstm"})
     with pytest.raises(ValueError, match=r"'memory' \(ActorCritic\) has a state"):
         Population(make_core({"plain": Small, "memory": recurrent}), size=2)
