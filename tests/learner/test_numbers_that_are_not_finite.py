@@ -67,7 +67,7 @@ def test_a_hook_that_mends_episodes_comes_before_anybody_looks_at_them(
 ) -> None:
     class Mends(Learner):
         def preprocess_episodes(self, episodes: Episodes) -> Episodes:
-            return {key: [_mended(each) for each in own] for key, own in episodes.items()}
+            return [_mended(each) for each in episodes]
 
     bad = with_one(make_batch(3, 6, ends=0.0), "rewards", (1, 2), np.nan)
     one = Mends(build_learner({"algorithm": "impala"}, None, VECTOR, TWO, {}).core)

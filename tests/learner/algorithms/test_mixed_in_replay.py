@@ -117,7 +117,7 @@ def test_old_rows_are_learned_from_by_v_trace_under_the_newest_policy(
         for name, _ in module.named_parameters()
     }
     grads, _ = core.grads(state, columns)
-    for name, gradient in core.groups.named(grads).items():
+    for name, gradient in core.flat.named(grads).items():
         np.testing.assert_allclose(gradient, expected[name], rtol=1e-3, atol=1e-5)
 
 
