@@ -49,10 +49,12 @@ def test_a_missing_extra_is_told_before_anything_starts(
 
 @pytest.mark.usefixtures("local_workers")
 def test_an_extra_that_is_not_installed_is_named(
-    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # In the way of the package, if that is here.
-    Path("mujoco.py").write_text("raise ModuleNotFoundError('no mujoco', name='mujoco')\n")
+    # Other tests of this process may have imported the package already.
+    for name in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "mujoco", None)
     assert status_of("train", "hopper") == 2
     said = "".join(capsys.readouterr())
     assert not (in_a_directory / "runs").exists()
