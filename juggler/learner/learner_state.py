@@ -162,7 +162,7 @@ def _of_module(tree: Any) -> Any:
 
     Earlier versions kept what cores around the algorithm's know beside the module's own branch.
     """
-    if not isinstance(tree, Mapping) or DEFAULT_MODULE not in tree:
+    if not isinstance(tree, Mapping) or not isinstance(tree.get(DEFAULT_MODULE), Mapping):
         return tree  # such as the state of a user's own core
     others = {key: each for key, each in tree.items() if key != DEFAULT_MODULE}
     if not others:

@@ -37,6 +37,8 @@ class _Member:
     def take(self, source: _Member) -> None:
         """Take over what this module shares with another one: parameters, buffers, and the
         optimizer's moments of them."""
+        source.learner.wait()
+        self.learner.wait()
         own, theirs, flat = self.state, source.state, self.core.flat
         names = self.links[source.module_id]
 

@@ -322,7 +322,8 @@ class GradientCore(LearnerCore[TrainState], ABC):
         count, epochs = minibatches or count, epochs or passes
         parts = micro_batches(sample, count)
         # Every learner makes the same number of steps, even if its sample has fewer rows.
-        silent = {**sample, c.LIVE: torch.zeros_like(sample[c.LIVE])}
+        counted = [name for name in (c.LIVE, NEW_STEPS) if name in parts[0]]
+        silent = {**parts[0], **{name: torch.zeros_like(parts[0][name]) for name in counted}}
         before, each = state["steps"], []
         state = copied(state)  # if the seam fails midway, the old one stays as it was
         for _ in range(epochs):

@@ -28,6 +28,7 @@ from juggler.learner.core.learner_core import (
 from juggler.learner.core.state import StateMismatch, arrays_like, tensors_like
 from juggler.learner.core.varying_columns import padded_truncations, without_segments
 from juggler.learner.data.sources import CircularBuffer, DataSource, Queue
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.nearest import nearest
@@ -182,8 +183,13 @@ class Population(LearnerCore[PopulationState]):
         if not isinstance(members, Mapping) or members.keys() != {*map(str, range(self.size))}:
             there = len(members) if isinstance(members, Mapping) else "no"
             raise StateMismatch(f"the checkpoint has {there} members; here there are {self.size}")
+        # Earlier versions kept each member's state by the id of its module.
+        own = {
+            key: each.get(DEFAULT_MODULE, each) if isinstance(each, Mapping) else each
+            for key, each in members.items()
+        }
         restored = [
-            self._core.state_from_tree(members[str(index)], self.member(like, index))
+            self._core.state_from_tree(own[str(index)], self.member(like, index))
             for index in range(self.size)
         ]
         # A file of arrays does not keep branches that are empty.

@@ -60,7 +60,8 @@ class Acted(NamedTuple):
     """One step of B rows.
 
     Attributes:
-        sent: actions for environments, as Gymnasium has them, in memory of their own.
+        sent: actions for environments, as Gymnasium has them, in memory of their own; those given,
+            as they are.
         chosen: the module's actions [B, ...], which batches hold.
         inputs: inputs of their distribution [B, D]; None: the module returns none.
     """
@@ -172,6 +173,8 @@ class Contexts:
             context, begin = self.memory.get(key, places), first.nonzero()[0]
             if not len(begin):
                 return context
+            if places is None:
+                context = tree_map(_own, context)  # batches may hold the one from before
             put(context, begin, connector.initial(take(observations, begin)))
         self.memory.set(key, places, context)
         return context
@@ -278,7 +281,9 @@ class Actor:
     def with_memory(self, trees: Mapping[str, Any]) -> Actor:
         """Return the same actor with a memory of its own."""
         other = copy(self)
-        other.memory = Memory(trees)
+        # A module may write into the states that it gets, and these are the caller's.
+        own = {STATE: tree_map(_own, trees[STATE])} if STATE in trees else {}
+        other.memory = Memory({**trees, **own})
         other._contexts = Contexts(self._contexts.connectors, other.memory)
         return other
 
@@ -379,7 +384,8 @@ class Actor:
             self.memory.set(CHOSEN, places, chosen)
         if places is not None and inputs is not None:
             inputs = np.array(inputs, np.float32)
-        return Acted(self.for_environments(chosen), chosen, inputs)
+        sent = self.for_environments(chosen) if given is None else given
+        return Acted(sent, chosen, inputs)
 
     def _begun(
         self, acting: ActingModule, observations: Any, places: Places | None, first: Any

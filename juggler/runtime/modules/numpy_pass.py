@@ -328,7 +328,7 @@ def numpy_pass(
     changed = any(
         getattr(kind, n) is not getattr(RLModule, n) for n in (f"forward_{use}", "_guarded")
     )
-    if changed or method not in _PASSES:
+    if changed or method not in _PASSES or _overrides(kind, method):
         raise NotKnown(kind.__name__)
     inner = _PASSES[method](module, distribution, live)
     if not module._masked:
@@ -339,6 +339,14 @@ def numpy_pass(
         return distribution.mask(inputs, observations[ACTION_MASK]), states
 
     return masked
+
+
+def _overrides(kind: type[RLModule], method: Any) -> bool:
+    """Whether a subclass changes another pass, which the shipped one may call."""
+    above = next(each for each in kind.__mro__ if method in vars(each).values())
+    below = kind.__mro__[: kind.__mro__.index(above)]
+    passes = {"_forward", "_forward_exploration", "_forward_inference"}
+    return any(passes & {*vars(each)} for each in below)
 
 
 def _remembered(module: Any, live: LiveWeights) -> NumpyPass:

@@ -244,14 +244,6 @@ class _Targets(NamedTuple):
     live: Tensor  # [N, T] bool: the steps to learn from, without those of a burn-in
 
 
-def _nothing_more(moments: dict[str, Tensor], seam: Seam) -> dict[str, Tensor]:
-    """Moments with what the other learners of a group have seen."""
-    none = moments["mean"].unsqueeze(0)  # [1, ...]
-    return with_live(
-        moments, none, torch.zeros_like(none.flatten()[:1], dtype=torch.bool), seam.sums
-    )
-
-
 class Networks(nn.Module):
     """The constant network, the predictor, and a value function of intrinsic rewards."""
 
