@@ -4,8 +4,8 @@
 
     def test_my_core_conforms():
         make_module = partial(MyModule, observation_space, action_space, {})
-        make_core = lambda: MyCore({"default": make_module}, MyConfig())
-        check_core(make_core, {"default": sample_for(make_module())})
+        make_core = lambda: MyCore(make_module, MyConfig())
+        check_core(make_core, sample_for(make_module()))
 
 A check raises an AssertionError that names the rule that is broken, and says where.
 """

@@ -122,7 +122,7 @@ class Numbered(gymnasium.Env):
 
 class LoggedDqn(Dqn):
     def step(self, state, sample, *seam):
-        drawn = sample["default"]["observations"].flatten(0, 1).int().tolist()
+        drawn = sample["observations"].flatten(0, 1).int().tolist()
         with Path(__file__).with_name(f"drawn-{os.getpid()}").open("a") as file:
             file.writelines(f"{step}\\n" for step in drawn)
         return super().step(state, sample, *seam)
