@@ -49,7 +49,8 @@ class ImpalaOnTable(ImpalaAlgorithm):
 """
 
 
-@pytest.mark.usefixtures("local_workers")
+@pytest.mark.slow  # in threads, workers would share the generator that draws first weights
+@pytest.mark.usefixtures("one_forkserver")
 def test_impala_on_a_table_equals_impala_on_its_queue_bit_for_bit(in_a_directory: Path) -> None:
     Path("on_table.py").write_text(ON_TABLE)
     Path("run.toml").write_text(SETTINGS)

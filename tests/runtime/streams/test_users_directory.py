@@ -11,11 +11,14 @@ import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from support.learner_end import PATIENCE
+from support.supervised import eventually
 from support.weights_readers import names_of
 
 from juggler.driver.workers.local_workers import LocalWorkers
@@ -53,6 +56,13 @@ def _leave_a_relays_socket(secret: str) -> None:
     os.kill(child, signal.SIGKILL)
     process.wait(PATIENCE)
     process.stdout.close()
+    eventually(lambda: not _holds_files(child))
+
+
+def _holds_files(pid: int) -> bool:
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _relay(meeting: Meeting) -> WeightsRelay:
